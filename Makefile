@@ -1,0 +1,42 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup demo test test-conformance lint format bench clean
+
+setup: $(VENV)/.dev
+
+# Stamps: done once, and again when the project file or the pins change.
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(INSTALL) -e '.[dev,export]'
+	touch $@
+
+demo: setup
+	$(BIN)/toolkit demo
+
+test: setup
+	$(BIN)/python -m pytest -q -n 2 -m 'not conformance'
+
+test-conformance: setup
+	$(BIN)/python -m pytest -q -n 2 -m conformance
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright -p pyproject.toml
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

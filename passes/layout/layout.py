@@ -1,0 +1,79 @@
+"""The pass `layout`."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from onnx import NodeProto
+
+from passes import views
+from passes.layout.region import Region, inverse_of, is_identity
+from passes.operands import permutation, reshape, reshape_target
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.model import Model
+from toolkit.pattern import op, var
+from toolkit.rules import apply_rules, rewrite
+from toolkit.tolerance import FLOAT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
+
+
+@rewrite(op.Transpose(var("x")), opset=5)
+def transpose_of_ones(g: Graph, x: str, node: NodeProto) -> str | None:
+    """Where only dimensions of size 1 change places, no element moves: a Reshape copies nothing."""
+    shape, perm = g.shape(x), permutation(g, node)
+    if shape is None or perm is None or len(shape) != len(perm):
+        return None
+    moving = [axis for axis in perm if shape[axis] != 1]
+    target = reshape_target(shape, tuple(shape[axis] for axis in perm))
+    if moving != sorted(moving) or target is None:
+        return None
+    return reshape(g, x, target, at=node)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Push Transposes together and cancel them; merge Reshapes."""
+
+    name: ClassVar[str] = "layout"
+    tolerance: ClassVar[Tolerance] = FLOAT  # a sum over permuted axes rounds in another order
+
+    def run(self, model: Model, ctx: Context) -> None:
+        apply_rules(model, views.RULES, ctx)
+        graphs = [graph for graph in model.graphs() if _transposes(graph)]
+        for graph in graphs:
+            push_transposes(graph)
+        if graphs:
+            apply_rules(model, (transpose_of_ones, *views.RULES), ctx)
+
+
+def _transposes(graph: Graph) -> list[NodeProto]:
+    return [node for node in graph.nodes if nd.is_op(node, "Transpose")]
+
+
+def push_transposes(graph: Graph) -> None:
+    """Move groups of operators across Transposes until no move removes one."""
+    pending = deque(_transposes(graph))
+    while pending:
+        node = pending.popleft()
+        if node in graph:
+            pending.extend(_push(graph, node))
+
+
+def _push(graph: Graph, node: NodeProto) -> list[NodeProto]:
+    """Try the operators after a Transpose, then those before it."""
+    perm = permutation(graph, node)
+    if perm is None or is_identity(perm):
+        return []
+    after = Region(graph, perm)
+    if after.grow(graph.users(node.output[0])) and graph.begin("push-transpose", node):
+        return after.move()
+    producer = graph.producer(node.input[0])
+    before = Region(graph, inverse_of(perm))
+    if producer is not None and before.grow([producer]) and graph.begin("pull-transpose", node):
+        return before.move()
+    return []

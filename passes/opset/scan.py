@@ -1,0 +1,57 @@
+"""Scan before opset 9 ran once per element of a batch; now a Scan over the batch does that."""
+
+from __future__ import annotations
+
+from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
+
+from passes.opset.site import CannotLift, Site
+
+
+def scan_without_batch(site: Site) -> None:
+    """Scan-8 (batch first, sequence second) = Scan over the batch of a Scan over the sequence."""
+    lengths, *inputs = site.node.input
+    if lengths:
+        raise CannotLift("its sequences have lengths of their own")
+    graph = site.graph
+    old = graph.snapshot(site.node)
+    count: int = site.attr("num_scan_inputs")
+    states = len(inputs) - count
+    body = graph.subgraphs(site.node)[0]
+    inner_inputs, inner_outputs = body.interface_inputs(), body.interface_outputs()
+
+    element = GraphProto(name=graph.fresh("batch_element"))
+    element.input.extend(_declare(site, v, i < states) for i, v in enumerate(inner_inputs))
+    element.output.extend(_declare(site, v, i < states) for i, v in enumerate(inner_outputs))
+    sequence = element.node.add()
+    sequence.CopyFrom(old)
+    _keep_attributes(sequence, "body", "num_scan_inputs")
+    directions = site.attr("directions")
+    if directions:
+        sequence.attribute.append(helper.make_attribute("scan_input_directions", directions))
+    sequence.name = graph.fresh(old.name or "scan")
+    sequence.input[:] = [v.name for v in element.input]
+    sequence.output[:] = [v.name for v in element.output]
+
+    batch = helper.make_node("Scan", inputs, old.output, old.name)
+    batch.attribute.append(helper.make_attribute("body", element))
+    batch.attribute.append(helper.make_attribute("num_scan_inputs", len(inputs)))
+    graph.set_outputs(site.node, [graph.fresh(name) for name in old.output])
+    graph.insert(batch, at=site.node)
+    graph.remove(site.node)
+
+
+def _declare(site: Site, inner: ValueInfoProto, state: bool) -> ValueInfoProto:
+    """A value of the outer body: a state is as inside, a sequence has one dimension more."""
+    declared = ValueInfoProto(name=site.graph.fresh(inner.name))
+    declared.type.CopyFrom(inner.type if state else _unshaped(inner.type))
+    return declared
+
+
+def _unshaped(type_: TypeProto) -> TypeProto:
+    return helper.make_tensor_type_proto(type_.tensor_type.elem_type, None)
+
+
+def _keep_attributes(node: NodeProto, *names: str) -> None:
+    for index in range(len(node.attribute) - 1, -1, -1):
+        if node.attribute[index].name not in names:
+            del node.attribute[index]

@@ -1,0 +1,58 @@
+"""Every case of ONNX's own suite computes the same in newer opsets.
+
+Cases are written in the opset that last changed their operator: 1 to 26 and later.
+"""
+
+import pytest
+
+from passes.opset import Opset
+from passes.opset.table import NO_KERNEL
+from tests.conformance.suite import agree, cases, feeds, loadable
+from tests.ort import run
+from toolkit.model import Model
+from toolkit.optypes import is_random
+from toolkit.pipeline import Context
+from toolkit.runtime import MAX_OPSET
+
+pytestmark = pytest.mark.conformance
+
+
+@pytest.mark.parametrize("name", sorted(cases()))
+def test_same_outputs_when_lifted(name: str) -> None:
+    case = cases()[name]
+    if any(e.version > MAX_OPSET for e in case.model.opset_import if not e.domain):
+        pytest.skip("newer than anything the runtime loads")
+    model = loadable(case.model)
+    fed = feeds(model, case.inputs)
+    try:
+        reference, rtol, atol = run(model, fed), 1e-6, 1e-6
+    except Exception:
+        # Too old for the runtime, or not for it at all: what ONNX expects has to do.
+        reference, rtol, atol = case.expected, case.rtol, max(case.atol, 1e-6)
+    runs = reference is not case.expected
+    for to in (13, 18, 23, 26):
+        lifted, ctx = Model.from_proto(model), Context()
+        Opset(to=to).run(lifted, ctx)
+        lifted.graph.verify()
+        if not lifted.journal.rewrites:
+            continue
+        kept_back = any("no kernel" in note for note in ctx.notes)
+        assert kept_back or lifted.opsets[""] == to, ctx.notes
+        try:
+            results = run(lifted.inlined_proto(), fed)
+        except Exception:
+            if runs:
+                raise
+            continue
+        if _is_random(model):
+            continue
+        assert agree(results, reference, rtol, atol), f"opset {to}: outputs differ"
+
+
+def _is_random(model) -> bool:
+    return any(is_random(node) for node in model.graph.node)
+
+
+def test_operators_without_kernels_are_in_the_suite() -> None:
+    held_back = {op for ops in NO_KERNEL.values() for op in ops.split()}
+    assert held_back & {n.op_type for case in cases().values() for n in case.model.graph.node}

@@ -1,0 +1,54 @@
+"""`toolkit.load` and `toolkit.optimize`: the same functions that the command line uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from toolkit.choices import Validate
+from toolkit.model import Model, Source
+from toolkit.pipeline import Pass, Pipeline, Progress
+from toolkit.registry import parse_passes
+from toolkit.result import Result
+
+if TYPE_CHECKING:
+    from toolkit.feeds import Sample
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """Load a model without reading its weights into memory."""
+    return Model.load(path)
+
+
+def optimize(
+    source: Source,
+    passes: str | Sequence[Pass | str] = "simplify",
+    target: str = "ort-cpu",
+    validate: Validate = "each",
+    *,
+    samples: Sequence[Sample] = (),
+    seed: int = 0,
+    custom_ops: Sequence[str] = (),
+    progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Run passes over a model and prove the result against the original.
+
+    `passes` is a string as on the command line (`"fold,cleanup"`) or a list of passes, rewrite
+    rules and such strings. `samples` are real inputs to validate with, as dicts of arrays by input
+    name or as .npz files; besides them, inputs are made up inside each input's domain. The source
+    is never modified. Raises `NotProven` when the result differs from the original beyond the
+    tolerance of its passes.
+    """
+    listed = [passes] if isinstance(passes, str) else passes
+    pipeline = Pipeline(
+        [p for item in listed for p in (parse_passes(item) if isinstance(item, str) else [item])],
+        validate=validate,
+        target=target,
+        samples=samples,
+        seed=seed,
+        custom_ops=tuple(custom_ops),
+        progress=progress or (lambda _: None),
+    )
+    model = Model.of(source)
+    return pipeline.run(model.copy() if model is source else model)

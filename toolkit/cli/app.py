@@ -1,0 +1,74 @@
+"""The sub-commands and the options before them.
+
+Command modules import onnx, onnxruntime and the like inside their functions, so that
+`toolkit --help` stays instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from toolkit.cli.arguments import NO_VALUE
+from toolkit.cli.demo import demo
+from toolkit.cli.inspect import inspect
+from toolkit.cli.optimize import optimize
+from toolkit.cli.passes import passes
+from toolkit.cli.verify import verify
+
+
+class _Command(TyperCommand):
+    def get_help_option(self, ctx: Any) -> TyperOption | None:
+        return _without_value(super().get_help_option(ctx))
+
+
+class _Group(TyperGroup):
+    def get_help_option(self, ctx: Any) -> TyperOption | None:
+        return _without_value(super().get_help_option(ctx))
+
+
+def _without_value(option: TyperOption | None) -> TyperOption | None:
+    """The option --help, shown as one that takes no value."""
+    if option is not None:
+        option.metavar = NO_VALUE
+    return option
+
+
+app = typer.Typer(
+    name="toolkit",
+    cls=_Group,
+    help="Smaller, faster ONNX graphs, each pass proven against the original model.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+# In the order of the help.
+for _command in (optimize, inspect, verify, passes, demo):
+    app.command(cls=_Command)(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"toolkit {version('onnx-toolkit-passes')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            metavar=NO_VALUE,
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Takes the options that come before a command; --version is done by its callback."""

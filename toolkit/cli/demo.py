@@ -1,0 +1,93 @@
+"""`toolkit demo`: the main job on a small model of our own, and a planted mistake caught."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit.cli.interrupts import Interrupted
+from toolkit.errors import NotProven
+from toolkit.files import require_writable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from toolkit.model import Model
+
+
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Keep the models here; by default they are thrown away."
+        ),
+    ] = None,
+) -> None:
+    """Optimize a small embedded model and watch a planted mistake being caught."""
+    from toolkit.report.console import console
+
+    screen = console()
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in ("demo.onnx", "demo.opt.onnx"):
+            require_writable(out / name)
+        try:
+            _run(screen, out)
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted(f"some models may be in '{out}'") from interrupt
+        return
+    with tempfile.TemporaryDirectory(prefix="toolkit-demo-") as folder:
+        _run(screen, Path(folder))
+    screen.print("\nThe models are gone again; --out FOLDER keeps them.")
+
+
+def _run(screen: Console, folder: Path) -> None:
+    from toolkit.api import load
+    from toolkit.cli.demo_model import build
+    from toolkit.model import Model
+
+    original = folder / "demo.onnx"
+    Model.from_proto(build()).save(original)
+    _optimize(screen, original)
+    screen.print()
+    _catch(screen, load(original.with_suffix(".opt.onnx")))
+
+
+def _optimize(screen: Console, original: Path) -> None:
+    from toolkit.api import optimize
+    from toolkit.report.console import print_result, progress_bar
+
+    screen.rule("1. a vision transformer as exporters write it", align="left", characters="-")
+    screen.print("$ toolkit optimize demo.onnx\n", style="bold")
+    with progress_bar(wanted=True) as progress:
+        result = optimize(original, progress=progress)
+    result.save(original.with_suffix(".opt.onnx"))
+    print_result(screen, result)
+
+
+def _catch(screen: Console, model: Model) -> None:
+    from toolkit.api import optimize
+    from toolkit.cli.demo_model import planted_mistake
+    from toolkit.report.console import line, print_result
+
+    screen.rule("2. a mistake, planted", align="left", characters="-")
+    screen.print(
+        "The rule `halve` writes x * 0.5 as x / 2. That is right, but for one place, where it "
+        "takes 0.6 for 0.5.\n"
+    )
+    result = optimize(model, [planted_mistake()])
+    print_result(screen, result)
+    (outcome,) = result.passes
+    if len(outcome.undone) != 1 or not outcome.rewrites:
+        raise NotProven("the planted mistake was not caught and undone alone")
+    undone = outcome.undone[0]
+    line(
+        screen,
+        "caught",
+        f"1 of {outcome.rewrites + 1} rewrites, at '{undone.site}': undone alone, "
+        f"the other {outcome.rewrites} stay",
+        "green",
+    )

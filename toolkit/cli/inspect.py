@@ -1,0 +1,35 @@
+"""`toolkit inspect`: what a model holds, and what would not run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from toolkit.cli import arguments as args
+from toolkit.cli.output import JsonReport
+from toolkit.cli.reading import read_model, require_apart
+
+
+def inspect(
+    model: args.ModelPath,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many of the largest tensors to list.")
+    ] = 10,
+    custom_ops: args.CustomOps = None,
+    json_file: args.JsonFile = None,
+) -> None:
+    """Show inputs, outputs, opsets, operators, weights, and what would not run and why."""
+    report = JsonReport(json_file)
+    report.require()
+
+    from toolkit.inspect import inspect as look
+    from toolkit.report.console import console
+    from toolkit.report.facts import print_facts
+
+    loaded = read_model(model)
+    require_apart(report.files, [loaded], None, custom_ops)
+    facts = look(loaded, args.libraries(custom_ops))
+    report.write(facts.to_json())
+    if not report.on_stdout:
+        print_facts(console(), facts, top)

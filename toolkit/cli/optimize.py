@@ -1,0 +1,155 @@
+"""`toolkit optimize`: run passes over a model, prove the result, write it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolkit.choices import Target, Validate
+from toolkit.cli import arguments as args
+from toolkit.cli.interrupts import Interrupted
+from toolkit.cli.output import JsonReport, Written, output_file
+from toolkit.cli.reading import read_model, require_apart
+from toolkit.errors import NotProven, UsageError
+from toolkit.files import require_writable, sidecar_of
+
+if TYPE_CHECKING:
+    from toolkit.model import Model
+
+_MAY_NEED_A_SIDECAR = 1 << 30
+"""Bytes of weights from which on a model may come to exceed what fits into one file (2 GiB)."""
+
+
+def optimize(
+    model: args.ModelPath,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Where to write; by default MODEL.opt.onnx."
+        ),
+    ] = None,
+    passes: Annotated[
+        str,
+        typer.Option(
+            metavar="PASSES",
+            help="Passes in order, as in fold,./my.py:MyRule; `toolkit passes` lists them.",
+        ),
+    ] = "simplify",
+    target: Annotated[
+        Target,
+        typer.Option(
+            metavar="ort-cpu|onnx", help="What the model is for; onnx keeps to standard operators."
+        ),
+    ] = "ort-cpu",
+    validate: Annotated[
+        Validate,
+        typer.Option(
+            metavar="each|final|off", help="Prove the model after each pass, at the end, or not."
+        ),
+    ] = "each",
+    samples: args.Samples = None,
+    seed: args.Seed = 0,
+    custom_ops: args.CustomOps = None,
+    external_data: Annotated[
+        bool,
+        typer.Option(
+            "--external-data",
+            metavar=args.NO_VALUE,
+            help="Write the weights to a file beside the model.",
+        ),
+    ] = False,
+    json_file: args.JsonFile = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", metavar=args.NO_VALUE, help="Print only errors.")
+    ] = False,
+) -> None:
+    """Run passes over a model, prove the result against the original, and write it."""
+    destination = output_file(output, model)
+    for path in [destination, sidecar_of(destination)] if external_data else [destination]:
+        require_writable(path)
+    report = JsonReport(json_file)
+    report.require(destination)
+    if samples and validate == "off":
+        raise UsageError("--sample is of no use with --validate off")
+
+    from toolkit.pipeline import Pipeline
+    from toolkit.registry import parse_passes
+    from toolkit.report.console import console, line, print_passes, print_result, progress_bar
+
+    shown = not quiet and not report.on_stdout
+    try:
+        # what a user's pass prints goes to standard error: standard output is the report's
+        with progress_bar(shown) as progress, redirect_stdout(sys.stderr):
+            pipeline = Pipeline(
+                parse_passes(passes),
+                validate=validate,
+                target=target,
+                samples=samples or (),
+                seed=seed,
+                custom_ops=args.libraries(custom_ops),
+                progress=progress,
+            )
+            loaded = read_model(model)
+            written = [*_files_of(destination, loaded, external_data), *report.files]
+            require_apart(written, [loaded], samples, custom_ops)
+            result = pipeline.run(loaded)
+    except NotProven as error:
+        if shown:
+            print_passes(console(), error.passes)
+        hint = "; --validate each finds the pass and undoes it" if validate == "final" else ""
+        failure = NotProven(f"{error}{hint}", error.passes)
+        report.write(_failed(model, failure))
+        raise failure from error
+    with _told(destination) as done:
+        # the report first, so that it cannot fail once the model is there
+        with report.staged({**result.to_json(), "output": result.after.to_json(destination)}):
+            result.save(destination, external_data)
+        done.append(destination)
+        if shown:
+            out = console()
+            print_result(out, result)
+            line(out, "written", str(destination))
+
+
+def _files_of(destination: Path, model: Model, external_data: bool) -> list[Written]:
+    files = [Written("the output", destination)]
+    if external_data or model.nbytes() >= _MAY_NEED_A_SIDECAR:
+        files.append(Written("the output's data file", sidecar_of(destination)))
+    return files
+
+
+def _failed(model: Path, error: NotProven) -> dict[str, Any]:
+    """The report of a run that wrote nothing; the model in memory is no longer the input."""
+    from toolkit.result import ModelStats
+
+    return {
+        "input": ModelStats.of(read_model(model)).to_json(model),
+        "output": None,
+        "passes": [done.to_json() for done in error.passes],
+        "proof": f"not proven: {error}",
+        "seconds": round(sum(done.seconds for done in error.passes), 6),
+    }
+
+
+@contextmanager
+def _told(destination: Path) -> Generator[list[Path]]:
+    """While the model is written and then shown: what goes wrong says whether it is there."""
+    done: list[Path] = []
+    try:
+        yield done
+        sys.stdout.flush()
+    except KeyboardInterrupt as interrupt:
+        what = "is written" if done else "is complete or as it was before"
+        raise Interrupted(f"'{destination}' {what}") from interrupt
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if not done:
+            raise
+        # that nobody sees the table does not make the model wrong
+        print(f"standard output: {error.strerror}; '{destination}' is written", file=sys.stderr)

@@ -1,0 +1,73 @@
+"""`toolkit verify`: two models compared output by output."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit.cli import arguments as args
+from toolkit.cli.output import JsonReport
+from toolkit.cli.reading import read_model, require_apart
+from toolkit.errors import RuntimeRefused, UsageError
+
+if TYPE_CHECKING:
+    from toolkit.model import Model
+
+
+def verify(
+    reference: Annotated[Path, typer.Argument(metavar="A", help="The reference, an .onnx file.")],
+    other: Annotated[Path, typer.Argument(metavar="B", help="The model to compare with it.")],
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="Largest difference allowed, relative to an output's scale."
+        ),
+    ] = 1e-4,
+    samples: args.Samples = None,
+    seed: args.Seed = 0,
+    custom_ops: args.CustomOps = None,
+    json_file: args.JsonFile = None,
+) -> int:
+    """Run two models on the same inputs and compare their outputs; exit 1 if they differ."""
+    if not 0 <= tolerance < math.inf:
+        raise UsageError(f"--tolerance {tolerance} is not valid: it is a number, 0 or more")
+    report = JsonReport(json_file)
+    report.require()
+
+    from toolkit.report.comparison import print_comparison
+    from toolkit.report.console import console
+    from toolkit.verification import verify as compare
+
+    libraries = args.libraries(custom_ops)
+    models = [read_model(path) for path in (reference, other)]
+    require_apart(report.files, models, samples, custom_ops)
+    try:
+        comparison = compare(
+            *models,
+            tolerance=tolerance,
+            samples=samples or (),
+            seed=seed,
+            custom_ops=libraries,
+        )
+    except RuntimeRefused as refusal:
+        raise _worded(refusal, models, libraries) from refusal
+    report.write(comparison.to_json())
+    if not report.on_stdout:
+        print_comparison(console(), comparison, tolerance)
+    return 0 if comparison.ok else 1
+
+
+def _worded(
+    refusal: RuntimeRefused, models: list[Model], libraries: tuple[str, ...]
+) -> RuntimeRefused:
+    """The refusal with the model's name and all causes, if it is a whole model that is refused."""
+    from toolkit.obstacles import why_refused
+
+    for model in models:
+        causes = why_refused(model, libraries)
+        if causes:
+            return RuntimeRefused(f"'{model.path}' does not run here: {'; '.join(causes)}")
+    return refusal

@@ -1,0 +1,237 @@
+"""Feeds that the model takes: drawn from the inputs' domains, tried, and kept when they run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TypeProto, helper, inliner, shape_inference
+
+from toolkit.errors import RuntimeRefused
+from toolkit.feeds.domains import Choice, Domain, Occasion
+from toolkit.feeds.infer import infer_domain
+from toolkit.feeds.samples import Feed
+from toolkit.feeds.sizes import (
+    Role,
+    Sizes,
+    find_symbols,
+    first_sizes,
+    more_sizes,
+    sizes_from_weights,
+)
+from toolkit.graph import Graph
+from toolkit.model import Model
+from toolkit.symbolic import Dim, Expr, evaluate, symbol
+from toolkit.types import Shape, from_proto, is_nameless
+
+Run = Callable[[Feed], list[Any]]
+
+_MOST_BYTES = 1 << 25
+"""Inputs of one feed; larger sizes are not tried."""
+_HEAVY_BYTES = 1 << 19
+"""From here on (a photograph), two feeds of a dynamic model must do."""
+_MOST_REFUSALS = 60
+_LIKELY_RANKS = (2, 4, 3, 1, 0)
+"""For inputs that declare no shape."""
+_SEQUENCE_LENGTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A feed that the model took, what it answered, and the sizes of the dynamic dimensions."""
+
+    feed: Feed
+    outputs: list[Any]
+    sizes: Sizes = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    name: str
+    dtype: int
+    shape: Shape | None
+    sequence: bool
+    domain: Domain
+
+
+class Search:
+    """The search for feeds of one model; `run` is the model, raising RuntimeRefused."""
+
+    def __init__(self, model: Model, run: Run, seed: int) -> None:
+        self._run = run
+        self._seed = seed
+        self._graph = analysed(model)
+        self._refusals = 0
+        self.refusal = ""
+        """Why the first feed that was tried was refused."""
+
+    def find(self, count: int | None) -> list[Trial]:
+        """Up to `count` feeds; by default three of a dynamic model, two of others."""
+        inputs = list(_inputs(self._graph))
+        if len(inputs) < len(self._graph.feeds):
+            known = {i.name for i in inputs}
+            strange = next(name for name in self._graph.feeds if name not in known)
+            self.refusal = f"input '{strange}' is neither a tensor nor a sequence of tensors"
+            return []
+        for shapes in self._layouts(inputs):
+            roles = find_symbols(shapes, self._graph)
+            fixed = self._fixed(shapes)
+            first = self._first(inputs, shapes, roles, fixed)
+            if first is not None:
+                wanted = _usual_count(inputs, first) if count is None else count
+                return self._more(first, wanted, inputs, shapes, roles, fixed)
+        return []
+
+    def _layouts(self, inputs: Sequence[_Input]) -> Iterator[Mapping[str, Shape]]:
+        """The inputs' shapes; where some declare none, several ranks are tried for those."""
+        unknown = [i.name for i in inputs if i.shape is None]
+        for likely in _LIKELY_RANKS if unknown else (0,):
+            shapes: dict[str, Shape] = {i.name: i.shape for i in inputs if i.shape is not None}
+            for name in unknown:
+                dictated, axes = sizes_from_weights(self._graph, name)
+                least = max((-axis for axis in axes), default=0)
+                rank = dictated if dictated is not None else max(likely, least)
+                shapes[name] = tuple(symbol(f"{name}.{axis}") for axis in range(rank))
+            yield shapes
+
+    def _fixed(self, shapes: Mapping[str, Shape]) -> Sizes:
+        """The symbols whose size the weights dictate."""
+        fixed: Sizes = {}
+        for name, shape in shapes.items():
+            for axis, size in sizes_from_weights(self._graph, name)[1].items():
+                dim: Dim = shape[axis] if -len(shape) <= axis < len(shape) else 0
+                if isinstance(dim, Expr) and len(dim.symbols) == 1 and not dim.anonymous:
+                    fixed.setdefault(next(iter(dim.symbols)), size)
+        return fixed
+
+    def _first(
+        self,
+        inputs: Sequence[_Input],
+        shapes: Mapping[str, Shape],
+        roles: Mapping[str, Role],
+        fixed: Sizes,
+    ) -> Trial | None:
+        lively = ((sizes, False) for sizes in first_sizes(roles, fixed))
+        calm = ((sizes, True) for sizes in islice(first_sizes(roles, fixed), 4))
+        for sizes, is_calm in (*lively, *calm):
+            trial = self._attempt(inputs, shapes, sizes, 0, is_calm)
+            if trial is not None:
+                return trial
+        return None
+
+    def _more(
+        self,
+        first: Trial,
+        count: int,
+        inputs: Sequence[_Input],
+        shapes: Mapping[str, Shape],
+        roles: Mapping[str, Role],
+        fixed: Sizes,
+    ) -> list[Trial]:
+        found = [first]
+        for variation in range(1, count):
+            used = [trial.sizes for trial in found]
+            candidates = more_sizes(roles, fixed, first.sizes, variation)
+            fresh = [sizes for sizes in _distinct(candidates) if sizes not in used]
+            for sizes in [*fresh, first.sizes]:
+                trial = self._attempt(inputs, shapes, sizes, variation, False)
+                if trial is not None:
+                    found.append(trial)
+                    break
+        return found
+
+    def _attempt(
+        self,
+        inputs: Sequence[_Input],
+        shapes: Mapping[str, Shape],
+        sizes: Sizes,
+        variation: int,
+        calm: bool,
+    ) -> Trial | None:
+        if self._refusals >= _MOST_REFUSALS:
+            return None
+        random = np.random.default_rng((self._seed, variation))
+        occasion = Occasion(random, sizes, variation, calm)
+        feed: Feed = {}
+        room = _MOST_BYTES
+        for given in inputs:
+            shape = tuple(evaluate(dim, sizes) for dim in shapes[given.name])
+            dtype: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(given.dtype)
+            room -= int(np.prod(shape)) * dtype.itemsize
+            if room < 0 or any(size < 0 for size in shape):
+                return None
+            times = _SEQUENCE_LENGTH if given.sequence else 1
+            drawn = [given.domain.draw(shape, dtype, occasion) for _ in range(times)]
+            feed[given.name] = drawn if given.sequence else drawn[0]
+        try:
+            return Trial(feed, self._run(feed), sizes)
+        except RuntimeRefused as refusal:
+            self._refusals += 1
+            self.refusal = self.refusal or str(refusal)
+            return None
+
+
+def _usual_count(inputs: Sequence[_Input], first: Trial) -> int:
+    """How many feeds show enough: every size and every choice, at a bounded cost."""
+    if not inputs:
+        return 1
+    choices = [len(i.domain.values) for i in inputs if isinstance(i.domain, Choice)]
+    heavy = sum(np.asarray(value).nbytes for value in first.feed.values()) > _HEAVY_BYTES
+    return max(3 if first.sizes and not heavy else 2, min(max(choices, default=0), 4))
+
+
+def _distinct(candidates: Iterable[Sizes]) -> list[Sizes]:
+    return [dict(key) for key in dict.fromkeys(tuple(sizes.items()) for sizes in candidates)]
+
+
+def _inputs(graph: Graph) -> Iterator[_Input]:
+    """The inputs that can be drawn: tensors, sequences of tensors, optionals of either."""
+    for value in graph.interface_inputs(feeds_only=True):
+        kind = value.type
+        if kind.WhichOneof("value") == "optional_type":
+            kind = kind.optional_type.elem_type
+        sequence = kind.WhichOneof("value") == "sequence_type"
+        if sequence:
+            kind = kind.sequence_type.elem_type
+        type_ = from_proto(kind)
+        if type_ is not None:
+            domain = infer_domain(graph, value.name)
+            yield _Input(value.name, type_.dtype, type_.shape, sequence, domain)
+
+
+# -- the graph that questions about an input are asked of
+
+
+def analysed(model: Model) -> Graph:
+    """The model's graph with functions inlined, every dimension named and shapes inferred."""
+    proto = model.to_proto()
+    if proto.functions:
+        proto = inliner.inline_local_functions(proto)
+    _name_dimensions(proto)
+    # onnx raises many kinds of errors; what the model declares must do then.
+    with contextlib.suppress(Exception):
+        proto = shape_inference.infer_shapes(proto, data_prop=True)
+    return Model(proto, model.weights).graph
+
+
+def _name_dimensions(proto: ModelProto) -> None:
+    """Give every nameless dimension of an input a name of its own."""
+    for value in proto.graph.input:
+        tensor = _innermost(value.type).tensor_type
+        for axis, dim in enumerate(tensor.shape.dim):
+            known = dim.WhichOneof("value")
+            if known == "dim_value" and dim.dim_value >= 0:
+                continue
+            if known != "dim_param" or is_nameless(dim.dim_param):
+                dim.dim_param = f"{value.name}.{axis}"
+
+
+def _innermost(kind: TypeProto) -> TypeProto:
+    while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
+        optional = kind.WhichOneof("value") == "optional_type"
+        kind = kind.optional_type.elem_type if optional else kind.sequence_type.elem_type
+    return kind

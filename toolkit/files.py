@@ -1,0 +1,100 @@
+"""Files to write: whether one can be put there, and put there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from toolkit.errors import SaveError
+
+
+def sidecar_of(path: Path) -> Path:
+    """The file beside a model that holds its weights: `model.onnx.data`."""
+    return path.with_name(path.name + ".data")
+
+
+def is_special(path: Path) -> bool:
+    """Something to write into, as /dev/stdout or a pipe, rather than a file to replace."""
+    if not path.exists() or path.is_dir():
+        return False
+    # /dev/stdout and its like look like a regular file when they are redirected to one
+    folder = os.path.realpath(path.parent)
+    return not path.is_file() or folder == "/dev" or folder.startswith("/proc/")
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two paths name one file, also through links and before one of them exists."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def require_writable(path: Path) -> None:
+    """Raise unless a file can be put there; finds out by making a nameless one in the folder."""
+    try:
+        if path.is_dir():
+            raise SaveError(f"cannot write '{path}': it is a folder; name a file")
+        if is_special(path):
+            raise SaveError(f"cannot write '{path}': it is not a regular file; name another one")
+        if not path.parent.is_dir():
+            raise SaveError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise SaveError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def write_files(files: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
+    """Write all files, in order; each appears under its name only when all are complete."""
+    with _staged(files):
+        pass
+
+
+@contextmanager
+def staged_text(path: Path, text: str) -> Generator[None]:
+    """Write a file under a temporary name; it gets its own name if the body succeeds.
+
+    Into a pipe and the like it is written at once, before the body runs.
+    """
+    if is_special(path):
+        with _explained(path):
+            path.write_text(text, encoding="utf-8")
+        yield
+        return
+    with _staged({path: [text.encode()]}):
+        yield
+
+
+@contextmanager
+def _staged(files: Mapping[Path, Iterable[bytes | memoryview]]) -> Generator[None]:
+    first = next(iter(files))
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    try:
+        with _explained(first):
+            for path, chunks in files.items():
+                with temporary[path].open("xb") as file:
+                    file.writelines(chunks)
+                    file.flush()
+                    if path.exists():
+                        # The old file must not be given up before the new one is on the disk; a
+                        # new name has nothing to lose by not waiting.
+                        os.fsync(file.fileno())
+        yield
+        with _explained(first):
+            for path, scratch in temporary.items():
+                scratch.replace(path)
+    finally:
+        for scratch in temporary.values():
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SaveError(f"cannot write '{path}': {error.strerror}") from error

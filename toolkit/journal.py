@@ -1,0 +1,121 @@
+"""What was changed: every edit with its inverse, grouped into the rewrites that made them.
+
+The journal of a pass is observed, not declared. `seek` moves the model to any point of it, back
+and forth, which is rollback (seek to the start) and bisection (seek to the n-th rewrite) in one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One primitive change and its inverse; both must restore the index as well."""
+
+    redo: Callable[[], None]
+    undo: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A group of edits that belong together: rule, site (a value name), first edit.
+
+    Edits before the first `begin` of a pass are an implicit one, which cannot be vetoed.
+    """
+
+    rule: str
+    site: str
+    start: int
+    implicit: bool = False
+
+
+class Journal:
+    """The edits since the last commit, and a position in them."""
+
+    def __init__(self) -> None:
+        self._edits: list[Edit] = []
+        self._rewrites: list[Rewrite] = []
+        self._position = 0
+        self._vetoed: set[tuple[str, str]] = set()
+        self._vetoed_rules: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._edits)
+
+    def apply(self, redo: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Do an edit and record it. Editing after a `seek` drops what lay ahead."""
+        if self._position < len(self._edits):
+            self._forget_from(self._position)
+        redo()
+        self._edits.append(Edit(redo, undo))
+        self._position += 1
+
+    def begin(self, rule: str, site: str) -> bool:
+        """Open a rewrite; False when this one is vetoed and must not be made."""
+        if rule in self._vetoed_rules or (rule, site) in self._vetoed:
+            return False
+        if self._rewrites and self._rewrites[-1].start == len(self._edits):
+            self._rewrites.pop()  # the one before changed nothing
+        self._rewrites.append(Rewrite(rule, site, len(self._edits)))
+        return True
+
+    @property
+    def position(self) -> int:
+        """How many of the edits are in force."""
+        return self._position
+
+    @property
+    def rewrites(self) -> list[Rewrite]:
+        """The rewrites that changed something, oldest first."""
+        made = [r for r in self._rewrites if r.start < len(self._edits)]
+        if self._edits and (not made or made[0].start > 0):
+            made.insert(0, Rewrite("edit", "", 0, implicit=True))
+        return made
+
+    def count_by_rule(self) -> Counter[str]:
+        return Counter(r.rule for r in self.rewrites)
+
+    def seek(self, position: int) -> None:
+        """Undo or redo edits until exactly the first `position` of them are in force."""
+        while self._position > position:
+            self._position -= 1
+            self._edits[self._position].undo()
+        while self._position < position:
+            self._edits[self._position].redo()
+            self._position += 1
+
+    def undo_to(self, position: int) -> None:
+        """Undo all but the first `position` edits, and forget those that were undone."""
+        self.seek(position)
+        self._forget_from(position)
+
+    def _forget_from(self, position: int) -> None:
+        del self._edits[position:]
+        while self._rewrites and self._rewrites[-1].start >= position:
+            self._rewrites.pop()
+
+    def commit(self) -> None:
+        """Forget the edits in force (they are final) and drop the others."""
+        self._edits.clear()
+        self._rewrites.clear()
+        self._position = 0
+
+    def rollback(self) -> None:
+        """Undo everything since the last commit."""
+        self.seek(0)
+        self.commit()
+
+    def veto(self, rewrite: Rewrite) -> None:
+        """Refuse this rewrite when the pass runs again."""
+        self._vetoed.add((rewrite.rule, rewrite.site))
+
+    def veto_rule(self, rule: str) -> None:
+        """Refuse everything this rule does when the pass runs again."""
+        self._vetoed_rules.add(rule)
+
+    def clear_vetoes(self) -> None:
+        self._vetoed.clear()
+        self._vetoed_rules.clear()

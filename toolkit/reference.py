@@ -1,0 +1,75 @@
+"""Reference outputs: what a model answers to a set of feeds, for others to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from toolkit.compare import Difference, compare, worst
+from toolkit.errors import RuntimeRefused, UsageError
+from toolkit.feeds import Feeds, Sample, make_feeds
+from toolkit.model import Model
+from toolkit.optypes import is_random
+from toolkit.runtime import Session
+from toolkit.tolerance import EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Feeds and the outputs of one model on them."""
+
+    outputs: tuple[str, ...]
+    feeds: Feeds
+    unstable: frozenset[str] = frozenset()
+    """Outputs that differ between two runs on the same feed: they cannot be compared."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        samples: Sequence[Sample] = (),
+        seed: int = 0,
+        count: int | None = None,
+        custom_ops: Sequence[str] = (),
+    ) -> Reference:
+        """Run `model` as written. Raises RuntimeRefused when it does not load."""
+        session = open_session(model, custom_ops=custom_ops)
+        feeds = make_feeds(model, samples, seed, count, run=session.run)
+        outputs = tuple(model.graph.outputs)
+        return cls(outputs, feeds, _unstable(model, outputs, feeds, session))
+
+    def differences(self, session: Session) -> dict[str, Difference]:
+        """How far each output of another model is from this one's, over all feeds."""
+        found: dict[str, list[Difference]] = {}
+        names = [name for name in self.outputs if name not in self.unstable]
+        if not names:
+            return {}  # asked for nothing, a session gives everything
+        for trial in self.feeds.trials:
+            expected = dict(zip(self.outputs, trial.outputs, strict=True))
+            for name, actual in zip(names, session.run(trial.feed, names), strict=True):
+                found.setdefault(name, []).append(compare(expected[name], actual))
+        return {name: worst(each) for name, each in found.items()}
+
+
+def open_session(model: Model, optimize: bool = False, custom_ops: Sequence[str] = ()) -> Session:
+    """The model in the runtime; a custom-operator library that does not load is a usage error."""
+    try:
+        return Session(model, optimize, custom_ops)
+    except RuntimeRefused as refusal:
+        if custom_ops and "load library" in str(refusal):
+            raise UsageError(f"a custom-operator library does not load: {refusal}") from refusal
+        raise
+
+
+def _unstable(
+    model: Model, outputs: Sequence[str], feeds: Feeds, session: Session
+) -> frozenset[str]:
+    """One feed is run again, to be sure; all of them when the model draws random numbers."""
+    random = any(is_random(node) for graph in model.graphs() for node in graph.nodes)
+    found: set[str] = set()
+    for trial in feeds.trials if random else feeds.trials[:1]:
+        again = session.run(trial.feed)
+        for name, first, second in zip(outputs, trial.outputs, again, strict=True):
+            if compare(first, second).relative > EXACT.relative:
+                found.add(name)
+    return frozenset(found)

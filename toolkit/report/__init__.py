@@ -1,0 +1,1 @@
+"""What results look like on a console. The only place that prints, besides `cli/`."""

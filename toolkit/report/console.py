@@ -1,0 +1,157 @@
+"""Results on a console: coloured on a terminal, plain text elsewhere, readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from toolkit.report import text
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Progress
+    from toolkit.result import ModelStats, PassResult, Result, Status
+
+_STATUS_STYLE: dict[Status, str] = {
+    "applied": "green",
+    "unchanged": "dim",
+    "reverted": "red",
+    "skipped": "yellow",
+}
+_LABEL_WIDTH = 11
+
+
+def console(stderr: bool = False) -> Console:
+    """A console on which names are just text: no markup or emoji codes are read in them."""
+    return Console(markup=False, emoji=False, highlight=False, stderr=stderr)
+
+
+def table(*columns: str, right: tuple[str, ...] = (), ratios: tuple[int, ...] = ()) -> Table:
+    """An empty table: the first column is bold, those in `right` hold numbers.
+
+    With `ratios` it is as wide as the console: columns with a 0 take what they need, unbroken,
+    and the others share the rest.
+    """
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for index, name in enumerate(columns):
+        made.add_column(
+            name,
+            style="bold" if index == 0 else None,
+            justify="right" if name in right else "left",
+            ratio=(ratios[index] or None) if ratios else None,
+            no_wrap=bool(ratios) and not ratios[index],
+        )
+    return made
+
+
+def line(out: Console, label: str, value: str, style: str = "") -> None:
+    """`label     value`, the value wrapped under itself; a single word is never broken."""
+    body = Text(value, style=style)
+    if " " not in value:
+        body.no_wrap, body.overflow = True, "ignore"
+        out.print(Text(f"{label:<{_LABEL_WIDTH}}", style="bold") + body, soft_wrap=True)
+        return
+    grid = Table.grid(padding=0)
+    grid.add_column(width=_LABEL_WIDTH, style="bold", no_wrap=True)
+    grid.add_column(ratio=1, overflow="fold")
+    grid.add_row(label, body)
+    out.print(grid)
+
+
+# optimize ----------------------------------------------------------------------------------------
+
+
+def print_result(out: Console, result: Result) -> None:
+    """The passes, what they changed, before and after, the proof."""
+    print_passes(out, result.passes)
+    _print_before_after(out, result.before, result.after)
+    line(out, "proof", result.proof)
+    line(out, "time", text.duration(result.seconds))
+
+
+def print_passes(out: Console, passes: Sequence[PassResult]) -> None:
+    """The table of passes, what they had to say, and an empty line."""
+    if not passes:
+        return
+    out.print(_pass_table(passes))
+    for row in passes:
+        _print_notes(out, row)
+    out.print()
+
+
+def _pass_table(passes: Sequence[PassResult]) -> Table:
+    made = table("pass", "status", "rewrites", "error", "time", right=("rewrites", "error", "time"))
+    made.add_column("which")
+    for row in passes:
+        made.add_row(
+            row.name,
+            Text(row.status, style=_STATUS_STYLE[row.status]),
+            f"{row.rewrites:,}" if row.rewrites else "",
+            text.error(row.error),
+            text.duration(row.seconds),
+            row.reason if row.status == "skipped" else text.top(row.rules, most=4),
+        )
+    return made
+
+
+def _print_notes(out: Console, row: PassResult) -> None:
+    """Why a pass or a single rewrite was undone, and what a pass had to say."""
+    lines = [(str(undone), "yellow") for undone in row.undone]
+    if row.status == "reverted":
+        lines.append((f"reverted: {row.reason}", "red"))
+    lines += [(note, "") for note in row.notes]
+    if lines:
+        out.print()
+    for what, style in lines:
+        _note(out, row.name, what, style)
+
+
+def _note(out: Console, name: str, what: str, style: str) -> None:
+    out.print(Padding(Text(f"{name}: ", style="bold") + Text(what, style=style), (0, 0, 0, 1)))
+
+
+def _print_before_after(out: Console, before: ModelStats, after: ModelStats) -> None:
+    nodes = f"{before.nodes:,} -> {after.nodes:,}"
+    line(out, "nodes", f"{nodes} {text.change(before.nodes, after.nodes)}")
+    size = f"{text.size(before.bytes)} -> {text.size(after.bytes)}"
+    line(out, "size", f"{size} {text.change(before.bytes, after.bytes)}")
+    changed = _changed_ops(before.ops, after.ops)
+    if changed:
+        line(out, "operators", changed)
+
+
+def _changed_ops(before: dict[str, int], after: dict[str, int], most: int = 8) -> str:
+    """`Constant 45 -> 0, Shape 12 -> 1, ...`: the largest changes first."""
+    names = [n for n in {**before, **after} if before.get(n, 0) != after.get(n, 0)]
+    names.sort(key=lambda n: -abs(before.get(n, 0) - after.get(n, 0)))
+    shown = [f"{n} {before.get(n, 0)} -> {after.get(n, 0)}" for n in names[:most]]
+    rest = len(names) - most
+    return ", ".join([*shown, f"{rest} more"] if rest > 0 else shown)
+
+
+@contextmanager
+def progress_bar(wanted: bool) -> Generator[Callable[[Progress], None]]:
+    """A bar on standard error while the pipeline runs; only on a terminal."""
+    out = console(stderr=True)
+    if not wanted or not out.is_terminal:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    what = TextColumn("{task.description}", markup=False)
+    with Bar(BarColumn(24), what, TimeElapsedColumn(), console=out, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def show(where: Progress) -> None:
+            name = f"{where.name}: " if where.name else ""
+            description = f"{name}{where.stage}"
+            bar.update(task, completed=where.index, total=where.total, description=description)
+
+        yield show

@@ -1,0 +1,100 @@
+"""The facts about a model on a console."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from toolkit.errors import one_line
+from toolkit.report import text
+from toolkit.report.console import line, table
+
+if TYPE_CHECKING:
+    from toolkit.inspect import ModelFacts, TensorFacts, ValueFacts
+
+_LONGEST_METADATA = 60
+
+
+def print_facts(out: Console, facts: ModelFacts, most: int) -> None:
+    """Everything about a model, and the `most` largest of its tensors."""
+    _print_head(out, facts)
+    _print_values(out, "input", facts.inputs)
+    _print_values(out, "output", facts.outputs)
+    out.print()
+    for name, places in facts.dynamic.items():
+        line(out, "dynamic", f"{name if name != '?' else 'no name'}: {', '.join(places)}")
+    _print_ops(out, facts)
+    _print_tensors(out, facts.tensors, most)
+    _print_obstacles(out, facts.obstacles)
+
+
+def _print_head(out: Console, facts: ModelFacts) -> None:
+    if facts.path is not None:
+        line(out, "model", facts.path)
+    line(out, "size", text.size(facts.bytes))
+    for name, bytes_ in facts.external_files.items():
+        line(out, "data", f"{name} ({text.size(bytes_)})")
+    if facts.producer:
+        line(out, "producer", facts.producer)
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts.opsets.items())
+    line(out, "opsets", f"{opsets}; IR version {facts.ir_version}")
+    inside = [text.count(facts.subgraphs, "subgraph")] if facts.subgraphs else []
+    if facts.functions:
+        inside.append(f"{text.count(len(facts.functions), 'function')}: {_some(facts.functions)}")
+    line(out, "nodes", "; ".join([f"{facts.nodes:,}", *inside]))
+    kinds = ", ".join(f"{kind} {text.size(n)}" for kind, n in facts.bytes_by_dtype.items() if n)
+    line(out, "weights", f"{text.count(facts.parameters, 'parameter')} ({kinds or 'no bytes'})")
+    for key, value in facts.metadata.items():
+        line(out, "metadata", f"{key} = {one_line(value, _LONGEST_METADATA)}")
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    shown = names[:most] + ([f"{len(names) - most} more"] if len(names) > most else [])
+    return ", ".join(shown)
+
+
+def _print_values(out: Console, kind: str, values: list[ValueFacts]) -> None:
+    made = table(kind, "type", "shape")
+    for value in values:
+        default = " (has a default)" if value.has_default else ""
+        made.add_row(value.name, value.type, f"{text.shape(value.shape)}{default}")
+    out.print()
+    out.print(made)
+
+
+def _print_ops(out: Console, facts: ModelFacts) -> None:
+    made = table("operator", "nodes", "weights", right=("nodes", "weights"))
+    for op, nodes in facts.ops.items():
+        weights = facts.bytes_by_op.get(op, 0)
+        made.add_row(op, f"{nodes:,}", text.size(weights) if weights else "")
+    out.print()
+    out.print(made)
+
+
+def _print_tensors(out: Console, tensors: list[TensorFacts], most: int) -> None:
+    if not tensors or not most:
+        return
+    made = table("tensor", "type", "shape", "size", "read by", right=("size",))
+    for tensor in tensors[:most]:
+        readers = ", ".join(tensor.ops) or "nobody"
+        made.add_row(
+            tensor.name, tensor.dtype, text.shape(tensor.shape), text.size(tensor.bytes), readers
+        )
+    out.print()
+    out.print(made)
+    rest = tensors[most:]
+    if rest:
+        size = text.size(sum(tensor.bytes for tensor in rest))
+        out.print(f"and {text.count(len(rest), 'smaller tensor')}, {size} (all of them: --json)")
+
+
+def _print_obstacles(out: Console, obstacles: list[str]) -> None:
+    out.print()
+    if not obstacles:
+        line(out, "runs", "onnxruntime loads it on this machine", "green")
+        return
+    line(out, "runs", "not in onnxruntime on this machine:", "red")
+    for obstacle in obstacles:
+        out.print(Text(f"  - {obstacle}"))

@@ -1,0 +1,67 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+_STEP = 1000
+
+
+def size(count: int) -> str:
+    """`95.9 kB`"""
+    amount, unit = float(count), "B"
+    for bigger in ("kB", "MB", "GB", "TB"):
+        if amount < _STEP:
+            break
+        amount, unit = amount / _STEP, bigger
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.95 else f"{amount:#.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 ms`, `12 ms`, `1.3 s`, `2 min 5 s`"""
+    if seconds < 0.01:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def error(value: float | None) -> str:
+    """`0` for exactly equal, `1.2e-07`, and nothing where nothing was measured."""
+    if value is None:
+        return ""
+    if math.isinf(value):
+        return "not comparable"
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def change(before: int, after: int) -> str:
+    """`(-41 %)`"""
+    percent = 100 * (after - before) / before if before else 0.0
+    if abs(percent) < 0.05:
+        return "(the same)" if before == after else "(about the same)"
+    return f"({percent:+.0f} %)" if abs(percent) >= 1 else f"({percent:+.1f} %)"
+
+
+def shape(sizes: Sequence[int | str | None] | None) -> str:
+    """`[batch, 3, ?, 32]`; `[...]` when even the rank is open"""
+    if sizes is None:
+        return "[...]"
+    return f"[{', '.join('?' if s is None else str(s) for s in sizes)}]"
+
+
+def top(counts: Mapping[str, int], most: int) -> str:
+    """`identity 4, no-op cast 2, 3 more`: the largest counts first."""
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [f"{name} {count}" for name, count in ordered[:most]]
+    rest = len(ordered) - most
+    return ", ".join([*shown, f"{rest} more"] if rest > 0 else shown)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`"""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

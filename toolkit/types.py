@@ -1,0 +1,115 @@
+"""The type of a value: element type and symbolic shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto, TypeProto, helper
+
+from toolkit.symbolic import Dim, Expr, parse, symbol, unknown
+
+Shape = tuple[Dim, ...]
+
+FLOATS = frozenset(
+    (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+)
+"""The element types that models compute in."""
+
+FLOATS_OF_8_BITS = frozenset(
+    (
+        *(TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ),
+        *(TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ),
+    )
+)
+"""The element types that weights and activations are squeezed into."""
+
+_NAMELESS = re.compile(r"\W*|-?\d+|none|unk|unknown|any|dynamic", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A tensor's element type (TensorProto enum, 0 = unknown) and shape (None = unknown rank)."""
+
+    dtype: int
+    shape: Shape | None
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def static(self) -> tuple[int, ...] | None:
+        """The shape when every dimension is a number."""
+        if self.shape is None:
+            return None
+        sizes = tuple(d for d in self.shape if isinstance(d, int))
+        return sizes if len(sizes) == len(self.shape) else None
+
+
+def is_nameless(text: str) -> bool:
+    """Whether a dim_param is what exporters write where they know nothing ("?", "None", "-1").
+
+    Two such dimensions are not one and the same.
+    """
+    return _NAMELESS.fullmatch(text) is not None
+
+
+def dtype_name(dtype: int) -> str:
+    """`float32` for 1, and so on."""
+    if dtype == TensorProto.STRING:
+        return "string"
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype))) if dtype else "unknown"
+
+
+def from_proto(proto: TypeProto) -> TensorType | None:
+    """The tensor type in `proto`; None for sequences, maps, optionals and sparse tensors."""
+    if proto.WhichOneof("value") != "tensor_type":
+        return None
+    tensor = proto.tensor_type
+    if not tensor.HasField("shape"):
+        return TensorType(tensor.elem_type, None)
+    dims: list[Dim] = []
+    for dim in tensor.shape.dim:
+        kind = dim.WhichOneof("value")
+        if kind == "dim_value" and dim.dim_value >= 0:
+            dims.append(dim.dim_value)
+        elif kind == "dim_param" and not is_nameless(dim.dim_param):
+            dims.append(_named(dim.dim_param))
+        else:
+            dims.append(unknown(nonneg=True))
+    return TensorType(tensor.elem_type, tuple(dims))
+
+
+def _named(text: str) -> Expr:
+    parsed = parse(text)
+    return parsed if isinstance(parsed, Expr) else symbol(text)  # a number is no size: a name
+
+
+def spelling(size: Expr) -> str:
+    """How a model writes a size that varies; an anonymous one stays blank."""
+    return "" if size.anonymous else size.spelling
+
+
+def to_proto(
+    type_: TensorType,
+    proto: TypeProto | None = None,
+    spell: Callable[[Expr], str] = spelling,
+) -> TypeProto:
+    """Write `type_` as a TypeProto, with the sizes that vary as `spell` names them."""
+    proto = proto if proto is not None else TypeProto()
+    tensor = proto.tensor_type
+    tensor.elem_type = type_.dtype
+    if type_.shape is not None:
+        tensor.shape.SetInParent()
+        for size in type_.shape:
+            dim = tensor.shape.dim.add()
+            if isinstance(size, Expr):
+                name = spell(size)
+                if name:
+                    dim.dim_param = name
+            else:
+                dim.dim_value = size
+    return proto

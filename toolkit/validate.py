@@ -1,0 +1,177 @@
+"""Validation: a model after a pass against the original, in structure, interface and numbers.
+
+The reference outputs come from the original, once, before any pass touches it. They are computed
+with onnxruntime's own optimizations off, and so is every check: the graph as it is written. A
+`deployed` check turns them on; what the runtime's optimizations do to the original as well is then
+not held against the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from toolkit.check import Level, check_output, strictest_level
+from toolkit.compare import Difference, worst
+from toolkit.errors import ModelError, RuntimeRefused
+from toolkit.feeds import Feeds, Sample
+from toolkit.interface import Interface
+from toolkit.model import Model
+from toolkit.reference import Reference, open_session
+from toolkit.runtime import MAX_IR
+from toolkit.tolerance import FLOAT, Tolerance, epsilon_of
+
+_INVALID = ("This is an invalid model", "Type Error")
+"""What onnxruntime says of a model that is wrong, not just beyond it."""
+
+_OWN_ERROR = 2.0
+"""As deployed, a result may be this many times as far off as the original is as deployed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a model holds. `error` is relative to the outputs' scale, None when nothing ran."""
+
+    ok: bool
+    error: float | None = None
+    reason: str = ""
+
+
+class Validator:
+    """Holds a model's interface and reference outputs, and checks others against them."""
+
+    def __init__(
+        self,
+        original: Model,
+        *,
+        samples: Sequence[Sample] = (),
+        seed: int = 0,
+        custom_ops: Sequence[str] = (),
+        count: int | None = None,
+    ) -> None:
+        """Run the original; `count` is the number of feeds to make up (by default 2 or 3)."""
+        self._custom_ops = tuple(custom_ops)
+        self._interface = Interface.of(original)
+        self._level = strictest_level(original)
+        self._epsilon = epsilon_of(original)
+        self._ir_version = original.ir_version
+        self._weights = original.weights
+        self._snapshot = original.to_proto().SerializeToString()
+        self._as_deployed: dict[str, Difference] | None = None
+        try:
+            self._reference = Reference.of(original, samples, seed, count, custom_ops)
+            self._refusal = self._reference.feeds.refusal
+        except RuntimeRefused as refusal:
+            _require_valid(original, self._level, refusal)
+            self._reference = Reference((), Feeds())
+            self._refusal = _why_refused(original, self._custom_ops)
+
+    # -- what can be shown
+
+    @property
+    def feeds(self) -> Feeds:
+        """The feeds that checks run on; empty when the original does not run."""
+        return self._reference.feeds
+
+    @property
+    def note(self) -> str:
+        """What cannot be checked and why; empty when everything can."""
+        if not len(self.feeds):
+            return f"not run: {self._refusal}; structure only"
+        remarks: list[str] = []
+        if self._reference.unstable:
+            names = ", ".join(f"'{name}'" for name in sorted(self._reference.unstable))
+            remarks.append(f"not compared, since two runs of the original differ: {names}")
+        if self._ir_version > MAX_IR:
+            remarks.append(
+                f"onnxruntime does not load IR version {self._ir_version} from a file, it was run "
+                f"under {MAX_IR}"
+            )
+        return "; ".join(remarks)
+
+    def summary(self, error: float, deployed: Verdict) -> str:
+        """What was shown, in one line: the error as written, and what came out as deployed."""
+        if not len(self.feeds):
+            return self.note
+        runs = "1 feed" if len(self.feeds) == 1 else f"{len(self.feeds)} feeds"
+        sizes = [f"{s} {', '.join(map(str, found))}" for s, found in self.feeds.sizes.items()]
+        where = f"{runs} ({'; '.join(sizes)})" if sizes else runs
+        shown = f"error {error:.1e} as written, {deployed.error or 0:.1e} as deployed"
+        return "; ".join(filter(None, [f"{shown}, on {where}", deployed.reason, self.note]))
+
+    # -- checking
+
+    def check(self, model: Model, tolerance: Tolerance, deployed: bool = False) -> Verdict:
+        """Whether `model` is well-formed, keeps the interface, and computes the same."""
+        try:
+            check_output(model, self._level)
+        except ModelError as error:
+            return Verdict(False, None, f"the graph is not valid: {error}")
+        broken = self._interface.broken_by(model)
+        if broken:
+            return Verdict(False, None, broken)
+        if not len(self.feeds):
+            return Verdict(True, None, self.note)
+        try:
+            found = self._differences(model, deployed)
+        except RuntimeRefused as refusal:
+            if deployed and self._original_as_deployed() is None:
+                return Verdict(True, None, "onnxruntime's optimizations break the original too")
+            return Verdict(False, None, f"onnxruntime refuses it: {refusal}")
+        # The runtime's optimizations compute in another order, whatever the passes did.
+        return self._judge(found, max(tolerance, FLOAT) if deployed else tolerance, deployed)
+
+    def _judge(self, found: dict[str, Difference], tolerance: Tolerance, deployed: bool) -> Verdict:
+        allowed = tolerance.allowed(self._epsilon)
+        error = worst(list(found.values())).relative
+        over = {name: d for name, d in found.items() if d.relative > allowed}
+        if over and deployed:
+            own = self._original_as_deployed() or {}
+            limits = {name: _OWN_ERROR * own[name].relative if name in own else 0 for name in over}
+            over = {name: d for name, d in over.items() if d.relative > limits[name]}
+            if not over:
+                return Verdict(True, error, "no further off than the original, as deployed")
+        if not over:
+            return Verdict(True, error)
+        name, difference = max(over.items(), key=lambda item: item[1].relative)
+        figures = f"off by {difference.relative:.1e} of its scale, {allowed:.0e} is allowed"
+        reason = f"output '{name}': {difference.reason or figures}"
+        return Verdict(False, error if math.isfinite(error) else None, reason)
+
+    def _differences(self, model: Model, optimize: bool) -> dict[str, Difference]:
+        return self._reference.differences(open_session(model, optimize, self._custom_ops))
+
+    def _original_as_deployed(self) -> dict[str, Difference] | None:
+        """What the runtime's optimizations do to the original itself; None when they break it."""
+        if self._as_deployed is None:
+            original = Model(ModelProto.FromString(self._snapshot), self._weights)
+            try:
+                self._as_deployed = self._differences(original, optimize=True)
+            except RuntimeRefused:
+                return None
+        return self._as_deployed
+
+
+def _require_valid(model: Model, level: Level, refusal: RuntimeRefused) -> None:
+    """Raise ModelError where the runtime and onnx's checker agree that a model is invalid.
+
+    Everything else that the runtime refuses may run elsewhere: unknown operators, missing kernels.
+    """
+    if level is Level.FULL or not any(text in str(refusal) for text in _INVALID):
+        return
+    try:
+        check_output(model, Level.FULL)
+    except ModelError as error:
+        if "No Op registered" not in str(error):
+            raise ModelError(f"the model is invalid: {error}") from refusal
+
+
+def _why_refused(model: Model, custom_ops: Sequence[str]) -> str:
+    from toolkit.obstacles import why_refused
+
+    causes = why_refused(model, custom_ops)
+    more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+    return f"{causes[0]}{more}" if causes else "onnxruntime refuses it"
