@@ -44,31 +44,41 @@ class Layout:
 
     def run(self, model: Model, ctx: Context) -> None:
         apply_rules(model, views.RULES, ctx)
-        graphs = [graph for graph in model.graphs() if _transposes(graph)]
-        for graph in graphs:
-            push_transposes(graph)
-        if graphs:
-            apply_rules(model, (transpose_of_ones, *views.RULES), ctx)
+        changed = True
+        while changed:  # a move may open the way for another, far from where it was made
+            moved = sum(push_transposes(graph) for graph in model.graphs())
+            changed = apply_rules(model, (transpose_of_ones, *views.RULES), ctx) or moved
 
 
 def _transposes(graph: Graph) -> list[NodeProto]:
     return [node for node in graph.nodes if nd.is_op(node, "Transpose")]
 
 
-def push_transposes(graph: Graph) -> None:
-    """Move groups of operators across Transposes until no move removes one."""
+def push_transposes(graph: Graph) -> int:
+    """Move groups of operators across Transposes, each move with a gain; the moves made."""
     pending = deque(_transposes(graph))
+    moves = 0
     while pending:
         node = pending.popleft()
-        if node in graph:
-            pending.extend(_push(graph, node))
+        if node not in graph:
+            continue
+        start, nodes = graph.model.journal.position, len(graph)
+        touched = _push(graph, node)
+        if touched is None:
+            continue
+        if len(graph) < nodes:
+            moves += 1
+            pending.extend(touched)
+        else:  # counted wrongly: a move that gains nothing could be made back and forth for ever
+            graph.model.journal.undo_to(start)
+    return moves
 
 
-def _push(graph: Graph, node: NodeProto) -> list[NodeProto]:
-    """Try the operators after a Transpose, then those before it."""
+def _push(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """Try the operators after a Transpose, then those before it; the Transposes touched."""
     perm = permutation(graph, node)
     if perm is None or is_identity(perm):
-        return []
+        return None
     after = Region(graph, perm)
     if after.grow(graph.users(node.output[0])) and graph.begin("push-transpose", node):
         return after.move()
@@ -76,4 +86,4 @@ def _push(graph: Graph, node: NodeProto) -> list[NodeProto]:
     before = Region(graph, inverse_of(perm))
     if producer is not None and before.grow([producer]) and graph.begin("pull-transpose", node):
         return before.move()
-    return []
+    return None

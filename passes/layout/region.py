@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 from onnx import NodeProto
 
@@ -128,14 +129,28 @@ class Region:
         needed = g.is_output(value) or g.is_captured(value)
         if self._is_moved(value):
             perms = [self._perm_of(user) for user in others]
-            vanish = sum(p is not None and is_identity(compose(self.perm, p)) for p in perms)
-            return (needed or None in perms) - vanish
+            undone = [p is not None and is_identity(compose(self.perm, p)) for p in perms]
+            outputs = sum(g.is_output(user.output[0]) for user in compress(others, undone))
+            # One value has one name: a second output that becomes it would need an Identity.
+            return (needed or None in perms) - sum(undone) + max(outputs - 1, 0)
         if len(others) == len(users) or may_change(g, value):
             return 0
         made_by = self._made_by(value)
         if made_by is not None:
             return int(bool(others) or needed) - (made_by == self.perm)
-        return int(all(self._perm_of(user) != self.inverse for user in others))
+        return int(not any(map(self._is_ready_made, others)))
+
+    def _is_ready_made(self, user: NodeProto) -> bool:
+        """Whether `user` gives what members want to read, and stays for other readers anyway.
+
+        One that only members read is counted as gone where its own output enters the group.
+        """
+        if self._perm_of(user) != self.inverse:
+            return False
+        g, value = self.g, user.output[0]
+        if g.is_output(value) or g.is_captured(value) or g.reader_count(value) > _MOST_USERS:
+            return True
+        return any(not self._reads_moved(reader, value) for reader in g.users(value))
 
     def _is_moved(self, value: str) -> bool:
         producer = self.g.producer(value)

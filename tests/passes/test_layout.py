@@ -255,6 +255,25 @@ def test_a_constant_is_copied_when_others_read_it() -> None:
     check(LAYOUT, typed(text), after)
 
 
+def test_a_transpose_that_vanishes_is_not_there_for_others() -> None:
+    # Mul could read x in place of t, but Relu would then need t after all: nothing is gained.
+    text = """g (float[2, 3, 2] x) => (float[2, 3, 2] y) {
+        r = Relu (x)
+        t = Transpose <perm = [2, 1, 0]> (x)
+        y = Mul (r, t)
+    }"""
+    check(LAYOUT, typed(text), near_miss=True)
+
+
+def test_two_outputs_that_would_become_one_value() -> None:
+    text = """g (float[2, 3, 4] x) => (float[4, 3, 2] y, float[4, 3, 2] z) {
+        r = Relu (x)
+        y = Transpose <perm = [2, 1, 0]> (r)
+        z = Transpose <perm = [2, 1, 0]> (r)
+    }"""
+    check(LAYOUT, typed(text), near_miss=True)
+
+
 # -- Reshape for Transpose
 
 
