@@ -23,9 +23,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inputs import EXPORTED, Input, random_feed
+
+if TYPE_CHECKING:
+    from networks import Network
 
 DEFAULT_CACHE = Path(__file__).resolve().parent.parent / ".cache" / "benchmarks"
 TORCHSCRIPT_OPSET = 17
@@ -122,10 +125,9 @@ def _write(name: str, path: Path) -> tuple[tuple[Input, ...], str]:
 
         write_chain(path, nodes)
         return chain_inputs(), ""
-    from networks import NETWORKS
-
-    network, _, exporter = name.rpartition("-")
-    inputs = NETWORKS[network].inputs
+    built, _, exporter = name.rpartition("-")
+    network = _network(built)
+    inputs = network.inputs
     try:
         _export(network, exporter == "dynamo", path)
     # An exporter may raise anything, and a model that it cannot write is a row of the table.
@@ -136,12 +138,22 @@ def _write(name: str, path: Path) -> tuple[tuple[Input, ...], str]:
     return inputs, ""
 
 
-def _export(network: str, dynamo: bool, path: Path) -> None:
-    import torch
+def _network(name: str) -> Network:
+    """A network by its name, or an architecture with its attention: `bert`, `bert-sdpa`."""
     from networks import NETWORKS
 
-    module = NETWORKS[network].build()
-    inputs = NETWORKS[network].inputs
+    if name in NETWORKS:
+        return NETWORKS[name]
+    from architectures import ARCHITECTURES
+
+    architecture, _, attention = name.rpartition("-")
+    return ARCHITECTURES[architecture].network(attention)
+
+
+def _export(network: Network, dynamo: bool, path: Path) -> None:
+    import torch
+
+    module, inputs = network.build(), network.inputs
     feed = random_feed(inputs, EXPORTED)
     axes = {i.name: {k: d for k, d in enumerate(i.shape) if isinstance(d, str)} for i in inputs}
     names: dict[str, Any] = {"input_names": list(feed), "output_names": ["output"]}

@@ -24,10 +24,10 @@ class Input:
 
 
 # The sizes a model is exported with, and two others that it must work with just as well.
-EXPORTED = {"batch": 2, "length": 11, "height": 64, "width": 96}
+EXPORTED = {"batch": 2, "length": 11, "source": 13, "height": 64, "width": 96}
 FED = (
-    {"batch": 1, "length": 7, "height": 96, "width": 64},
-    {"batch": 3, "length": 19, "height": 64, "width": 128},
+    {"batch": 1, "length": 7, "source": 5, "height": 96, "width": 64},
+    {"batch": 3, "length": 19, "source": 23, "height": 64, "width": 128},
 )
 
 
