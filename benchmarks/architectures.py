@@ -10,7 +10,7 @@ vocabulary is small, because an embedding table is nothing to fuse.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -217,7 +217,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         embed_dim=96,
     ),
     "segformer": _hugging_face(
-        "SegformerModel", image(128), (4, 19, 4), depths=[1, 1, 1, 1], hidden_sizes=[32, 64, 160, 256]
+        "SegformerModel",
+        image(128),
+        (4, 19, 4),
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[32, 64, 160, 256],
     ),
     "wav2vec2": _hugging_face(
         "Wav2Vec2Model",
@@ -226,9 +230,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         num_hidden_layers=LAYERS,
     ),
     "deberta": _hugging_face(
-        "DebertaV2Model", WORDS, (2, 5, 2), **{**_BERT, "num_attention_heads": 12},
-        hidden_size=768, intermediate_size=3072, relative_attention=True,
-        position_buckets=32, pos_att_type=["p2c", "c2p"],
+        "DebertaV2Model",
+        WORDS,
+        (2, 5, 2),
+        **{**_BERT, "num_attention_heads": 12},
+        hidden_size=768,
+        intermediate_size=3072,
+        relative_attention=True,
+        position_buckets=32,
+        pos_att_type=["p2c", "c2p"],
     ),
     "dinov2": _hugging_face("Dinov2Model", image(224), (2, 5, 2), num_hidden_layers=LAYERS),
     "beit": _hugging_face("BeitModel", image(224), (2, 5, 2), num_hidden_layers=LAYERS),
@@ -237,19 +247,44 @@ ARCHITECTURES: dict[str, Architecture] = {
         "PhiModel", WORDS, (2, 3, 2), fixed=NO_CACHE, **{**_LLAMA, "num_key_value_heads": 8}
     ),
     "gpt-neox": _hugging_face(
-        "GPTNeoXModel", WORDS, (2, 5, 2), fixed=NO_CACHE, **_BERT,
-        hidden_size=512, num_attention_heads=8, intermediate_size=2048,
+        "GPTNeoXModel",
+        WORDS,
+        (2, 5, 2),
+        fixed=NO_CACHE,
+        **_BERT,
+        hidden_size=512,
+        num_attention_heads=8,
+        intermediate_size=2048,
     ),
     "gptj": _hugging_face(
-        "GPTJModel", WORDS, (2, 3, 2), fixed=NO_CACHE,
-        vocab_size=VOCABULARY, n_layer=LAYERS, n_embd=512, n_head=8, rotary_dim=32,
+        "GPTJModel",
+        WORDS,
+        (2, 3, 2),
+        fixed=NO_CACHE,
+        vocab_size=VOCABULARY,
+        n_layer=LAYERS,
+        n_embd=512,
+        n_head=8,
+        rotary_dim=32,
     ),
     "opt": _hugging_face(
-        "OPTModel", WORDS, (2, 5, 0), fixed=NO_CACHE, **_BERT, hidden_size=768,
-        num_attention_heads=12, ffn_dim=3072,
+        "OPTModel",
+        WORDS,
+        (2, 5, 0),
+        fixed=NO_CACHE,
+        **_BERT,
+        hidden_size=768,
+        num_attention_heads=12,
+        ffn_dim=3072,
     ),
     "bloom": _hugging_face(
-        "BloomModel", WORDS, (2, 6, 2), fixed=NO_CACHE,
-        vocab_size=VOCABULARY, n_layer=LAYERS, hidden_size=512, n_head=8,
+        "BloomModel",
+        WORDS,
+        (2, 6, 2),
+        fixed=NO_CACHE,
+        vocab_size=VOCABULARY,
+        n_layer=LAYERS,
+        hidden_size=512,
+        n_head=8,
     ),
 }

@@ -222,6 +222,17 @@ def test_a_total_is_a_sum():
     assert len(feeds(text)) == 3
 
 
+def test_a_sum_that_no_name_tells():
+    """A decoder's cache, with a symbol for each of its tensors, and a mask over all of it."""
+    text = """g (float[B,s] a, float[B,p] p0, float[B,q] p1, float[B,t] m) => (float[B,?] y) {
+        c = Concat<axis = 1>(p0, a) d = Concat<axis = 1>(p1, a) y = Sum(c, d, m) }"""
+    found = feeds(text)
+    assert len(found) == 3
+    assert len(found.sizes["t"]) == 3
+    for feed in found.feeds:
+        assert feed["m"].shape[1] == feed["a"].shape[1] + feed["p0"].shape[1]
+
+
 def test_dimensions_without_a_name_are_tied_when_they_have_to_be():
     found = feeds("g (float[?,?] a, float[?,?] b) => (float[?,?] y) { y = Add(a, b) }")
     assert len(found) == 3

@@ -12,6 +12,7 @@ import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from onnx import TensorProto
 
@@ -21,6 +22,8 @@ from toolkit.optypes import ELEMENTWISE
 from toolkit.symbolic import Dim, Expr
 
 Sizes = dict[str, int]
+
+_MOST_SUMS = 30
 
 
 class Role(enum.Enum):
@@ -95,6 +98,7 @@ def first_sizes(roles: Mapping[str, Role], fixed: Mapping[str, int]) -> Iterator
     yield _complete(_natural(roles, 0, tied=True), fixed)
     yield _complete(_natural(roles, 1), fixed)
     yield _complete(_natural(roles, 1, tied=True), fixed)
+    yield from (_complete(sizes, fixed) for sizes in islice(_sums(roles, 0), _MOST_SUMS))
     steps = max(len(_LADDER[role]) for role in roles.values())
     for step in range(steps):
         sizes = {s: _LADDER[role][step % len(_LADDER[role])] for s, role in roles.items()}
@@ -111,6 +115,9 @@ def more_sizes(
     others = [s for s, role in roles.items() if role is not Role.BATCH]
     yield _complete(natural, fixed)
     yield _complete(tied, fixed)
+    for sizes, other in zip(_sums(roles, 0), _sums(roles, variation), strict=True):
+        if {s: taken[s] for s in others} == {s: sizes[s] for s in others}:
+            yield _complete(other, fixed)  # the same sum
     for change in (_doubled, _a_little_more, _halved):
         yield _complete({**batches, **{s: change(taken[s]) for s in others}}, fixed)
     yield _complete({**taken, **batches}, fixed)
@@ -132,6 +139,24 @@ def _natural(roles: Mapping[str, Role], variation: int, tied: bool = False) -> S
         for index, symbol in enumerate(members):
             sizes[symbol] = numbers.at(variation, 0 if tied else index)
     return {symbol: sizes[symbol] for symbol in roles}
+
+
+def _sums(roles: Mapping[str, Role], variation: int) -> Iterator[Sizes]:
+    """Sizes of which one is the sum of two: a decoder's mask covers its cache and its input.
+
+    The cache may have many symbols, one for every tensor: all get one size.
+    """
+    lengths = [symbol for symbol, role in roles.items() if role is Role.SEQUENCE]
+    if len(lengths) < 3:
+        return
+    tied = _natural(roles, variation, tied=True)
+    numbers = _NATURAL[Role.SEQUENCE]
+    for total in lengths:
+        for part in lengths:
+            if part != total:
+                new, old = numbers.at(variation, 0), numbers.at(variation, 1)
+                cache = dict.fromkeys(lengths, old)
+                yield {**tied, **cache, part: new, total: new + old}
 
 
 def _doubled(size: int) -> int:

@@ -1,0 +1,180 @@
+"""Scaled dot product attention, in every spelling: softmax(scale * Q K^T + bias) V.
+
+The two products and the softmax between them are the pattern; all that varies is read, not listed:
+`scores` reads scales, masks and biases, `heads` finds what query, key and value are views of. The
+result is the standard's Attention (opset 23) on tokens [batch, sequence, heads * size] where the
+operands can be had that way, otherwise on [batch, heads, sequence, size].
+
+Rows that are masked as a whole: an exporter writes `where(isnan(p), 0, p)` behind the softmax, and
+the operator gives 0 for them too. Without that guard the original gives NaN, and the fused model 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from passes.fuse.bias import BiasWriter, Layout
+from passes.fuse.heads import Form, Operand
+from passes.fuse.scores import Scores, keeps_matrices, read_scores
+from passes.operands import int_vector, reshape, transpose
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.misses import Miss
+from toolkit.model import Model
+from toolkit.pattern import maybe_cast, op, optional, var
+from toolkit.rules import apply_rules, rewrite
+from toolkit.symbolic import Dim
+from toolkit.tolerance import FLOAT, Tolerance
+from toolkit.types import TensorType
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
+
+_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
+"""Element types that the runtime has the operator for."""
+
+_VIEWS = [op.Reshape, op.Squeeze, op.Unsqueeze]
+
+_weights = op.Softmax(var("scores")).named("softmax")
+_guarded = op.Where(op.IsNaN(_weights), 0, _weights).named("guard")
+_probabilities = optional(_VIEWS, maybe_cast(_guarded | _weights))
+
+
+@rewrite(op.MatMul(_probabilities.when(keeps_matrices), var("v")), opset=23)
+def attention(
+    g: Graph, scores: str, v: str, softmax: NodeProto, guard: NodeProto | None, node: NodeProto
+) -> str:
+    """softmax(scale * Q K^T + bias) V"""
+    _require_last_axis(g, softmax)
+    found = read_scores(g, scores)
+    dtype = g.dtype(v)
+    if dtype not in _TYPES or g.dtype(found.query) != dtype or g.dtype(found.key) != dtype:
+        raise Miss("query, key and value are not of one type that Attention takes")
+    return Operands.of(g, found, v).write(found, guard is not None, node)
+
+
+def _require_last_axis(g: Graph, softmax: NodeProto) -> None:
+    rank = g.rank(softmax.input[0])
+    axis = nd.attr(softmax, "axis", -1)
+    if axis != -1 and (rank is None or axis != rank - 1):
+        raise Miss(f"{nd.label(softmax)} runs along axis {axis}, not along the keys")
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Query, key and value, each with the form in which the operator is to read it."""
+
+    g: Graph
+    query: tuple[Operand, Form]
+    key: tuple[Operand, Form]
+    value: tuple[Operand, Form]
+
+    @classmethod
+    def of(cls, g: Graph, scores: Scores, value: str) -> Operands:
+        """The cheapest forms that fit together; raises Miss when there are none."""
+        q, v = Operand(g, scores.query), Operand(g, value)
+        k = Operand(g, scores.key, sequence=-1, size=-2)
+        for one, what in ((q, "query"), (k, "key"), (v, "value")):
+            if one.rank not in (3, 4):
+                raise Miss(f"the {what} has {one.rank or 'an unknown number of'} axes, not 3 or 4")
+        second = Operand.apart if q.rank == 4 else Operand.merged
+        why = "query, key and value have no known number of heads"
+        for form in (Operand.tokens, second):
+            query, key, val = form(q), form(k), form(v)
+            if query is None or key is None or val is None:
+                continue
+            why = _mismatch(query, key, val, q.matrices)
+            if not why:
+                return cls(g, (q, query), (k, key), (v, val))
+        raise Miss(why)
+
+    @property
+    def on_tokens(self) -> bool:
+        return len(self.query[1].source.axes) - bool(self.query[1].target) == 3
+
+    def write(self, scores: Scores, guarded: bool, node: NodeProto) -> str:
+        """Write the operator, and bring what it gives into the shape that the MatMul had."""
+        g = self.g
+        (_, query), (_, key), (_, _) = self.query, self.key, self.value
+        names = [operand.write(form, node) for operand, form in (self.query, self.key, self.value)]
+        if scores.biases:
+            layout = Layout(
+                query.batch, query.heads, query.sequence, key.sequence, g.dtype(names[0]), guarded
+            )
+            writer = BiasWriter(g, layout, node)
+            bias, shape = writer.total(scores.biases)
+            axis = 1 if self.on_tokens else 2
+            queries, keys = (
+                g.op("Shape", name, at=node, start=axis, end=axis + 1) for name in names[:2]
+            )
+            names.append(writer.full(bias, shape, queries, keys))
+        scale = scores.scale * query.source.scale * key.source.scale
+        attributes: dict[str, Any] = {"scale": scale}
+        if scores.cap:
+            # Inside of the cap the scores are divided by it.
+            attributes = {"scale": scale * scores.cap, "softcap": scores.cap}
+        if self.on_tokens:
+            attributes.update(q_num_heads=query.heads, kv_num_heads=key.heads)
+        result = g.op("Attention", *names, at=node, **attributes)
+        return self._as_before(self._rescaled(result, node), node)
+
+    def _rescaled(self, result: str, node: NodeProto) -> str:
+        """What was multiplied into the values on their way here is made up for behind."""
+        scale = self.value[1].source.scale
+        if scale == 1.0:
+            return result
+        kind = helper.tensor_dtype_to_np_dtype(self.g.dtype(node.output[0]))
+        return self.g.op("Mul", result, self.g.constant(np.array(scale, kind)), at=node)
+
+    def _as_before(self, result: str, node: NodeProto) -> str:
+        """[batch, heads, sequence, size], or with batch and heads merged as the MatMul had it."""
+        g, query, value = self.g, self.query[1], self.value[1]
+        dtype, wanted = g.dtype(node.output[0]), g.shape(node.output[0])
+        batch, length, heads, size = query.batch, query.sequence, query.heads, value.size
+        if self.on_tokens:
+            g.learn_type(result, TensorType(dtype, (batch, length, heads * size)))
+            if heads == 1 and wanted is not None and len(wanted) == 3:
+                return result
+            result = reshape(g, result, (0, 0, heads, size), at=node)
+            g.learn_type(result, TensorType(dtype, (batch, length, heads, size)))
+            result = transpose(g, result, (0, 2, 1, 3), at=node)
+        g.learn_type(result, TensorType(dtype, (batch, heads, length, size)))
+        if wanted is not None and len(wanted) == 3:
+            length_now = g.op("Shape", result, at=node, start=2, end=3)
+            target = g.op(
+                "Concat", int_vector(g, [-1]), length_now, int_vector(g, [size]), at=node, axis=0
+            )
+            result = g.op("Reshape", result, target, at=node)
+        return result
+
+
+def _mismatch(query: Form, key: Form, value: Form, matrices: Dim) -> str:
+    """Why these do not fit together; blank when they do."""
+    if query.batch * query.heads != matrices:
+        return "the query's heads are repeated"
+    if not query.batch == key.batch == value.batch:
+        return f"the batches differ: {query.batch}, {key.batch}, {value.batch}"
+    # The MatMuls see to it that keys and values, and the sizes of queries and keys, are as many.
+    if key.heads != value.heads or query.heads % key.heads:
+        return f"the heads do not fit: {query.heads}, {key.heads}, {value.heads}"
+    return ""
+
+
+RULES = (attention,)
+
+
+@dataclass(frozen=True, slots=True)
+class FuseAttention:
+    """Find scaled dot product attention, and write it as one operator."""
+
+    name: ClassVar[str] = "fuse-attention"
+    tolerance: ClassVar[Tolerance] = FLOAT
+    cores: ClassVar[Mapping[str, tuple[str, ...]]] = {"attention": ("Softmax",)}
+
+    def run(self, model: Model, ctx: Context) -> None:
+        apply_rules(model, RULES, ctx)

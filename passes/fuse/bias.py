@@ -1,0 +1,177 @@
+"""The bias of an attention: all that is added to the scores, as one value of the shape it needs.
+
+The runtime takes a mask [batch or 1, heads or 1, queries, keys] with all of its rows and columns.
+A row of minus infinity gives 0, and so does a row of the lowest finite number: but a model that
+masks with that number means a softmax of equal scores, the mean of all values. Such masks are
+written with a number that is nearly as low.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from passes.fuse.scores import Bias
+from passes.operands import broadcast, int_vector
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.misses import Miss
+from toolkit.symbolic import Dim
+from toolkit.types import Shape, TensorType
+
+_FLOOR: dict[int, float] = {TensorProto.FLOAT: -1e38, TensorProto.FLOAT16: -6e4}
+"""The lowest mask value, by element type, that the runtime adds like any other."""
+
+_MOST_ANCESTORS = 64
+_LARGEST_MASK = 1 << 22
+"""Elements of a constant that is searched for mask values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The scores of an attention: their sizes, and the element type that it computes in."""
+
+    batch: Dim
+    heads: int
+    queries: Dim
+    keys: Dim
+    dtype: int
+    guarded: bool
+    """Whether the original gives 0 for a row that is masked as a whole by minus infinity."""
+
+
+@dataclass(slots=True)
+class BiasWriter:
+    """Writes the terms of a bias into a graph, next to `at`."""
+
+    g: Graph
+    layout: Layout
+    at: NodeProto
+
+    def total(self, biases: list[Bias]) -> tuple[str, Shape]:
+        """The sum of the terms and its shape."""
+        g = self.g
+        whole, shape = "", ()
+        for bias in biases:
+            term, its_shape = self._term(bias)
+            if whole:
+                both = broadcast(shape, its_shape)
+                if both is None:
+                    raise Miss(f"the biases {whole} and {term} have shapes that may differ")
+                whole, shape = g.op("Add", whole, term, at=self.at), both
+                g.learn_type(whole, TensorType(self.layout.dtype, shape))
+            else:
+                whole, shape = term, its_shape
+        return whole, shape
+
+    def full(self, value: str, shape: Shape, queries: str, keys: str) -> str:
+        """The bias with all rows and columns; `queries` and `keys` hold their numbers."""
+        g = self.g
+        rows = shape[-2] if len(shape) > 1 else 1
+        columns = shape[-1] if shape else 1
+        if (rows, columns) == (self.layout.queries, self.layout.keys):
+            return value
+        one = int_vector(g, [1])
+        height = one if rows == self.layout.queries else queries
+        width = one if columns == self.layout.keys else keys
+        target = g.op("Concat", one, one, height, width, at=self.at, axis=0)
+        return g.op("Expand", value, target, at=self.at)
+
+    # -- one term
+
+    def _term(self, bias: Bias) -> tuple[str, Shape]:
+        g, layout = self.g, self.layout
+        shape = g.shape(bias.value)
+        if shape is None:
+            raise Miss(f"the shape of the bias '{bias.value}' is not known")
+        value = self._plain(bias) if bias.masked is None else self._select(bias)
+        g.learn_type(value, TensorType(layout.dtype, shape))
+        return self._with_heads(value, shape, bias.rank)
+
+    def _select(self, bias: Bias) -> str:
+        low = bias.masked or 0.0
+        if np.isfinite(low):
+            low = max(low, _FLOOR[self.layout.dtype])
+        zero, low = self._constant(0.0), self._constant(low)
+        pair = (low, zero) if bias.where_true else (zero, low)
+        return self.g.op("Where", bias.value, *pair, at=self.at)
+
+    def _plain(self, bias: Bias) -> str:
+        g, dtype = self.g, self.layout.dtype
+        value = bias.value
+        lowest, infinite, unknown = _mask_values(g, value)
+        if lowest and infinite:
+            raise Miss(f"the bias '{value}' masks with the lowest number and with -inf")
+        if lowest or (unknown and not self.layout.guarded):
+            floor = np.array(_FLOOR[dtype], helper.tensor_dtype_to_np_dtype(g.dtype(value)))
+            value = g.op("Max", value, g.constant(floor, "lowest"), at=self.at)
+        if g.dtype(bias.value) != dtype:
+            value = g.op("Cast", value, at=self.at, to=dtype)
+        if bias.factor != 1.0:
+            value = g.op("Mul", value, self._constant(bias.factor), at=self.at)
+        return value
+
+    def _constant(self, number: float) -> str:
+        kind = helper.tensor_dtype_to_np_dtype(self.layout.dtype)
+        return self.g.constant(np.array(number, kind), "bias")
+
+    def _with_heads(self, value: str, shape: Shape, rank: int) -> tuple[str, Shape]:
+        """A term [matrices, queries, keys] as [batch, heads, queries, keys]."""
+        g, layout = self.g, self.layout
+        if len(shape) > 4 or len(shape) > rank:
+            raise Miss(f"the bias '{value}' has more axes than the scores")
+        matrices: Dim = shape[-3] if len(shape) > 2 else 1
+        if all(size == 1 for size in shape[:-2]):
+            return value, shape
+        if rank == 4:
+            if layout.heads == 1 and matrices != 1:
+                raise Miss(f"the bias '{value}' has heads, the scores have none")
+            return value, shape
+        if matrices != layout.batch * layout.heads:
+            raise Miss(f"the bias '{value}' is for {matrices} matrices")
+        apart = (layout.batch, layout.heads, *shape[-2:])
+        rest = g.op("Shape", value, at=self.at, start=1)
+        target = g.op(
+            "Concat", int_vector(g, [-1, layout.heads], "heads"), rest, at=self.at, axis=0
+        )
+        reshaped = g.op("Reshape", value, target, at=self.at)
+        g.learn_type(reshaped, TensorType(layout.dtype, apart))
+        return reshaped, apart
+
+
+def _mask_values(g: Graph, value: str) -> tuple[bool, bool, bool]:
+    """What a bias may contain: the lowest finite number, minus infinity, anything the caller says.
+
+    It is looked for among the constants that the bias is computed from.
+    """
+    lowest = infinite = unknown = False
+    pending, seen = [value], {value}
+    while pending:
+        name = pending.pop()
+        constant = g.const(name)
+        node = g.producer(name)
+        if constant is not None:
+            if constant.dtype.kind == "f" and 0 < constant.size <= _LARGEST_MASK:
+                least = float(constant.min())
+                infinite = infinite or bool(np.isneginf(constant).any())
+                finite = constant[np.isfinite(constant)] if np.isneginf(least) else constant
+                lowest = lowest or (finite.size > 0 and float(finite.min()) <= _lowest(constant))
+        elif node is None:
+            unknown = unknown or g.dtype(name) in _FLOOR
+        elif len(seen) > _MOST_ANCESTORS:
+            unknown = True
+        else:
+            inputs = node.input[1:] if nd.is_op(node, "Where") else node.input
+            if nd.is_op(node, "Cast") and g.dtype(node.input[0]) not in _FLOOR:
+                continue  # booleans and integers mask nothing by themselves
+            fresh = [one for one in inputs if one and one not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+    return lowest, infinite, unknown
+
+
+def _lowest(constant: np.ndarray) -> float:
+    """From here down, a number of this type is taken for the lowest."""
+    return 0.99 * float(np.finfo(constant.dtype).min)

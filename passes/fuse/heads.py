@@ -1,0 +1,171 @@
+"""Operands of attention in the forms that the Attention operator takes.
+
+A value whose last two axes are (sequence, head size), or the other way round for a transposed key,
+is wanted either as tokens [batch, sequence, heads * head size], the fastest form, or with its heads
+apart [batch, heads, sequence, head size]. Heads that are only repeated (grouped queries) are left
+out of both: the operator repeats them itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from passes.fuse.factors import Axis, Factor, Source, Trace, int_product, leaves, size_of
+from passes.operands import reshape, transpose
+from toolkit.graph import Graph
+from toolkit.symbolic import Dim
+from toolkit.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How to make an operand of `source`: reshaped to `target` if need be, axes moved by `perm`."""
+
+    source: Source
+    target: tuple[int, ...]
+    perm: tuple[int, ...]
+    batch: Dim
+    sequence: Dim
+    heads: int
+    size: int
+
+    @property
+    def steps(self) -> int:
+        """Nodes that it takes."""
+        return bool(self.target) + bool(self.perm)
+
+
+class Operand:
+    """Query, key or value: the value that a MatMul reads, and what it is a view of."""
+
+    def __init__(
+        self, g: Graph, value: str, sequence: int = -2, size: int = -1, scaled: bool = True
+    ) -> None:
+        """`sequence` and `size` are axes counted from the back, those before are batch and heads.
+
+        `scaled`: what it is a view of may differ by a factor, which the form then names.
+        """
+        self._g = g
+        trace = Trace(g, value)
+        self.rank = rank = len(trace.axes)
+        self._sources = [s for s in trace.sources if scaled or s.scale == 1.0]
+        before = [trace.axes[i] for i in range(rank) if i - rank not in (sequence, size)]
+        self._prefix = [factor for axis in before for factor in axis]
+        nothing: Axis = ()
+        self._sequence = trace.axes[sequence] if rank > 2 else nothing
+        self._size = trace.axes[size] if rank > 2 else nothing
+
+    @property
+    def matrices(self) -> Dim:
+        """How many matrices there are: batch times heads."""
+        return size_of(self._prefix)
+
+    def tokens(self) -> Form | None:
+        """The operand as [batch, sequence, heads * size], with as many heads as can be told."""
+        found = [form for source in self._sources for form in self._token_forms(source)]
+        return max(found, key=lambda form: (form.heads, -form.steps), default=None)
+
+    def merged(self) -> Form | None:
+        """The operand as [matrices, sequence, size]: one head, and a batch of all matrices."""
+        found = [form for source in self._sources for form in self._token_forms(source)]
+        single = [form for form in found if form.heads == 1 and form.batch == self.matrices]
+        return min(single, key=lambda form: form.steps, default=None)
+
+    def apart(self) -> Form | None:
+        """The operand as [batch, heads, sequence, size]."""
+        found = [form for source in self._sources for form in self._apart_forms(source)]
+        # The farthest of the cheapest: what lies between may then go.
+        return min(reversed(found), key=lambda form: (form.steps, form.heads), default=None)
+
+    def _token_forms(self, source: Source) -> list[Form]:
+        """The source as tokens: with its last two axes merged, or its first two changed."""
+        axes = [leaves(axis) for axis in source.axes]
+        if len(axes) == 4:
+            axes = [axes[0], axes[1], axes[2] + axes[3]]
+            merged = int_product(axes[2])
+            if merged is None:
+                return []
+            target: tuple[int, ...] = (0, 0, merged)
+        elif len(axes) == 3:
+            target = ()
+        else:
+            return []
+        forms: list[Form] = []
+        for first, second, perm in ((0, 1, ()), (1, 0, (1, 0, 2))):
+            form = self._form(source, axes[first], axes[second], axes[2], target, perm)
+            if form is not None:
+                forms.append(form)
+        return forms
+
+    def _form(
+        self,
+        source: Source,
+        batch: list[Factor],
+        sequence: list[Factor],
+        rest: list[Factor],
+        target: tuple[int, ...],
+        perm: tuple[int, ...],
+    ) -> Form | None:
+        prefix, size = leaves(self._prefix), leaves(self._size)
+        if sequence != leaves(self._sequence) or prefix[: len(batch)] != batch:
+            return None
+        heads = rest[: len(rest) - len(size)]
+        if heads + size != rest or not self._heads_are(prefix[len(batch) :], heads):
+            return None
+        return self._made(source, batch, sequence, heads, target, perm)
+
+    def _apart_forms(self, source: Source) -> list[Form]:
+        axes = [leaves(axis) for axis in source.axes]
+        if len(axes) != 4:
+            return []
+        prefix, sequence, size = leaves(self._prefix), leaves(self._sequence), leaves(self._size)
+        if prefix[: len(axes[0])] != axes[0]:
+            return []
+        if not self._heads_are(prefix[len(axes[0]) :], axes[1]):
+            return []
+        if axes[2:] == [sequence, size]:
+            perm: tuple[int, ...] = ()
+        elif axes[2:] == [size, sequence]:
+            perm = (0, 1, 3, 2)
+        else:
+            return []
+        form = self._made(source, axes[0], sequence, axes[1], (), perm)
+        return [] if form is None else [form]
+
+    @staticmethod
+    def _heads_are(wanted: list[Factor], heads: list[Factor]) -> bool:
+        """Whether these are the heads, or each of them is repeated as often as the rest says."""
+        return wanted[: len(heads)] == heads
+
+    def _made(
+        self,
+        source: Source,
+        batch: list[Factor],
+        sequence: list[Factor],
+        heads: list[Factor],
+        target: tuple[int, ...],
+        perm: tuple[int, ...],
+    ) -> Form | None:
+        # Behind the heads only repetitions may follow, of which the source knows nothing.
+        own = {factor for axis in source.axes for factor in leaves(axis)}
+        repeats = leaves(self._prefix)[len(batch) + len(heads) :]
+        count, size = int_product(heads), int_product(self._size)
+        if count is None or size is None or own.intersection(repeats):
+            return None
+        return Form(source, target, perm, size_of(batch), size_of(sequence), count, size)
+
+    def write(self, form: Form, at: NodeProto) -> str:
+        """The operand in this form."""
+        g, value = self._g, form.source.value
+        dtype = g.dtype(value)
+        shape = g.shape(value) or ()
+        if form.target:
+            value = reshape(g, value, form.target, at=at)
+            shape = (*shape[:2], form.target[2])
+            g.learn_type(value, TensorType(dtype, shape))
+        if form.perm:
+            value = transpose(g, value, form.perm, at=at)
+            g.learn_type(value, TensorType(dtype, tuple(shape[axis] for axis in form.perm)))
+        return value

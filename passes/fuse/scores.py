@@ -1,0 +1,199 @@
+"""What goes into the softmax of an attention, whatever its spelling.
+
+    scores = scale * (query . key^T) + bias_1 + bias_2 + ...
+
+Scales may stand before, between or behind the biases, masks may be added or selected by Where, and
+a cap may limit the products (`cap * tanh(x / cap)`). Reading goes from the softmax towards the
+product of the two matrices, and keeps what it passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import NodeProto
+
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.misses import Miss
+from toolkit.types import FLOATS
+
+_LONGEST_CHAIN = 16
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
+
+ABSORBING = -1e9
+"""From here on, adding a mask value to any reasonable score gives the mask value itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """A term `factor * value`, or `masked` (a number) where the condition `value` says so."""
+
+    value: str
+    rank: int
+    """How many axes the scores have that it is added to."""
+    factor: float = 1.0
+    masked: float | None = None
+    where_true: bool = False
+    """Whether it is a true condition that masks, or a false one."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """Two matrices to be multiplied, and what happens to the product before the softmax."""
+
+    query: str = ""
+    key: str = ""
+    """Transposed: [..., head size, sequence]."""
+    scale: float = 1.0
+    cap: float = 0.0
+    biases: list[Bias] = field(default_factory=list[Bias])
+
+
+def read_scores(g: Graph, value: str) -> Scores:
+    """The scores that `value` is; raises Miss with the reason when it is none."""
+    found = Scores()
+    for _ in range(_LONGEST_CHAIN):
+        node = g.producer(value)
+        if node is None or node.domain not in nd.STANDARD_DOMAINS:
+            raise Miss(f"the scores '{value}' are no product of query and key")
+        if node.op_type == "MatMul":
+            found.query, found.key = node.input
+            return found
+        value = _step(g, node, value, found)
+    raise Miss(f"more than {_LONGEST_CHAIN} operators between query . key and the softmax")
+
+
+def _step(g: Graph, node: NodeProto, value: str, found: Scores) -> str:
+    """Pass one operator; the value that leads on towards the product."""
+    op = node.op_type
+    if op in ("Add", "Sub"):
+        return _pass_bias(g, node, found)
+    if op in ("Mul", "Div"):
+        return _pass_scale(g, node, found)
+    if op == "Where":
+        return _pass_mask(g, node, found)
+    if op == "Tanh":
+        if found.cap or found.scale <= 0:
+            raise Miss(f"{nd.label(node)} is no cap of the scores")
+        found.cap, found.scale = found.scale, 1.0
+        return node.input[0]
+    if op == "Cast" and g.dtype(node.input[0]) in FLOATS and g.dtype(value) in FLOATS:
+        return node.input[0]
+    if op in _VIEWS and keeps_matrices(g, value):
+        return node.input[0]
+    raise Miss(f"{nd.label(node)} stands between query . key and the softmax")
+
+
+def keeps_matrices(g: Graph, value: str) -> bool:
+    """Whether a view regroups the batch only: the last two axes are what they were."""
+    node = g.producer(value)
+    if not nd.is_op(node, *_VIEWS) or node is None:
+        return True
+    before, after = g.shape(node.input[0]), g.shape(value)
+    if before is None or after is None or min(len(before), len(after)) < 2:
+        return False
+    return before[-2:] == after[-2:]
+
+
+def _pass_bias(g: Graph, node: NodeProto, found: Scores) -> str:
+    sides = [name for name in node.input if _leads_to_product(g, name)]
+    if node.op_type == "Sub" and node.input[0] not in sides:
+        raise Miss(f"{nd.label(node)} subtracts the scores")
+    if len(sides) != 1:
+        what = "no" if not sides else "more than one"
+        raise Miss(f"{nd.label(node)} adds {what} product of query and key")
+    if found.cap:
+        raise Miss(f"{nd.label(node)} is added before the scores are capped")
+    other = node.input[1 - list(node.input).index(sides[0])]
+    factor = found.scale if node.op_type == "Add" else -found.scale
+    found.biases.append(_bias(g, other, _rank(g, sides[0]), factor))
+    return sides[0]
+
+
+def _bias(g: Graph, value: str, rank: int, factor: float) -> Bias:
+    """A term of the scores; one that is 0 where a condition says so is that condition."""
+    node = g.producer(value)
+    if node is not None and nd.is_op(node, "Where"):
+        chosen, other = (_number(g, name) for name in node.input[1:])
+        if chosen == 0 and other is not None:
+            return Bias(node.input[0], rank, masked=other * factor)
+        if other == 0 and chosen is not None:
+            return Bias(node.input[0], rank, masked=chosen * factor, where_true=True)
+    return Bias(value, rank, factor)
+
+
+def _number(g: Graph, value: str) -> float | None:
+    """The scalar constant that `value` is."""
+    found = g.const(value)
+    if found is None or found.size != 1 or found.dtype.kind != "f":
+        return None
+    return float(found.reshape(-1)[0])
+
+
+def _rank(g: Graph, value: str) -> int:
+    rank = g.rank(value)
+    if rank is None:
+        raise Miss(f"the number of axes of '{value}' is not known")
+    return rank
+
+
+def _pass_scale(g: Graph, node: NodeProto, found: Scores) -> str:
+    for index in (0, 1) if node.op_type == "Mul" else (0,):
+        factor = _number(g, node.input[1 - index])
+        if factor is not None:
+            if not factor or not np.isfinite(factor):
+                raise Miss(f"{nd.label(node)} scales by {factor}")
+            found.scale *= factor if node.op_type == "Mul" else 1 / factor
+            return node.input[index]
+    raise Miss(f"{nd.label(node)} scales by something that is no constant")
+
+
+def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
+    """Where(keep, scores, low): adding Where(keep, 0, low) is the same if `low` absorbs scores."""
+    condition, chosen, other = node.input
+    for scores, low, where_true in ((chosen, other, False), (other, chosen, True)):
+        masked = _number(g, low)
+        if masked is None or not _leads_to_product(g, scores):
+            continue
+        if found.cap:
+            raise Miss(f"{nd.label(node)} masks before the scores are capped")
+        if not masked <= ABSORBING and not _leaves_some(g, condition, where_true, masked):
+            raise Miss(
+                f"{nd.label(node)} masks with {masked:g}: a row that is masked as a whole would "
+                "change"
+            )
+        rank = _rank(g, scores)
+        found.biases.append(Bias(condition, rank, 1.0, masked * found.scale, where_true))
+        return scores
+    raise Miss(f"{nd.label(node)} does not select between scores and a constant")
+
+
+def _leaves_some(g: Graph, condition: str, where_true: bool, masked: float) -> bool:
+    """Whether a constant condition masks no row as a whole, and by more than scores can be."""
+    keep = g.const(condition)
+    if keep is None or keep.ndim < 2 or masked > -1000:
+        return False
+    kept = ~keep.astype(bool) if where_true else keep.astype(bool)
+    return bool(kept.any(axis=-1).all())
+
+
+def _leads_to_product(g: Graph, value: str) -> bool:
+    """Whether `value` is a product of two matrices that both vary, but for scales and masks."""
+    pending, seen = [value], 0
+    while pending and seen < 2 * _LONGEST_CHAIN:
+        seen += 1
+        node = g.producer(pending.pop())
+        if node is None or node.domain not in nd.STANDARD_DOMAINS:
+            continue
+        if node.op_type == "MatMul":
+            if not any(map(g.is_const, node.input)):
+                return True
+        elif node.op_type in ("Add", "Sub", "Mul", "Div"):
+            pending.extend(node.input)
+        elif node.op_type == "Where":
+            pending.extend(node.input[1:])
+        elif node.op_type in ("Cast", "Tanh", *_VIEWS):
+            pending.append(node.input[0])
+    return False

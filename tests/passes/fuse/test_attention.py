@@ -1,0 +1,303 @@
+"""Attention: spellings that mean the same become one operator, and near misses stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from passes.fuse.attention import RULES, FuseAttention
+from passes.shapes import Shapes
+from tests.checks import check, model
+from toolkit.model import Model
+from toolkit.pipeline import Context
+from toolkit.rules import explain
+
+HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """The pass on a model whose shapes are known, as it runs in the group."""
+
+    def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
+        FuseAttention().run(model, ctx)
+
+
+def graph(
+    body: str, inputs: str = "", output: str = "float[N, 2, S, 4] y", weights: str = ""
+) -> str:
+    """Query [N, 2, S, 4], key and value [N, 2, T, 4] with their heads apart, then `body`."""
+    more = f", {inputs}" if inputs else ""
+    return f"""{HEADER}g (float[N, S, 8] x, float[N, T, 8] c, float[N, T, 8] z{more}) => ({output})
+        <int64[4] heads = {{0, 0, 2, 4}}, float root = {{0.70710678}}, float half = {{0.5}},
+         float zero = {{0}}, float two = {{2}}{weights}> {{
+        x4 = Reshape (x, heads)  q = Transpose <perm = [0, 2, 1, 3]> (x4)
+        c4 = Reshape (c, heads)  k = Transpose <perm = [0, 2, 1, 3]> (c4)
+        kt = Transpose <perm = [0, 1, 3, 2]> (k)
+        z4 = Reshape (z, heads)  v = Transpose <perm = [0, 2, 1, 3]> (z4)
+        {body}
+    }}"""
+
+
+PLAIN = "qk = MatMul (q, kt) s = Mul (qk, half) p = Softmax <axis = -1> (s) y = MatMul (p, v)"
+
+
+def census(subject: Model) -> Counter[str]:
+    return Counter(node.op_type for node in subject.graph.nodes)
+
+
+def fused(text: str, inputs: dict[str, Any] | None = None, atol: float = 1e-5) -> Any:
+    """The one Attention that the model has become."""
+    result = check(Fuse(), text, inputs=inputs, atol=atol)
+    found = [node for node in result.graph.nodes if node.op_type == "Attention"]
+    assert len(found) == 1
+    assert "Softmax" not in census(result)
+    return result, found[0]
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    return {a.name: (a.f if a.type == 1 else a.i) for a in node.attribute}
+
+
+def feeds(**more: Any) -> dict[str, Any]:
+    """Two sequences, five queries, seven keys."""
+    random = np.random.default_rng(0)
+    shapes = {"x": (2, 5, 8), "c": (2, 7, 8), "z": (2, 7, 8)}
+    given = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    return {**given, **more}
+
+
+def test_tokens_go_in_with_their_heads_counted() -> None:
+    result, node = fused(graph(PLAIN))
+    assert list(node.input) == ["x", "c", "z"]
+    assert attributes(node) == {"scale": 0.5, "q_num_heads": 2, "kv_num_heads": 2}
+    assert census(result)["MatMul"] == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Mul (q, root) b = Mul (kt, root) s = MatMul (a, b) p = Softmax <axis = -1> (s)",
+        "a = Div (q, two) s = MatMul (a, kt) p = Softmax <axis = -1> (s)",
+        "b = Mul (half, k) bt = Transpose <perm = [0, 1, 3, 2]> (b) s = MatMul (q, bt)"
+        " p = Softmax <axis = -1> (s)",
+        "qk = MatMul (q, kt) s = Div (qk, two) p = Softmax <axis = 3> (s)",
+    ],
+    ids=["square roots", "on the query", "on the key", "on the scores"],
+)
+def test_the_scale_may_stand_anywhere(body: str) -> None:
+    _, node = fused(graph(f"{body} y = MatMul (p, v)"))
+    assert attributes(node)["scale"] == pytest.approx(0.5)
+
+
+def test_a_scaled_value_is_made_up_for() -> None:
+    body = PLAIN.replace("MatMul (p, v)", "MatMul (p, w)")
+    result, _ = fused(graph("w = Mul (v, two) " + body))
+    assert census(result)["Mul"] == 1
+
+
+# -- masks and biases
+
+ADDED = "s2 = Add (s, m) p = Softmax <axis = -1> (s2) y = MatMul (p, v)"
+SCORES = "qk = MatMul (q, kt) s = Mul (qk, half) "
+
+
+@pytest.mark.parametrize("shape", ["N, 1, 1, T", "1, 1, S, T", "N, 2, S, T", "S, T", "1, 1, 1, T"])
+def test_additive_masks_of_any_shape(shape: str) -> None:
+    sizes = {"N": 2, "S": 5, "T": 7}
+    mask = np.zeros([sizes.get(s, int(s) if s.isdigit() else 0) for s in shape.split(", ")])
+    mask[..., 3:] = -3.0
+    fused(graph(SCORES + ADDED, f"float[{shape}] m"), feeds(m=mask.astype(np.float32)))
+
+
+LOWEST = "-3.4028234663852886e+38"
+
+
+@pytest.mark.parametrize("low", ["-inf", LOWEST, "-10000.0"])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_rows_that_are_masked_as_a_whole(low: str, guarded: bool) -> None:
+    """Minus infinity behind a guard gives 0; numbers give a softmax of what is left."""
+    guard = "n = IsNaN (p0) p = Where (n, zero, p0)" if guarded else "p = Identity (p0)"
+    body = f"""{SCORES} m = Where (keep, zero, low) s2 = Add (s, m)
+        p0 = Softmax <axis = -1> (s2) {guard} y = MatMul (p, v)"""
+    keep = np.ones((2, 1, 5, 7), bool)
+    keep[..., 4:] = False
+    if low != "-inf" or guarded:
+        keep[0, :, 2] = False
+    text = graph(body, "bool[N, 1, S, T] keep", weights=f", float low = {{{low}}}")
+    if guarded:
+        fused(text, feeds(keep=keep))
+        return
+    # An Identity between softmax and product is for `cleanup`, which runs before.
+    text = text.replace("p = Identity (p0)", "").replace("p0 =", "p =")
+    fused(text, feeds(keep=keep))
+
+
+def test_the_lowest_number_inside_of_a_sum_of_masks() -> None:
+    body = f"""{SCORES} w = Where (keep, zero, low) m = Add (w, r) s2 = Add (s, m)
+        p = Softmax <axis = -1> (s2) y = MatMul (p, v)"""
+    keep = np.ones((2, 1, 1, 7), bool)
+    keep[0] = False
+    weights = f", float low = {{{LOWEST}}}, float[1, 2, 1, 1] r = {{0.5, 0.25}}"
+    result, _ = fused(graph(body, "bool[N, 1, 1, T] keep", weights=weights), feeds(keep=keep))
+    assert census(result)["Max"] == 1
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_masks_that_select_the_scores(inverted: bool) -> None:
+    pair = "low, s" if inverted else "s, low"
+    body = f"""{SCORES} s2 = Where (keep, {pair}) p = Softmax <axis = -1> (s2)
+        y = MatMul (p, v)"""
+    keep = np.tril(np.ones((5, 7), bool))
+    keep[3] = False
+    keep = ~keep if inverted else keep
+    weights = f", float low = {{{LOWEST}}}"
+    fused(graph(body, "bool[S, T] keep", weights=weights), feeds(keep=keep))
+
+
+def test_a_mask_value_that_scores_can_reach_is_a_near_miss() -> None:
+    body = f"{SCORES} s2 = Where (keep, s, low) p = Softmax <axis = -1> (s2) y = MatMul (p, v)"
+    text = graph(body, "bool[S, T] keep", weights=", float low = {-10.0}")
+    check(Fuse(), text, near_miss=True, inputs=feeds(keep=np.ones((5, 7), bool)))
+
+
+def test_a_bias_before_the_scale_is_scaled() -> None:
+    body = "qk = MatMul (q, kt) b = Add (qk, m) s = Mul (b, half) p = Softmax <axis = -1> (s)"
+    mask = np.random.default_rng(1).standard_normal((2, 2, 5, 7)).astype(np.float32)
+    fused(graph(f"{body} y = MatMul (p, v)", "float[N, 2, S, T] m"), feeds(m=mask))
+
+
+def test_a_cap() -> None:
+    body = f"{SCORES} d = Div (s, two) t = Tanh (d) u = Mul (t, two) p = Softmax <axis = -1> (u)"
+    _, node = fused(graph(f"{body} y = MatMul (p, v)"))
+    assert attributes(node)["softcap"] == pytest.approx(2.0)
+
+
+# -- heads
+
+
+def test_repeated_heads_are_left_to_the_operator() -> None:
+    """Grouped queries: each of 2 heads of keys and values serves 2 heads of queries."""
+    text = f"""{HEADER}g (float[N, S, 16] x, float[N, T, 8] c, float[N, T, 8] z)
+        => (float[N, 4, S, 4] y)
+        <int64[4] four = {{0, 0, 4, 4}}, int64[4] two = {{0, 0, 2, 4}}, int64[1] axis = {{2}},
+         int64[5] twice = {{1, 1, 2, 1, 1}}, int64[4] all = {{0, 4, -1, 4}}, float s = {{0.5}}> {{
+        x4 = Reshape (x, four) q = Transpose <perm = [0, 2, 1, 3]> (x4)
+        c4 = Reshape (c, two) k2 = Transpose <perm = [0, 2, 1, 3]> (c4)
+        k5 = Unsqueeze (k2, axis) k6 = Expand (k5, twice) k = Reshape (k6, all)
+        z4 = Reshape (z, two) v2 = Transpose <perm = [0, 2, 1, 3]> (z4)
+        v5 = Unsqueeze (v2, axis) v6 = Expand (v5, twice) v = Reshape (v6, all)
+        kt = Transpose <perm = [0, 1, 3, 2]> (k)
+        qk = MatMul (q, kt) sc = Mul (qk, s) p = Softmax <axis = -1> (sc) y = MatMul (p, v)
+    }}"""
+    _, node = fused(text)
+    assert attributes(node) | {"scale": 0} == {"scale": 0, "q_num_heads": 4, "kv_num_heads": 2}
+    # Repeated as a whole, head 1 would serve queries 1 and 3: another order of heads.
+    other = text.replace("int64[1] axis = {2}", "int64[1] axis = {1}").replace(
+        "int64[5] twice = {1, 1, 2, 1, 1}", "int64[5] twice = {1, 2, 1, 1, 1}"
+    )
+    _, node = fused(other)
+    assert attributes(node) == {"scale": 0.5}  # on the repeated values, with their heads apart
+
+
+def test_one_head_for_all_by_broadcasting() -> None:
+    text = f"""{HEADER}g (float[N, 2, S, 4] q, float[N, 1, T, 4] k, float[N, 1, T, 4] v)
+        => (float[N, 2, S, 4] y) {{
+        kt = Transpose <perm = [0, 1, 3, 2]> (k)
+        s = MatMul (q, kt) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+    }}"""
+    fused(text)
+
+
+def test_a_batch_by_broadcasting_is_a_near_miss() -> None:
+    text = f"""{HEADER}g (float[3, 2, S, 4] q, float[1, 2, T, 4] k, float[1, 2, T, 4] v)
+        => (float[3, 2, S, 4] y) {{
+        kt = Transpose <perm = [0, 1, 3, 2]> (k)
+        s = MatMul (q, kt) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+    }}"""
+    check(Fuse(), text, near_miss=True)
+
+
+def test_matrices_without_heads() -> None:
+    """[batch * heads, sequence, size], as old exporters write it."""
+    text = f"""{HEADER}g (float[M, S, 4] q, float[M, T, 4] k, float[M, T, 4] v, float[M, 1, T] m)
+        => (float[M, S, 4] y) {{
+        kt = Transpose <perm = [0, 2, 1]> (k)
+        s = MatMul (q, kt) b = Add (s, m) p = Softmax <axis = -1> (b) y = MatMul (p, v)
+    }}"""
+    _, node = fused(text)
+    assert attributes(node)["q_num_heads"] == 1
+
+
+def test_matrices_made_of_heads_and_a_bias_for_each() -> None:
+    text = f"""{HEADER}g (float[N, S, 8] x, float[N, T, 8] c, float[N, T, 8] z, float[M, 1, T] m)
+        => (float[M, S, 4] y)
+        <int64[4] heads = {{0, 0, 2, 4}}, int64[1] from = {{-1}}, int64[1] size = {{4}}> {{
+        sq = Shape <start = 1, end = 2> (x) sk = Shape <start = 1, end = 2> (c)
+        tq = Concat <axis = 0> (from, sq, size) tk = Concat <axis = 0> (from, sk, size)
+        x4 = Reshape (x, heads) x5 = Transpose <perm = [0, 2, 1, 3]> (x4) q = Reshape (x5, tq)
+        c4 = Reshape (c, heads) c5 = Transpose <perm = [0, 2, 1, 3]> (c4) k = Reshape (c5, tk)
+        z4 = Reshape (z, heads) z5 = Transpose <perm = [0, 2, 1, 3]> (z4) v = Reshape (z5, tk)
+        kt = Transpose <perm = [0, 2, 1]> (k)
+        s = MatMul (q, kt) b = Add (s, m) p = Softmax <axis = -1> (b) y = MatMul (p, v)
+    }}"""
+    mask = np.random.default_rng(1).standard_normal((4, 1, 7)).astype(np.float32)
+    with pytest.raises(AssertionError, match="nothing changed"):
+        check(Fuse(), text, inputs=feeds(m=mask))  # nothing says that M is 2 N
+    same = text.replace("float[M, 1, T] m", "float[N, 2, 1, T] n").replace(
+        "s = MatMul (q, kt) b",
+        "tm = Concat <axis = 0> (from, one, sk) m = Reshape (n, tm) s = MatMul (q, kt) b",
+    )
+    same = same.replace("int64[1] size = {4}", "int64[1] size = {4}, int64[1] one = {1}")
+    _, node = fused(same, feeds(n=mask.reshape(2, 2, 1, 7)))
+    assert attributes(node)["q_num_heads"] == 2
+
+
+# -- near misses
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("<axis = -1> (s)", "<axis = 2> (s)", "runs along axis 2"),
+        ("s = Mul (qk, half)", "s = Relu (qk)", "Relu"),
+        ("s = Mul (qk, half)", "s = Mul (qk, qk)", "no constant"),
+        ("qk = MatMul (q, kt)", "qk = Add (m4, m4)", "no product"),
+    ],
+)
+def test_near_misses_and_their_reasons(old: str, new: str, reason: str) -> None:
+    text = graph(PLAIN.replace(old, new), "float[N, 2, S, T] m4")
+    mask = np.zeros((2, 2, 5, 7), np.float32)
+    check(Fuse(), text, near_miss=True, inputs=feeds(m4=mask))
+    subject = model(text)
+    Shapes(annotate=False).run(subject, Context())
+    reasons = [miss.reason for miss in explain(subject, RULES)]
+    assert any(reason in text for text in reasons), reasons
+
+
+def test_probabilities_that_are_an_output_stay() -> None:
+    text = graph(PLAIN, output="float[N, 2, S, 4] y, float[N, 2, S, T] p")
+    check(Fuse(), text, near_miss=True)
+
+
+def test_double_precision_has_no_kernel() -> None:
+    text = graph(PLAIN).replace("float", "double")
+    check(Fuse(), text, near_miss=True)
+
+
+def test_half_precision_with_a_softmax_in_full() -> None:
+    text = f"""{HEADER}g (float16[N, 2, S, 4] q, float16[N, 2, T, 4] k, float16[N, 2, T, 4] v)
+        => (float16[N, 2, S, 4] y) {{
+        kt = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, kt) w = Cast <to = 1> (s)
+        p1 = Softmax <axis = -1> (w) p = Cast <to = 10> (p1) y = MatMul (p, v)
+    }}"""
+    fused(text, atol=1e-2)
+
+
+def test_an_older_opset_has_no_attention() -> None:
+    check(Fuse(), graph(PLAIN).replace('"" : 23', '"" : 22'), near_miss=True)

@@ -1,0 +1,172 @@
+"""Rotary embeddings: every way to turn pairs becomes one operator, and near misses stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from passes.fuse.rotary import FuseRotary
+from passes.shapes import Shapes
+from tests.checks import check
+from toolkit.model import Model
+from toolkit.pipeline import Context
+
+HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """The pass on a model whose shapes are known, as it runs in the group."""
+
+    def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
+        FuseRotary().run(model, ctx)
+
+
+HALVES = """lo = Slice (x, b0, b2, last) hi = Slice (x, b2, b4, last) no = Neg (hi)
+    r = Concat <axis = -1> (no, lo)"""
+NEIGHBOURS = """even = Slice (x, b0, b4, last, step) odd = Slice (x, b1, b4, last, step)
+    no = Neg (odd) e5 = Unsqueeze (even, end) o5 = Unsqueeze (no, end)
+    pairs = Concat <axis = -1> (o5, e5) xs = Shape (x) r = Reshape (pairs, xs)"""
+TURN = "xc = Mul (x, cos) rs = Mul (r, sin) y = Add (xc, rs)"
+DOUBLED = "f2 = Concat <axis = -1> (f, f) c = Cos (f2) s = Sin (f2)"
+REPEATED = """f1 = Unsqueeze (f, end) f4 = Expand (f1, twice) fs = Reshape (f4, four)
+    c = Cos (fs) s = Sin (fs)"""
+
+
+def graph(
+    rotate: str = HALVES,
+    angles: str = DOUBLED,
+    shape: str = "N, 3, S, 4",
+    place: int = 1,
+    turn: str = TURN,
+    size: int = 4,
+) -> str:
+    """x turned by the angles f [1, S, 2], which all heads share."""
+    return f"""{HEADER}g (float[{shape}] x0, float[1, S, 2] f) => (float[{shape}] y)
+        <int64[1] b0 = {{0}}, int64[1] b1 = {{1}}, int64[1] b2 = {{2}}, int64[1] b4 = {{{size}}},
+         int64[1] last = {{3}}, int64[1] step = {{2}}, int64[1] end = {{-1}},
+         int64[1] place = {{{place}}}, int64[4] twice = {{1, 1, 1, 2}},
+         int64[3] four = {{1, -1, 4}}> {{
+        x = Relu (x0)
+        {angles} cos = Unsqueeze (c, place) sin = Unsqueeze (s, place)
+        {rotate} {turn}
+    }}"""
+
+
+def fused(text: str) -> Any:
+    result = check(Fuse(), text)
+    counted = Counter(node.op_type for node in result.graph.nodes)
+    assert counted["RotaryEmbedding"] == 1
+    assert not counted["Neg"]
+    node = next(n for n in result.graph.nodes if n.op_type == "RotaryEmbedding")
+    return result, {a.name: a.i for a in node.attribute}
+
+
+def test_halves_of_heads_before_the_sequence() -> None:
+    _, attributes = fused(graph())
+    assert attributes == {}
+
+
+def test_halves_of_heads_behind_the_sequence() -> None:
+    _, attributes = fused(graph(shape="N, S, 3, 4", place=2))
+    assert attributes == {"num_heads": 3}
+
+
+def test_neighbours() -> None:
+    _, attributes = fused(graph(NEIGHBOURS, REPEATED))
+    assert attributes == {"interleaved": 1}
+
+
+def test_heads_that_were_split_are_turned_together() -> None:
+    text = f"""{HEADER}g (float[N, S, 12] t, float[S, 2] f) => (float[N, 3, S, 4] y)
+        <int64[4] heads = {{0, 0, 3, 4}}, int64[2] parts = {{2, 2}}> {{
+        t4 = Reshape (t, heads) x = Transpose <perm = [0, 2, 1, 3]> (t4)
+        f2 = Concat <axis = -1> (f, f) cos = Cos (f2) sin = Sin (f2)
+        lo, hi = Split <axis = -1> (x, parts) no = Neg (hi) r = Concat <axis = 3> (no, lo)
+        xc = Mul (cos, x) rs = Mul (sin, r) y = Add (rs, xc)
+    }}"""
+    result, attributes = fused(text)
+    assert attributes == {"num_heads": 3}
+    node = next(n for n in result.graph.nodes if n.op_type == "RotaryEmbedding")
+    assert node.input[0] == "t"
+
+
+PARTIAL = """part = Slice (x, b0, b4, last) rest = Slice (x, b4, end6, last)
+    lo = Slice (part, b0, b2, last) hi = Slice (part, b2, b4, last) no = Neg (hi)
+    r = Concat <axis = -1> (no, lo) xc = Mul (part, cos) rs = Mul (r, sin) t = Add (xc, rs)
+    y = Concat <axis = -1> (t, rest)"""
+
+
+def partial(body: str = PARTIAL) -> str:
+    text = graph(rotate="", turn=body, shape="N, 3, S, 6")
+    return text.replace("int64[1] b0", "int64[1] end6 = {6}, int64[1] b5 = {5}, int64[1] b0")
+
+
+def test_only_the_first_elements_are_turned() -> None:
+    _, attributes = fused(partial())
+    assert attributes == {"rotary_embedding_dim": 4}
+
+
+def test_pieces_with_a_gap_are_no_partial_rotation() -> None:
+    text = partial(PARTIAL.replace("(x, b4, end6, last)", "(x, b5, end6, last)"))
+    text = text.replace("=> (float[N, 3, S, 6] y)", "=> (float[N, 3, S, 5] y)")
+    check(Fuse(), text, near_miss=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("no = Neg (hi)", "no = Identity (hi)"),
+        ("(no, lo)", "(lo, no)"),
+        ("lo = Slice (x, b0, b2, last)", "lo = Slice (x, b2, b4, last)"),
+        ("f2 = Concat <axis = -1> (f, f)", "g = Neg (f) f2 = Concat <axis = -1> (f, g)"),
+        ("rs = Mul (r, sin)", "rs = Mul (r, cos) u = Mul (x, sin)"),
+    ],
+    ids=["no sign", "sign on the other", "the same half twice", "two angles for a pair", "unused"],
+)
+def test_near_misses(old: str, new: str) -> None:
+    text = graph().replace(old, new)
+    if "u =" in new:
+        fused(text)  # cos in place of sin is still a pair of products: linear in both
+        return
+    check(Fuse(), text, near_miss=True)
+
+
+def test_interleaved_pairs_with_angles_of_halves() -> None:
+    check(Fuse(), graph(NEIGHBOURS, DOUBLED), near_miss=True)
+
+
+def test_angles_for_each_head_are_a_near_miss() -> None:
+    text = graph(angles="f2 = Concat <axis = -1> (f, f) c0 = Cos (f2) s0 = Sin (f2)")
+    text = text.replace(
+        "cos = Unsqueeze (c, place)", "c1 = Unsqueeze (c0, place) cos = Expand (c1, by)"
+    )
+    text = text.replace(
+        "sin = Unsqueeze (s, place)", "s1 = Unsqueeze (s0, place) sin = Expand (s1, by)"
+    )
+    text = text.replace("int64[1] b0", "int64[4] by = {1, 3, 1, 1}, int64[1] b0")
+    check(Fuse(), text, near_miss=True)
+
+
+def test_constant_tables() -> None:
+    angles = np.arange(10, dtype=np.float32).reshape(5, 2)
+    both = np.concatenate([angles, angles], 1)
+
+    def table(array: Any) -> str:
+        return "{" + ", ".join(f"{v:.6f}" for v in array.reshape(-1)) + "}"
+
+    text = graph(angles="c = Gather (cosines, at) s = Gather (sines, at)")
+    text = text.replace("float[1, S, 2] f", "int64[N, S] at").replace(
+        "int64[1] b0",
+        f"float[5, 4] cosines = {table(np.cos(both))}, float[5, 4] sines = {table(np.sin(both))},"
+        " int64[1] b0",
+    )
+    fused(text)
+    wrong = np.cos(both)
+    wrong[2, 3] += 0.5
+    check(Fuse(), text.replace(table(np.cos(both)), table(wrong)), near_miss=True)
