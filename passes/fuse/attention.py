@@ -19,16 +19,16 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.fuse.bias import BiasWriter, Layout
-from passes.fuse.heads import Form, Operand
+from passes.fuse.cache import cached_attention
+from passes.fuse.heads import Form, Operand, heads_apart, mismatch
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
-from passes.operands import int_vector, reshape, transpose
+from passes.operands import int_vector
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 from toolkit.pattern import maybe_cast, op, optional, var
 from toolkit.rules import apply_rules, rewrite
-from toolkit.symbolic import Dim
 from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import TensorType
 
@@ -88,7 +88,7 @@ class Operands:
             query, key, val = form(q), form(k), form(v)
             if query is None or key is None or val is None:
                 continue
-            why = _mismatch(query, key, val, q.matrices)
+            why = mismatch(query, key, val, q.matrices)
             if not why:
                 return cls(g, (q, query), (k, key), (v, val))
         raise Miss(why)
@@ -108,11 +108,7 @@ class Operands:
             )
             writer = BiasWriter(g, layout, node)
             bias, shape = writer.total(scores.biases)
-            axis = 1 if self.on_tokens else 2
-            queries, keys = (
-                g.op("Shape", name, at=node, start=axis, end=axis + 1) for name in names[:2]
-            )
-            names.append(writer.full(bias, shape, queries, keys))
+            names.append(writer.full(bias, shape, names[0], names[1], 1 if self.on_tokens else 2))
         scale = scores.scale * query.source.scale * key.source.scale
         attributes: dict[str, Any] = {"scale": scale}
         if scores.cap:
@@ -133,39 +129,25 @@ class Operands:
 
     def _as_before(self, result: str, node: NodeProto) -> str:
         """[batch, heads, sequence, size], or with batch and heads merged as the MatMul had it."""
-        g, query, value = self.g, self.query[1], self.value[1]
-        dtype, wanted = g.dtype(node.output[0]), g.shape(node.output[0])
-        batch, length, heads, size = query.batch, query.sequence, query.heads, value.size
+        g, query, size = self.g, self.query[1], self.value[1].size
+        dtype, rank = g.dtype(node.output[0]), g.rank(node.output[0])
+        if self.on_tokens and query.heads == 1 and rank == 3:
+            return result
         if self.on_tokens:
-            g.learn_type(result, TensorType(dtype, (batch, length, heads * size)))
-            if heads == 1 and wanted is not None and len(wanted) == 3:
-                return result
-            result = reshape(g, result, (0, 0, heads, size), at=node)
-            g.learn_type(result, TensorType(dtype, (batch, length, heads, size)))
-            result = transpose(g, result, (0, 2, 1, 3), at=node)
-        g.learn_type(result, TensorType(dtype, (batch, heads, length, size)))
-        if wanted is not None and len(wanted) == 3:
-            length_now = g.op("Shape", result, at=node, start=2, end=3)
-            target = g.op(
-                "Concat", int_vector(g, [-1]), length_now, int_vector(g, [size]), at=node, axis=0
-            )
-            result = g.op("Reshape", result, target, at=node)
+            return_type = TensorType(dtype, (query.batch, query.sequence, query.heads * size))
+            g.learn_type(result, return_type)
+            result = heads_apart(g, result, query.heads, size, node)
+        else:
+            shape = (query.batch, query.heads, query.sequence, size)
+            g.learn_type(result, TensorType(dtype, shape))
+        if rank == 3:
+            length = g.op("Shape", result, at=node, start=2, end=3)
+            ends = int_vector(g, [-1]), length, int_vector(g, [size])
+            result = g.op("Reshape", result, g.op("Concat", *ends, at=node, axis=0), at=node)
         return result
 
 
-def _mismatch(query: Form, key: Form, value: Form, matrices: Dim) -> str:
-    """Why these do not fit together; blank when they do."""
-    if query.batch * query.heads != matrices:
-        return "the query's heads are repeated"
-    if not query.batch == key.batch == value.batch:
-        return f"the batches differ: {query.batch}, {key.batch}, {value.batch}"
-    # The MatMuls see to it that keys and values, and the sizes of queries and keys, are as many.
-    if key.heads != value.heads or query.heads % key.heads:
-        return f"the heads do not fit: {query.heads}, {key.heads}, {value.heads}"
-    return ""
-
-
-RULES = (attention,)
+RULES = (attention, cached_attention)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,17 +66,24 @@ class BiasWriter:
                 whole, shape = term, its_shape
         return whole, shape
 
-    def full(self, value: str, shape: Shape, queries: str, keys: str) -> str:
-        """The bias with all rows and columns; `queries` and `keys` hold their numbers."""
+    def full(self, value: str, shape: Shape, query: str, key: str, axis: int) -> str:
+        """The bias with a row for each query and a column for each key, which `axis` counts."""
         g = self.g
         rows = shape[-2] if len(shape) > 1 else 1
         columns = shape[-1] if shape else 1
         if (rows, columns) == (self.layout.queries, self.layout.keys):
             return value
         one = int_vector(g, [1])
-        height = one if rows == self.layout.queries else queries
-        width = one if columns == self.layout.keys else keys
-        target = g.op("Concat", one, one, height, width, at=self.at, axis=0)
+        sizes = [one, one]
+        for known, wanted, operand in (
+            (rows, self.layout.queries, query),
+            (columns, self.layout.keys, key),
+        ):
+            long = known != wanted
+            sizes.append(
+                self.g.op("Shape", operand, at=self.at, start=axis, end=axis + 1) if long else one
+            )
+        target = g.op("Concat", *sizes, at=self.at, axis=0)
         return g.op("Expand", value, target, at=self.at)
 
     # -- one term

@@ -169,3 +169,27 @@ class Operand:
             value = transpose(g, value, form.perm, at=at)
             g.learn_type(value, TensorType(dtype, tuple(shape[axis] for axis in form.perm)))
         return value
+
+
+def heads_apart(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> str:
+    """Tokens [batch, sequence, heads * size] as [batch, heads, sequence, size]."""
+    dtype, shape = g.dtype(tokens), g.shape(tokens)
+    apart = reshape(g, tokens, (0, 0, heads, size), at=at)
+    moved = transpose(g, apart, (0, 2, 1, 3), at=at)
+    if shape is not None:
+        batch, sequence, _ = shape
+        g.learn_type(apart, TensorType(dtype, (batch, sequence, heads, size)))
+        g.learn_type(moved, TensorType(dtype, (batch, heads, sequence, size)))
+    return moved
+
+
+def mismatch(query: Form, key: Form, value: Form, matrices: Dim) -> str:
+    """Why these do not fit together; blank when they do."""
+    if query.batch * query.heads != matrices:
+        return "the query's heads are repeated"
+    if not query.batch == key.batch == value.batch:
+        return f"the batches differ: {query.batch}, {key.batch}, {value.batch}"
+    # The MatMuls see to it that keys and values, and the sizes of queries and keys, are as many.
+    if key.heads != value.heads or query.heads % key.heads:
+        return f"the heads do not fit: {query.heads}, {key.heads}, {value.heads}"
+    return ""

@@ -18,9 +18,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.fuse.factors import Trace, leaves, size_of
-from passes.fuse.heads import Operand
+from passes.fuse.heads import Operand, heads_apart
 from passes.fuse.pieces import Piece, is_last_axis, last_size, piece_of
-from passes.operands import given, int_vector, reshape, squeeze, transpose, unsqueeze
+from passes.operands import given, int_vector, reshape, squeeze, unsqueeze
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
@@ -125,11 +125,9 @@ class Turn:
         )
         dtype = g.dtype(x)
         g.learn_type(result, TensorType(dtype, (batch, form.sequence, form.heads * whole)))
-        result = reshape(g, result, (0, 0, form.heads, whole), at=node)
-        g.learn_type(result, TensorType(dtype, (batch, form.sequence, form.heads, whole)))
         if self.heads == 1:
-            result = transpose(g, result, (0, 2, 1, 3), at=node)
-        return result
+            return heads_apart(g, result, form.heads, whole, node)
+        return reshape(g, result, (0, 0, form.heads, whole), at=node)
 
     def _angles(self, name: str, x: str, batch: Dim, node: NodeProto) -> str:
         """The angles, each of them once, as [batch, sequence, angles]."""
