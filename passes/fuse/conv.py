@@ -8,6 +8,9 @@ A convolution is linear in its weights, so with scale s and shift t by channel
 in any spelling of the two (`affine`), for any number of dimensions, strides, dilations and groups,
 and for ConvTranspose with its other layout of the weights. A Conv whose result is read elsewhere,
 too, stays as it is: none is computed twice. Weights that others read are copied only when small.
+
+Runs behind the fusion of activations and norms: the factor that ends a GELU or HardSwish spelled
+out (x clip(x + 3, 0, 6) / 6) looks like any other, and would be taken away from it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onnx import NodeProto
 
-from passes.fuse import conv_padding, conv_stem
+from passes.fuse import batch_norm, conv_padding, conv_stem
 from passes.fuse.affine import (
     bypass,
     chain_after,
@@ -98,6 +101,7 @@ RULES = (
     affine_after_conv,
     affine_before_conv,
     affine_before_padded_conv,
+    *batch_norm.RULES,
     *conv_padding.RULES,
     *conv_stem.RULES,
 )

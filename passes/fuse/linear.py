@@ -1,7 +1,7 @@
 """What goes into a MatMul or Gemm: scales and shifts around it, its bias, transposes, each other.
 
-Runs behind the fusion of norms: the scale and shift that end a norm spelled out look like any other
-and would be taken away from it.
+Runs behind the fusion of norms and activations: the scale and shift that end a norm spelled out, or
+the half of a GELU, look like any other and would be taken away from it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from passes.fuse import consecutive, dense, gemm, onehot
+from passes.fuse import consecutive, dense, flattened, gemm, onehot
 from toolkit.model import Model
 from toolkit.rules import apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
@@ -17,7 +17,7 @@ from toolkit.tolerance import FLOAT, Tolerance
 if TYPE_CHECKING:
     from toolkit.pipeline import Context
 
-RULES = (*onehot.RULES, *consecutive.RULES, *dense.RULES, *gemm.RULES)
+RULES = (*onehot.RULES, *consecutive.RULES, *dense.RULES, *flattened.RULES, *gemm.RULES)
 
 
 @dataclass(frozen=True, slots=True)

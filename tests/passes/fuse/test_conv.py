@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from passes.fuse.conv import RULES, FuseConv
-from tests.checks import check, model
+from tests import ort
+from tests.checks import assert_same_outputs, check, model, parse, random_feeds
 from tests.passes.fuse.constants import batch_norm, becomes, floats, stays, stored, typed
+from toolkit.pipeline import Context
 from toolkit.rules import explain
 
 CONV = FuseConv()
@@ -397,3 +400,72 @@ def test_a_long_chain_is_one_rewrite() -> None:
     nodes = f"v0 = Conv (x, w) {steps} y = Neg (v200)"
     subject = check(CONV, typed(IMAGE, f"{W}, {floats('k', 6, 1, 1)}", nodes))
     assert len(subject.graph.nodes) == 1
+
+
+# -- BatchNormalization by itself
+
+ALONE = "g (float[N, 4, 7, 6] x) => (float[N, 4, 7, 6] y)"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        f"n = {BEFORE} y = Mul (n, k)",
+        f"d = Sub (s, x) y = {BEFORE.replace('(x', '(d')}",
+        f"d = Mul (x, k) n = {BEFORE.replace('(x', '(d')} e = Add (n, k) y = Div (e, s)",
+    ],
+)
+def test_maps_around_a_batch_normalization_go_into_it(nodes: str) -> None:
+    constants = batch_norm(4), floats("k", 4, 1, 1), "float s = {0.3}"
+    fused(nodes, *constants, after="BatchNormalization", signature=ALONE)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        f"n = {BEFORE} y = Mul (n, row)",
+        f"n = {BEFORE} y = Mul (n, n)",
+        f"n = {BEFORE} d = Add (n, k) y = Mul (n, d)",
+        f"d = Relu (x) y = {BEFORE.replace('(x', '(d')}",
+    ],
+)
+def test_other_operators_around_a_batch_normalization_stay(nodes: str) -> None:
+    kept(nodes, batch_norm(4), floats("k", 4, 1, 1), floats("row", 6), signature=ALONE)
+
+
+# -- anything goes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_chains(seed: int) -> None:
+    """Convs and maps in any order, with padding or without: whatever fuses computes the same."""
+    random = np.random.default_rng(seed)
+    steps = [
+        "Conv (v, w)",
+        "Conv <pads = [1, 0, 1, 2]> (v, w)",
+        "Conv <group = 2, pads = [1, 1, 1, 1]> (v, w2, b)",
+        "Conv <group = 4, dilations = [2, 1], pads = [2, 1, 2, 1]> (v, w4)",
+        "ConvTranspose <group = 2, strides = [2, 1]> (v, u, b)",
+        *("Mul (v, k)", "Add (v, k)", "Sub (k, v)", "Div (v, k)", "Mul (v, s)", "Add (s, v)"),
+        *("Neg (v)", "Relu (v)", "BatchNormalization (v, gamma, beta, mean, variance)"),
+        *("Add (v, row)", "Pad (v, p)", "Pad (v, p)"),
+    ]
+    chosen = [steps[i] for i in random.integers(len(steps), size=12)]
+    named = [re.sub(r"\bv\b", f"v{i}", step) for i, step in enumerate(chosen)]
+    nodes = " ".join(f"v{i + 1} = {step}" for i, step in enumerate(named))
+    nodes = f"v0 = Identity (x) {nodes}"
+    constants = [
+        *(floats("w", 4, 4, 3, 2), floats("w2", 4, 2, 3, 3), floats("w4", 4, 1, 3, 3)),
+        *(floats("u", 4, 2, 2, 3), floats("b", 4), floats("k", 4, 1, 1, low=0.5, high=2)),
+        *("float s = {0.7}", "float[1] row = {0.5}", batch_norm(4)),
+        "int64[8] p = {0, 0, 1, 0, 0, 0, 0, 1}",
+    ]
+    signature = "g (float[2, 4, 40, 24] x) => (float[A, B, C, D] y)"
+    text = typed(signature, ", ".join(constants), f"{nodes} y = Identity (v12)")
+    subject = model(text)
+    CONV.run(subject, Context())
+    subject.graph.verify()
+    original = parse(text)
+    feeds = random_feeds(subject)
+    scale = max(float(np.abs(ort.session(original).run(None, feeds)[0]).max()), 1.0)
+    assert_same_outputs(original, subject, [feeds], atol=1e-5 * scale)

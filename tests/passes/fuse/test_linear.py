@@ -374,3 +374,54 @@ def test_other_maps_are_no_group(nodes: str) -> None:
     signature = "g (float[N, 4] x, float[4, 6] f) => (float[N, 6] y, float[N, 6] z)"
     constants = f"{W}, {floats('v', 4, 6)}, {floats('t', 6, 4)}"
     assert not groups(model(typed(signature, constants, nodes)).graph)
+
+
+# -- Gemm on flattened rows
+
+FLAT = "int64[2] rows = {-1, 4}, int64[3] back = {0, 0, 6}, int64[3] whole = {2, 5, 6}"
+
+
+@pytest.mark.parametrize(
+    ("gemm", "after"),
+    [
+        ("Gemm (f, w, b)", "MatMul Add"),
+        ("Gemm <transB = 1> (f, t, b1)", "MatMul Add"),
+        ("Gemm <beta = 2.0> (f, w)", "MatMul"),
+    ],
+)
+def test_a_gemm_of_flattened_rows_is_a_matmul(gemm: str, after: str) -> None:
+    constants = [FLAT, W, B, floats("t", 6, 4), floats("b1", 1, 6)]
+    nodes = f"f = Reshape (x, rows) c = {gemm} y = Reshape (c, whole)"
+    fused("g (float[2, 5, 4] x) => (float[2, 5, 6] y)", nodes, after, *constants)
+    heads = "g (float[2, 5, 2, 2] x) => (float[2, 5, 6] y)"
+    fused(heads, nodes, f"Reshape {after}", *constants)
+
+
+@pytest.mark.parametrize(
+    ("signature", "nodes"),
+    [
+        # The rows come out in another order of dimensions, or in other pieces.
+        ("float[2, 5, 4] x) => (float[2, 15, 2] y", "c = Gemm (f, w, b) y = Reshape (c, other)"),
+        ("float[2, 5, 4] x) => (float[10, 6] y", "c = Gemm (f, w, b) y = Reshape (c, flat)"),
+        ("float[2, 5, 4] x) => (float[2, 5, 6] y", "c = Gemm (f, w, full) y = Reshape (c, whole)"),
+        (
+            "float[2, 5, 4] x, float[6, 4] v) => (float[2, 5, 6] y",
+            "c = Gemm <transB = 1> (f, v) y = Reshape (c, whole)",
+        ),
+        (
+            "float[2, 5, 4] x, float[6] z) => (float[2, 5, 6] y",
+            "c = Gemm (f, w, z) y = Reshape (c, whole)",
+        ),
+        (
+            "float[2, 5, 2, 2] x) => (float[2, 5, 6] y, float[10, 4] z",
+            "c = Gemm (f, w) y = Reshape (c, whole) z = Exp (f)",
+        ),
+        (
+            "float[2, 5, 4] x) => (float[2, 5, 6] y, float[10, 6] z",
+            "c = Gemm (f, w) y = Reshape (c, whole) z = Exp (c)",
+        ),
+    ],
+)
+def test_other_reshapes_around_a_gemm_stay(signature: str, nodes: str) -> None:
+    more = "int64[3] other = {2, 15, 2}", "int64[2] flat = {10, 6}", floats("full", 10, 6)
+    kept(f"g ({signature})", f"f = Reshape (x, rows) {nodes}", FLAT, W, B, *more)
