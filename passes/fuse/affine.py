@@ -73,7 +73,8 @@ def chain_after(g: Graph, value: str, where: Channels) -> Chain:
 def chain_before(g: Graph, value: str, where: Channels) -> Chain:
     """What made `value`, as long as it is made for one reader.
 
-    The source of a chain has the shape of its result: a constant may not have broadcast it.
+    The source of a chain has the shape of its result: a constant may not have broadcast it. The
+    half of a GELU and the scale of a norm that are still spelled out stay where they are.
     """
     found: Chain = []
     total = IDENTITY
@@ -83,11 +84,29 @@ def chain_before(g: Graph, value: str, where: Channels) -> Chain:
         if shape is None or len(shape) != where.rank or shape[where.axis] != where.count:
             break
         step = _step(g, node, source, where)
-        if step is None:
+        if step is None or _is_part_of_more(g, source):
             break
         total, value = step.then(total), source
         found.append((total, node))
     return found
+
+
+def _is_part_of_more(g: Graph, value: str) -> bool:
+    """Whether `value` is x (1 + erf(..)) or x / sqrt(..): without the constants behind it, neither
+    the fusion of activations and norms nor the runtime's own would know it again."""
+    product = g.producer(value)
+    if not nd.is_op(product, "Mul", "Div") or product is None:
+        return False
+    return any(_is_telling(g, g.producer(name)) for name in product.input)
+
+
+def _is_telling(g: Graph, factor: NodeProto | None) -> bool:
+    """Whether a factor is 1 + erf(..), 1 + tanh(..), sqrt(..), or one over that."""
+    if factor is None or nd.is_op(factor, "Sqrt", "Reciprocal", "Pow"):
+        return factor is not None
+    if nd.is_op(factor, "Add"):
+        return nd.is_op(g.producer(source_of(g, factor)), "Erf", "Tanh")
+    return nd.is_op(factor, "Div") and nd.is_op(g.producer(factor.input[1]), "Sqrt")
 
 
 def source_of(g: Graph, node: NodeProto) -> str:

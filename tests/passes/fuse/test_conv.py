@@ -365,6 +365,19 @@ def test_an_input_that_is_read_elsewhere_stays() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "e = Erf (x) f = Add (e, one) h = Mul (x, f) d = Mul (h, half)",
+        "q = Abs (x) r = Sqrt (q) h = Div (x, r) d = Mul (h, k)",
+        "q = Abs (x) r = Sqrt (q) i = Div (one, r) h = Mul (x, i) d = Mul (h, k)",
+    ],
+)
+def test_what_ends_a_gelu_or_a_norm_stays(before: str) -> None:
+    constants = W, floats("k", 4, 1, 1), "float half = {0.5}", "float one = {1}"
+    kept(f"{before} y = Conv (d, w)", *constants)
+
+
 def test_what_stands_between_two_convs_goes_into_the_first() -> None:
     changed = fused(
         f"c = Conv (x, w) n = {NORM} y = Conv <pads = [1, 1, 1, 1]> (n, v)",
