@@ -210,10 +210,10 @@ def by_channel(g: Graph, value: str, where: Channels) -> Array | None:
 
 def _floats(g: Graph, value: str) -> Array | None:
     """The contents of a constant of a float type, as float64."""
-    if not value or g.dtype(value) not in FLOATS:
+    tensor = g.tensor(value) if value else None
+    if tensor is None or tensor.data_type not in FLOATS:
         return None
-    array = g.const(value)
-    return None if array is None else array.astype(np.float64)
+    return g.model.weights.array(tensor).astype(np.float64)
 
 
 # -- weights
