@@ -11,7 +11,7 @@ from tests.passes.lower.tables import choice, lowered, stays, typed
 from toolkit.rules import Rules
 
 X = "g (float[N, 4] x) => (float[N, 4] y)"
-ONE, TWO, ZERO = ("Constant <value = float {%s}> ()" % n for n in ("1.0", "2.0", "0.0"))
+ONE, TWO, ZERO = (f"Constant <value = float {{{n}}}> ()" for n in ("1.0", "2.0", "0.0"))
 
 MISH = f"""two = {TWO} most = Constant <value = float {{20.0}}> ()
     c = Min (x, most) e = Exp (c) e2 = Add (e, two) n = Mul (e, e2)
