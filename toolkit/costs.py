@@ -26,11 +26,11 @@ from typing import Any, Protocol, cast, runtime_checkable
 from toolkit.errors import ToolkitError
 from toolkit.files import require_writable, write_files
 
-GAIN = 1.03
+GAIN = 1.05
 """A spelling must be that much faster than the usual one: less is noise."""
 
 LOSS = 1.05
-"""Where the shape is not known, it must not cost more than that in any regime."""
+"""It must not cost more than that in any regime that may be met, nor on a single thread."""
 
 
 class CostsError(ToolkitError):
@@ -93,13 +93,15 @@ class Costs:
 
         A size that is None varies from run to run: it is the mean over all measured ones then.
         None when there is nothing to gain for sure: the spelling is not in the table, the runtime
-        undoes it, it loses in one of these regimes, or what it gains is no more than noise.
+        undoes it, it loses in one of these regimes or in those of one thread, or what it gains is
+        no more than noise.
         """
         for found in self.computations.get(computation, ())[1:]:
             if found.name != spelling or found.undone:
                 continue
             costs = _nearest(found.cost, tokens, width, threads)
-            if costs and max(costs) <= LOSS:
+            alone = _nearest(found.cost, tokens, width, 1)
+            if costs and max((*costs, *alone)) <= LOSS:
                 mean = math.exp(-sum(map(math.log, costs)) / len(costs))
                 return mean if mean >= GAIN else None
         return None

@@ -3,9 +3,11 @@
 
 Each spelling is a chain of a few of its kind in a session with the runtime's default options. All
 spellings of a computation take turns, in bursts of a few milliseconds; what counts of a burst is
-its fastest run, and of all bursts the lower quartile, since a busy machine only ever adds time. On
-one thread it is the thread's own time that counts, which other programs do not add to. The graph
-that the runtime made of a spelling at load time is looked at, too: that is what was timed.
+its fastest run, since a busy machine only ever adds time. On one thread it is the thread's own time
+that counts, which other programs do not add to, and the lower quartile of all bursts. On several
+it is the fastest run of a chain of one, and where that takes longer than one thread does, something
+else had the cores, and the figure is dropped. The graph that the runtime made of a spelling at load
+time is looked at, too: that is what was timed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ SCRIPT = "benchmarks/spellings.py"
 _HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
 _BURST_SECONDS = 0.003
 _FEWEST_ROUNDS = 4
+_DISTURBED = 1.3
+_CALL_SECONDS = 15e-6
+"""What calling the runtime takes, which a chain of one does not hide."""
 _SPIN_SECONDS = 0.002
 """The threads of the session before still spin that long, and would take a core from this one."""
 
@@ -56,6 +61,8 @@ def measure(
             timed = found[computation.name].setdefault(name, _Timed())
             timed.runs.update(dict.fromkeys(runs))
             timed.seconds[regime] = each
+    for timed in found.values():
+        _drop_disturbed(timed)
     progress(len(plan), len(plan), "done")
     return Costs(
         runtime=runtime_version(),
@@ -69,6 +76,20 @@ def measure(
 class _Timed:
     runs: dict[str, None] = field(default_factory=dict[str, None])
     seconds: dict[Regime, float] = field(default_factory=dict[Regime, float])
+
+
+def _drop_disturbed(found: Mapping[str, _Timed]) -> None:
+    """Forget regimes of several threads in which a spelling took longer than on one."""
+    regimes = {regime for timed in found.values() for regime in timed.seconds}
+    for regime in regimes:
+        alone = replace(regime, threads=1)
+        if regime != alone and any(
+            timed.seconds[regime] > _DISTURBED * timed.seconds[alone] + _CALL_SECONDS
+            for timed in found.values()
+            if alone in timed.seconds
+        ):
+            for timed in found.values():
+                del timed.seconds[regime]
 
 
 def _spellings(computation: Computation, found: Mapping[str, _Timed]) -> tuple[Spelling, ...]:
@@ -92,17 +113,12 @@ def time_spellings(
     computation: Computation, regime: Regime, budget: float
 ) -> dict[str, tuple[list[str], float]]:
     """Of each spelling the operators that the runtime runs, and the seconds of one application."""
-    feeds = contents(computation, computation.inputs, regime)
-    built = {
-        name: load(chain(computation, name, regime), regime.threads)
-        for name in computation.spellings
-    }
+    alike = computation if regime.threads == 1 else replace(computation, stages=1)
+    feeds = contents(alike, alike.inputs, regime)
+    built = {name: load(chain(alike, name, regime), regime.threads) for name in alike.spellings}
     runners = {name: _runner(session, feeds) for name, (session, _) in built.items()}
     times = _interleaved(runners, budget, alone=regime.threads == 1)
-    return {
-        name: (operators, times[name] / computation.stages)
-        for name, (_, operators) in built.items()
-    }
+    return {name: (operators, times[name] / alike.stages) for name, (_, operators) in built.items()}
 
 
 def _runner(session: Any, feeds: Mapping[str, Any]) -> Callable[[], object]:
@@ -128,7 +144,8 @@ def _interleaved(
                 time.sleep(_SPIN_SECONDS)
             run()
             fastest[name].append(min(_seconds(run, clock) for _ in range(repeats[name])))
-    return {name: float(np.quantile(found, 0.25)) for name, found in fastest.items()}
+    counts = 0.25 if alone else 0.0
+    return {name: float(np.quantile(found, counts)) for name, found in fastest.items()}
 
 
 def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:

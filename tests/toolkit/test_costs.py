@@ -33,7 +33,7 @@ COSTS = table(
         (None, 1, None),  # it loses at 512
         (8, 2, 1 / 0.9),
         (8, 16, 1 / 0.9),  # as with the most threads that were measured
-        (None, 2, (0.9 * 0.8) ** -0.5),
+        (512, 2, None),  # on one thread it loses
     ],
 )
 def test_the_regimes_nearest_to_a_shape_decide(
@@ -41,6 +41,13 @@ def test_the_regimes_nearest_to_a_shape_decide(
 ) -> None:
     found = COSTS.gain("gelu", "other", tokens, 768, threads)
     assert found == (None if gain is None else pytest.approx(gain))
+
+
+def test_a_size_that_varies_is_the_mean_of_all() -> None:
+    varied = {"8x768@1": 0.8, "512x768@1": 1.0, "512x768@2": 0.5}
+    costs = table(gelu=(spelling("usual", dict.fromkeys(varied, 1.0)), spelling("other", varied)))
+    assert costs.gain("gelu", "other", None, None, 1) == pytest.approx(0.8**-0.5)
+    assert costs.gain("gelu", "other", None, 768, 2) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("name", ["usual", "noise", "undone", "unknown"])
