@@ -30,7 +30,7 @@ from toolkit.errors import RuntimeRefused, one_line
 SCRIPT = "benchmarks/spellings.py"
 _HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
 _BURST_SECONDS = 0.003
-_FEWEST_ROUNDS = 4
+_FEWEST_ROUNDS = 3
 _DISTURBED = 1.3
 _CALL_SECONDS = 15e-6
 """What calling the runtime takes, which a chain of one does not hide."""
@@ -52,11 +52,14 @@ def measure(
         for tokens, width in computation.regimes
         for count in counts
     ]
-    sessions = sum(len(computation.spellings) for computation, _ in plan)
+    left = sum(len(computation.spellings) for computation, _ in plan)
+    end = time.perf_counter() + seconds
     found: dict[str, dict[str, _Timed]] = {c.name: {} for c in computations}
     for done, (computation, regime) in enumerate(plan):
         progress(done, len(plan), f"{computation.name} {regime}")
-        budget = seconds * len(computation.spellings) / sessions
+        # what took longer than planned is taken from what is still to come
+        budget = (end - time.perf_counter()) * len(computation.spellings) / left
+        left -= len(computation.spellings)
         for name, (runs, each) in time_spellings(computation, regime, budget).items():
             timed = found[computation.name].setdefault(name, _Timed())
             timed.runs.update(dict.fromkeys(runs))
