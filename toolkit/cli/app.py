@@ -16,6 +16,7 @@ from toolkit.cli.demo import demo
 from toolkit.cli.inspect import inspect
 from toolkit.cli.optimize import optimize
 from toolkit.cli.passes import passes
+from toolkit.cli.tune import tune
 from toolkit.cli.verify import verify
 
 
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 
 # In the order of the help.
-for _command in (optimize, inspect, verify, passes, demo):
+for _command in (optimize, inspect, verify, passes, tune, demo):
     app.command(cls=_Command)(_command)
 
 

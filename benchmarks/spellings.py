@@ -1,0 +1,82 @@
+"""Measures the spellings that lowering chooses from, and writes the table that ships.
+
+    python benchmarks/spellings.py                      # print, and write results/spellings.md
+    python benchmarks/spellings.py --write              # and passes/lower/data/ort-cpu.json
+    python benchmarks/spellings.py --only mish attention --seconds 10 --threads 1
+
+The spellings are in passes/lower/spellings.py, the measuring in passes/lower/measure.py, which
+`toolkit tune` uses too. What the runtime ran for each spelling is part of the table: a spelling
+that it undid at load time is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from passes.lower.choice import SHIPPED
+from passes.lower.measure import measure
+from passes.lower.spellings import COMPUTATIONS
+from toolkit.costs import Costs, Regime
+
+RESULT = Path(__file__).resolve().parent / "results" / "spellings.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    names = [computation.name for computation in COMPUTATIONS]
+    parser.add_argument("--only", nargs="+", choices=names, help="these computations alone")
+    parser.add_argument("--seconds", type=float, default=240.0, help="time for all of it, about")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--write", action="store_true", help="replace the table that ships")
+    given = parser.parse_args()
+    if given.write and given.only:
+        parser.error("--write is for the whole table")
+
+    chosen = [c for c in COMPUTATIONS if not given.only or c.name in given.only]
+    costs = measure(_show, given.seconds, given.threads, chosen)
+    text = as_markdown(costs)
+    print(text)
+    if not given.only:
+        RESULT.write_text(text, encoding="utf-8")
+    if given.write:
+        costs.save(SHIPPED)
+    return 0
+
+
+def as_markdown(costs: Costs) -> str:
+    """A table for each computation: microseconds of the usual spelling, and how much faster."""
+    lines = [
+        "# What spellings cost",
+        "",
+        f"onnxruntime {costs.runtime}, {costs.cpu}; default session options; by {costs.script}.",
+        "The usual spelling comes first, in microseconds; the others as how many times faster they",
+        "are. A column is tokens x width @ threads.",
+    ]
+    for name, spellings in costs.computations.items():
+        regimes: list[Regime] = sorted(
+            spellings[0].cost, key=lambda r: (r.threads, r.tokens, r.width)
+        )
+        lines += ["", f"## {name}", ""]
+        lines.append("| spelling | runs as | " + " | ".join(map(str, regimes)) + " |")
+        lines.append("|---|---|" + "---:|" * len(regimes))
+        for index, spelling in enumerate(spellings):
+            cells = [
+                f"{spelling.microseconds[r]:.1f} us"
+                if not index
+                else f"{1 / spelling.cost[r]:.2f}x"
+                for r in regimes
+            ]
+            runs = ", ".join(run.removeprefix("com.microsoft") for run in spelling.runs)
+            mark = " (undone)" if spelling.undone else ""
+            lines.append(f"| {spelling.name}{mark} | {runs} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _show(done: int, total: int, what: str) -> None:
+    print(f"\r{done}/{total} {what:<50}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

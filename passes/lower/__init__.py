@@ -1,0 +1,75 @@
+"""Lowering: the spelling of each meaning that the target's kernels run fastest.
+
+The rules say which spellings there are, and when they mean the same. Which one is the fastest is
+data: a table of costs for one runtime and processor (`data/ort-cpu.json`, measured by
+`benchmarks/spellings.py`), or this machine's own, which `toolkit tune` measures. A spelling that
+the runtime undoes at load time is never chosen.
+
+Measured and left as they are, because no spelling is faster: Gelu (the contributed ones are the
+same kernel), SiLU (the runtime makes QuickGelu of x * sigmoid(x) itself), RMSNormalization (a
+kernel of its own), RotaryEmbedding, HardSwish, Conv with an activation (the runtime fuses it and
+then changes the layout; a FusedConv that was written beforehand ends up the same).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from passes.lower import activations, attention, bias_gelu, masks, powers, ranges, residual
+from passes.lower.choice import Choice, choice_for, costs_in_use
+from toolkit.costs import Costs, Progress
+from toolkit.model import Model
+from toolkit.rules import Rule, apply_rules
+from toolkit.tolerance import FLOAT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
+
+
+def rules_for(choice: Choice) -> tuple[Rule, ...]:
+    """The rules, asking these costs."""
+    return (
+        *residual.rules(choice),
+        *bias_gelu.rules(choice),
+        *activations.rules(choice),
+        *powers.rules(choice),
+        *ranges.rules(choice),
+        *attention.rules(choice),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lower:
+    """Write each operator in the spelling that the target runs fastest."""
+
+    name: ClassVar[str] = "lower"
+    tolerance: ClassVar[Tolerance] = FLOAT
+    idempotent: ClassVar[bool] = True
+    threads: int = field(
+        default=0, metadata={"help": "Threads that the model will run on; 0: all cores."}
+    )
+    mask: Literal["keep", "fast"] = field(
+        default="keep",
+        metadata={"help": "fast: attention masks of -50, where no row is masked as a whole."},
+    )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if ctx.target != "ort-cpu":
+            return
+        choice = choice_for(self.threads)
+        rules = rules_for(choice)
+        apply_rules(model, (*rules, *masks.rules()) if self.mask == "fast" else rules, ctx)
+        gain = choice.costs.gain("masked-attention", "finite", threads=choice.threads)
+        if gain is not None and self.mask == "keep" and masks.any_in(model):
+            ctx.note(f"masked attention could be {gain:.1f}x faster: see lower:mask=fast")
+
+    def costs_in_use(self) -> tuple[Costs, str]:
+        """The table that decides, and where it is from."""
+        return costs_in_use()
+
+    def measure(self, progress: Progress, seconds: float) -> Costs:
+        """Measure this machine."""
+        from passes.lower.measure import measure
+
+        return measure(progress, seconds)

@@ -1,0 +1,296 @@
+"""The computations that lowering chooses a spelling for, and their spellings, in ONNX's text.
+
+A spelling makes `y` of `x`, both of one shape, so that it can be put into a chain. The first one
+is what a model has when nobody chooses. {T}, {D}, {H} stand for tokens, width, and heads of size
+64; {half} is half the width, {side} that of an image. The names of inputs and weights say what
+they hold, see `measure.contents`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+TOKENS = "float[1, {T}, {D}]"
+HIDDEN = ((8, 768), (128, 384), (128, 768))
+"""Shapes between the blocks of a transformer."""
+INNER = ((8, 3072), (128, 1536), (128, 3072))
+"""Shapes within its feed-forward part."""
+LENGTHS = ((8, 768), (32, 768), (128, 768), (512, 768))
+"""What attention is called with."""
+IMAGE = ((196, 64), (784, 64))
+"""Pixels and channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A meaning with several spellings, and what to measure them with.
+
+    A spelling is undone when the runtime runs other operators than `kept` says.
+    """
+
+    name: str
+    spellings: Mapping[str, str]
+    inputs: str = f"{TOKENS} x"
+    weights: str = ""
+    regimes: tuple[tuple[int, int], ...] = HIDDEN
+    stages: int = 6
+    positive: bool = False
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+
+def _number(name: str, value: float) -> str:
+    return f"{name} = Constant <value_float = {value:f}> ()\n"
+
+
+_NORM = "y = LayerNormalization <axis = -1> (s, w, b)"
+_TANH = 'approximate = "tanh"'
+_ERF = (
+    _number("i", 0.7071067811865476) + _number("one", 1) + _number("half", 0.5) + "d = Mul (x, i) "
+    "e = Erf (d) p = Add (one, e) m = Mul (half, x) y = Mul (p, m)"
+)  # the halves the other way round than the runtime looks for: what is not fused at all
+_HEADS = "q_num_heads = {H}, kv_num_heads = {H}"
+_SPLIT_HEADS = (
+    "sh = Constant <value_ints = [0, 0, {H}, 64]> ()\n"
+    "back = Constant <value_ints = [0, 0, {D}]> ()\n"
+    "q0 = Reshape (x, sh) q = Transpose <perm = [0, 2, 1, 3]> (q0)\n"
+    "k0 = Reshape (k, sh) kt = Transpose <perm = [0, 2, 3, 1]> (k0)\n"
+    "v0 = Reshape (v, sh) v1 = Transpose <perm = [0, 2, 1, 3]> (v0)\n"
+    "dot = MatMul (q, kt)\n" + _number("scale", 0.125) + "scaled = Mul (dot, scale)\n"
+)
+_JOIN_HEADS = "o = MatMul (p, v1) ot = Transpose <perm = [0, 2, 1, 3]> (o) y = Reshape (ot, back)"
+_QKV = f"{TOKENS} x, {TOKENS} k, {TOKENS} v"
+_CONV = "kernel_shape = [3, 3], pads = [1, 1, 1, 1]"
+
+COMPUTATIONS = (
+    Computation(
+        "residual-layernorm",
+        {"add": f"s = Add (x, r) {_NORM}", "sum": f"s = Sum (x, r) {_NORM}"},
+        inputs=f"{TOKENS} x, {TOKENS} r",
+        weights="float[{D}] w, float[{D}] b",
+        kept={"sum": ("LayerNormalization", "Sum")},
+    ),
+    Computation(
+        "residual-rmsnorm",
+        {
+            "add": "s = Add (x, r) y = RMSNormalization <axis = -1> (s, w)",
+            "simplified": "s = Add (x, r) "
+            "y = SimplifiedLayerNormalization <axis = -1, epsilon = 0.00001> (s, w)",
+            "skip": "y = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.00001> "
+            "(x, r, w)",
+        },
+        inputs=f"{TOKENS} x, {TOKENS} r",
+        weights="float[{D}] w",
+    ),
+    Computation(
+        "bias-gelu",
+        {"add": "s = Add (x, b) y = Gelu (s)", "sum": "s = Sum (x, b) y = Gelu (s)"},
+        weights="float[{D}] b",
+        regimes=INNER,
+        kept={"sum": ("Gelu", "Sum")},
+    ),
+    Computation(
+        "bias-gelu-tanh",
+        {
+            "add": f"s = Add (x, b) y = Gelu <{_TANH}> (s)",
+            "sum": f"s = Sum (x, b) y = Gelu <{_TANH}> (s)",
+        },
+        weights="float[{D}] b",
+        regimes=INNER,
+        kept={"sum": ("Gelu", "Sum")},
+    ),
+    Computation(
+        "gelu",
+        {"gelu": "y = Gelu (x)", "contrib": "y = com.microsoft.Gelu (x)", "erf": _ERF},
+        regimes=INNER,
+    ),
+    Computation(
+        "gelu-tanh",
+        {"gelu": f"y = Gelu <{_TANH}> (x)", "contrib": "y = com.microsoft.FastGelu (x)"},
+        regimes=INNER,
+    ),
+    Computation(
+        "silu",
+        {
+            "mul": "s = Sigmoid (x) y = Mul (x, s)",
+            "contrib": "y = com.microsoft.QuickGelu <alpha = 1.0> (x)",
+        },
+        regimes=INNER,
+    ),
+    Computation(
+        "quick-gelu",
+        {
+            "mul": _number("k", 1.702) + "z = Mul (x, k) s = Sigmoid (z) y = Mul (x, s)",
+            "contrib": "y = com.microsoft.QuickGelu <alpha = 1.702> (x)",
+            "silu": _number("k", 1.702)
+            + _number("back", 1 / 1.702)
+            + "z = Mul (x, k) s = Sigmoid (z) q = Mul (z, s) y = Mul (q, back)",
+        },
+        regimes=INNER,
+        kept={"silu": ("Mul", "com.microsoft:QuickGelu")},
+    ),
+    Computation(
+        "attention",
+        {
+            "attention": f"y = Attention <{_HEADS}> (x, k, v)",
+            "multi-head": "y = com.microsoft.MultiHeadAttention <num_heads = {H}> (x, k, v)",
+            "decomposed": f"{_SPLIT_HEADS} p = Softmax <axis = -1> (scaled) {_JOIN_HEADS}",
+        },
+        inputs=_QKV,
+        regimes=LENGTHS,
+        stages=2,
+    ),
+    Computation(
+        "masked-attention",
+        {
+            "attention": f"y = Attention <{_HEADS}> (x, k, v, mask_lowest)",
+            "infinite": f"y = Attention <{_HEADS}> (x, k, v, mask_infinite)",
+            "finite": f"y = Attention <{_HEADS}> (x, k, v, mask_finite)",
+            "boolean": f"y = Attention <{_HEADS}> (x, k, v, mask_boolean)",
+            "causal": f"y = Attention <{_HEADS}, is_causal = 1> (x, k, v)",
+            "multi-head": "y = com.microsoft.MultiHeadAttention <num_heads = {H}> "
+            "(x, k, v, , , mask_lowest)",
+            "decomposed": f"{_SPLIT_HEADS} masked = Add (scaled, mask_lowest) "
+            f"p = Softmax <axis = -1> (masked) {_JOIN_HEADS}",
+        },
+        inputs=_QKV
+        + "".join(
+            f", {kind}[1, 1, {{T}}, {{T}}] mask_{name}"
+            for kind, name in (
+                ("float", "lowest"),
+                ("float", "infinite"),
+                ("float", "finite"),
+                ("bool", "boolean"),
+            )
+        ),
+        regimes=LENGTHS,
+        stages=2,
+    ),
+    Computation(
+        "rotary",
+        {
+            "rotary": "y = RotaryEmbedding (x, cos, sin)",
+            "decomposed": "a, b = Split <axis = -1, num_outputs = 2> (x)\n"
+            "n = Neg (b) r = Concat <axis = -1> (n, a)\n"
+            "cc = Concat <axis = -1> (cos, cos) c4 = Unsqueeze (cc, one)\n"
+            "ss = Concat <axis = -1> (sin, sin) s4 = Unsqueeze (ss, one)\n"
+            "p = Mul (x, c4) q = Mul (r, s4) y = Add (p, q)",
+        },
+        inputs="float[1, {H}, {T}, 64] x",
+        weights="float[1, {T}, 32] cos, float[1, {T}, 32] sin, int64[1] one",
+        regimes=LENGTHS,
+    ),
+    Computation(
+        "prelu",
+        {
+            "prelu": "y = PRelu (x, slope)",
+            "max": "m = Mul (x, slope) y = Max (x, m)",
+        },
+        weights="float[{D}] slope",
+    ),
+    Computation(
+        "prelu-any",
+        {
+            "prelu": "y = PRelu (x, slope)",
+            "relu": _number("zero", 0)
+            + "r = Relu (x) n = Min (x, zero) m = Mul (n, slope) y = Add (r, m)",
+        },
+        weights="float[{D}] slope",
+    ),
+    Computation(
+        "prelu-scalar",
+        {"prelu": "y = PRelu (x, quarter)", "leaky-relu": "y = LeakyRelu <alpha = 0.25> (x)"},
+        weights="float[1] quarter",
+    ),
+    Computation(
+        "conv-prelu",
+        {
+            "prelu": f"c = Conv <{_CONV}> (x, w, b) y = PRelu (c, slope)",
+            "max": f"c = Conv <{_CONV}> (x, w, b) m = Mul (c, slope) y = Max (c, m)",
+        },
+        inputs="float[1, {D}, {side}, {side}] x",
+        weights="float[{D}, {D}, 3, 3] w, float[{D}] b, float[{D}, 1, 1] slope",
+        regimes=IMAGE,
+        stages=2,
+    ),
+    Computation(
+        "conv-activation",
+        {
+            "relu": f"c = Conv <{_CONV}> (x, w, b) y = Relu (c)",
+            "contrib": f'y = com.microsoft.FusedConv <{_CONV}, activation = "Relu"> (x, w, b)',
+        },
+        inputs="float[1, {D}, {side}, {side}] x",
+        weights="float[{D}, {D}, 3, 3] w, float[{D}] b",
+        regimes=IMAGE,
+        stages=2,
+    ),
+    Computation(
+        "mish",
+        {
+            "mish": "y = Mish (x)",
+            "rational": _number("two", 2)
+            + _number("most", 20)
+            + "c = Min (x, most) e = Exp (c) e2 = Add (e, two) n = Mul (e, e2)\n"
+            "d = Add (n, two) q = Div (n, d) y = Mul (x, q)",
+        },
+    ),
+    Computation(
+        "softplus",
+        {
+            "softplus": "y = Softplus (x)",
+            "exp": _number("one", 1) + "a = Abs (x) n = Neg (a) e = Exp (n) p = Add (e, one)\n"
+            "l = Log (p) r = Relu (x) y = Add (r, l)",
+        },
+    ),
+    Computation(
+        "elu",
+        {
+            "elu": "y = Elu (x)",
+            "exp": _number("zero", 0)
+            + _number("one", 1)
+            + "n = Min (x, zero) e = Exp (n) m = Sub (e, one) y = Max (x, m)",
+        },
+    ),
+    Computation(
+        "hardswish",
+        {
+            "hardswish": "y = HardSwish (x)",
+            "hardsigmoid": "s = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x) y = Mul (x, s)",
+            "clip": _number("three", 3)
+            + _number("zero", 0)
+            + _number("six", 6)
+            + _number("sixth", 1 / 6)
+            + "a = Add (x, three) c = Clip (a, zero, six) m = Mul (x, c) y = Mul (m, sixth)",
+        },
+    ),
+    *(
+        Computation(
+            f"pow{exponent:g}",
+            {"pow": _number("e", exponent) + "y = Pow (x, e)", name: nodes},
+            stages=2,
+            positive=True,
+        )
+        for exponent, name, nodes in (
+            (2, "mul", "y = Mul (x, x)"),
+            (3, "mul", "s = Mul (x, x) y = Mul (s, x)"),
+            (4, "mul", "s = Mul (x, x) y = Mul (s, s)"),
+            (0.5, "sqrt", "y = Sqrt (x)"),
+            (-1, "reciprocal", "y = Reciprocal (x)"),
+            (-0.5, "sqrt", "s = Sqrt (x) y = Reciprocal (s)"),
+        )
+    ),
+    Computation(
+        "half-split",
+        {
+            "gather": "a = Gather <axis = -1> (x, range_low)\n"
+            "b = Gather <axis = -1> (x, range_high)\n"
+            "y = Concat <axis = -1> (b, a)",
+            "slice": "zero = Constant <value_ints = [0]> ()\n"
+            "half = Constant <value_ints = [{half}]> ()\n"
+            "end = Constant <value_ints = [{D}]> () last = Constant <value_ints = [-1]> ()\n"
+            "a = Slice (x, zero, half, last) b = Slice (x, half, end, last)\n"
+            "y = Concat <axis = -1> (b, a)",
+        },
+        weights="int64[{half}] range_low, int64[{half}] range_high",
+    ),
+)

@@ -1,0 +1,60 @@
+"""Tables of costs made up for tests: one in which every choice is clear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnx import printer, shape_inference
+
+from passes.lower.choice import Choice
+from tests.checks import check, parse
+from toolkit.costs import Costs, Regime, Spelling
+from toolkit.rules import Rule, Rules
+
+HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
+Factory = Callable[[Choice], tuple[Rule, ...]]
+
+
+def spelling(name: str, cost: float | dict[str, float], undone: bool = False) -> Spelling:
+    given = cost if isinstance(cost, dict) else {"128x768@1": cost, "128x768@2": cost}
+    costs = {Regime.parse(regime): value for regime, value in given.items()}
+    return Spelling(name, (), undone, costs, dict.fromkeys(costs, 1.0))
+
+
+def table(**computations: tuple[Spelling, ...]) -> Costs:
+    named = {name.replace("_", "-"): spellings for name, spellings in computations.items()}
+    return Costs("1.0", "any", "none", named)
+
+
+class _All(dict[str, tuple[Spelling, ...]]):
+    """Every computation, with one spelling besides the usual."""
+
+    def __init__(self, cost: float, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self._found = (spelling("usual", 1.0), *(spelling(name, cost) for name in names))
+
+    def get(self, key: str, default: object = None) -> tuple[Spelling, ...]:  # type: ignore[override]
+        return self._found
+
+
+def choice(name: str, cost: float = 0.5) -> Choice:
+    """A choice in which `name`, where it exists, costs `cost` of the usual spelling."""
+    return Choice(Costs("1.0", "any", "none", _All(cost, (name,))), 1)
+
+
+def typed(text: str) -> str:
+    """The model at opset 23, with the types of its values between input and output written down."""
+    return printer.to_text(shape_inference.infer_shapes(parse(HEADER + text)))
+
+
+def lowered(rules: Factory, name: str, signature: str, nodes: str, after: str) -> None:
+    """The rules, where `name` is the fastest spelling, write `after`; where it is not, nothing."""
+    before = typed(f"{signature} {{ {nodes} }}")
+    check(Rules("test", rules(choice(name))), before, f"{HEADER}{signature} {{ {after} }}")
+    check(Rules("test", rules(choice(name, cost=1.2))), before, near_miss=True)
+
+
+def stays(rules: Factory, name: str, signature: str, nodes: str, run: bool = True) -> None:
+    """A near miss, even though `name` would be the fastest spelling."""
+    before = typed(f"{signature} {{ {nodes} }}")
+    check(Rules("test", rules(choice(name))), before, near_miss=True, run=run)

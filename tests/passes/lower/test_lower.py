@@ -1,0 +1,130 @@
+"""`lower` as a pass: its target, its table, and that the spellings it writes are what runs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from passes.lower import Lower
+from passes.lower.choice import SHIPPED, costs_in_use
+from passes.lower.measure import chain, contents, load, measure
+from passes.lower.spellings import COMPUTATIONS, Computation
+from tests.checks import check, model
+from tests.passes.lower.tables import spelling, table, typed
+from toolkit.costs import Costs, Regime, Tunable, cache_path
+from toolkit.pipeline import Context, Pipeline
+
+POST_NORM = """g (float[N, S, 8] x, float[N, S, 8] r, float[8] w) => (float[N, S, 8] y) {
+    s = Add (x, r)
+    n = LayerNormalization <axis = -1> (s, w)
+    y = Mish (n)
+}"""
+
+
+def test_standard_operators_are_left_alone() -> None:
+    subject = model(typed(POST_NORM))
+    Lower().run(subject, Context(target="onnx"))
+    assert not len(subject.journal)
+
+
+def test_the_shipped_table_lowers_what_every_processor_is_slow_with() -> None:
+    for threads in (0, 1, 2, 64):
+        changed = check(Lower(threads=threads), typed(POST_NORM))
+        used = [node.op_type for node in changed.graph.nodes]
+        assert "Sum" in used
+        assert "Mish" not in used
+
+
+def test_this_machines_own_table_is_preferred() -> None:
+    own = table(mish=(spelling("mish", 1.0), spelling("rational", 2.0)))
+    assert costs_in_use()[1].startswith("the shipped table")
+    own.save(cache_path())
+    assert costs_in_use()[0] == own
+    check(Lower(), typed(POST_NORM), near_miss=True)
+
+
+def test_a_table_that_is_broken_is_passed_over() -> None:
+    cache_path().parent.mkdir(parents=True)
+    cache_path().write_text("{")
+    found, origin = costs_in_use()
+    assert found == Costs.load(SHIPPED)
+    assert "measure again" in origin
+
+
+def test_it_says_that_masks_are_slow_here() -> None:
+    causal = """g (float[1, 4, 8] q, float[4, 4] m) => (float[1, 4, 8] y) {
+        y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, q, q, m)
+    }"""
+    table(masked_attention=(spelling("attention", 1.0), spelling("finite", 0.5))).save(cache_path())
+    for mask, said in (
+        ("keep", ["masked attention could be 2.0x faster: see lower:mask=fast"]),
+        ("fast", []),
+    ):
+        ctx = Context()
+        Lower(mask=mask).run(model(typed(causal)), ctx)
+        assert ctx.notes == said
+
+
+def test_it_is_proven_like_any_pass() -> None:
+    result = Pipeline([Lower(), Lower()]).run(model(typed(POST_NORM)))
+    assert [done.status for done in result.passes] == ["applied", "skipped"]
+    assert result.passes[0].rules == {"residual-sum": 1, "mish-by-exp": 1}
+
+
+# -- spellings
+
+SMALL = {(tokens, width) for tokens, width in ((8, 768), (8, 3072), (196, 64))}
+ALL = [(one, name) for one in COMPUTATIONS for name in one.spellings]
+
+
+@pytest.mark.parametrize(("computation", "name"), ALL, ids=lambda v: getattr(v, "name", v))
+def test_spellings_mean_the_same_and_are_not_undone(computation: Computation, name: str) -> None:
+    tokens, width = next(iter(SMALL & set(computation.regimes)))
+    regime = Regime(tokens, width, 1)
+    feeds = contents(computation, computation.inputs, regime)
+    results = []
+    for one in (next(iter(computation.spellings)), name):
+        session, operators = load(chain(computation, one, regime), threads=1)
+        read = {value.name: feeds[value.name] for value in session.get_inputs()}
+        results.append(session.run(None, read)[0])
+    assert np.all(np.isfinite(results[0]))
+    scale = np.abs(results[0]).max()
+    np.testing.assert_allclose(results[1] / scale, results[0] / scale, atol=1e-4)
+    assert set(operators) == set(computation.kept.get(name, operators))
+
+
+def test_every_spelling_is_in_the_shipped_table() -> None:
+    shipped = Costs.load(SHIPPED)
+    listed = {name: [s.name for s in found] for name, found in shipped.computations.items()}
+    assert listed == {one.name: list(one.spellings) for one in COMPUTATIONS}
+    assert not any(s.undone for found in shipped.computations.values() for s in found)
+    assert json.loads(SHIPPED.read_text())["script"] == "benchmarks/spellings.py"
+
+
+def test_measuring() -> None:
+    told: list[str] = []
+    mish = next(one for one in COMPUTATIONS if one.name == "mish")
+    found = measure(lambda done, total, what: told.append(what), 0.1, (1,), [mish])
+    assert told == ["mish 8x768@1", "mish 128x384@1", "mish 128x768@1", "done"]
+    usual, other = found.computations["mish"]
+    assert set(usual.cost.values()) == {1.0}
+    assert all(microseconds > 0 for microseconds in other.microseconds.values())
+    assert other.runs == ("Add", "Div", "Exp", "Min", "Mul")
+
+
+def test_a_spelling_that_the_runtime_changes_is_marked() -> None:
+    fused = Computation(
+        "fused",
+        {"usual": "y = Neg (x)", "sum": "s = Sigmoid (x) y = Mul (x, s)"},
+        regimes=((2, 8),),
+        kept={"sum": ("Mul", "Sigmoid")},
+    )
+    (_, other) = measure(seconds=0.01, threads=(1,), computations=[fused]).computations["fused"]
+    assert other.undone
+    assert other.runs == ("com.microsoft:QuickGelu",)
+
+
+def test_it_can_be_tuned() -> None:
+    assert isinstance(Lower(), Tunable)

@@ -1,0 +1,125 @@
+"""`toolkit tune`: measure what spellings cost on this machine, and keep the table for `lower`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit.cli.arguments import NO_VALUE
+from toolkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from toolkit.costs import Costs, Progress, Regime, Spelling, Tunable
+
+
+def tune(
+    name: Annotated[
+        str, typer.Argument(metavar="PASS", help="The pass that chooses by costs.")
+    ] = "lower",
+    show: Annotated[
+        bool,
+        typer.Option("--show", metavar=NO_VALUE, help="Print the table in use, measure nothing."),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=1, max=3600, help="How long to measure, about.")
+    ] = 60.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar=NO_VALUE, help="Print JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Measure what spellings cost on this machine; optimize then chooses by it."""
+    from toolkit.costs import cache_path
+    from toolkit.files import require_writable
+    from toolkit.report.console import console, line
+
+    chosen = _tunable(name)
+    if show:
+        costs, origin = chosen.costs_in_use()
+    else:
+        path = cache_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(path)
+        with _progress_bar(not as_json) as progress:
+            costs = chosen.measure(progress, seconds)
+        costs.save(path)
+        origin = f"measured on this machine, '{path}'"
+    if as_json:
+        typer.echo(json.dumps(costs.to_json(), indent=1))
+        return
+    out = console()
+    _print_costs(out, costs)
+    line(out, "runtime", f"onnxruntime {costs.runtime}")
+    line(out, "processor", costs.cpu)
+    line(out, "costs", origin)
+
+
+def _tunable(name: str) -> Tunable:
+    from toolkit.costs import Tunable
+    from toolkit.registry import parse_passes
+
+    found = [one for one in parse_passes(name) if isinstance(one, Tunable)]
+    if not found:
+        raise UsageError(f"{name} does not choose by costs: there is nothing to measure for it")
+    return found[0]
+
+
+@contextmanager
+def _progress_bar(wanted: bool) -> Generator[Progress]:
+    """A bar on standard error while measuring; only on a terminal."""
+    from toolkit.report.console import console
+
+    out = console(stderr=True)
+    if not wanted or not out.is_terminal:
+        yield lambda done, total, what: None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    what = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(24), what, TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=out, transient=True) as bar:
+        task = bar.add_task("measuring", total=None)
+
+        def advance(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield advance
+
+
+def _print_costs(out: Console, costs: Costs) -> None:
+    """A row for each spelling: how many times faster than the usual one, least to most."""
+    from rich.text import Text
+
+    from toolkit.report.console import table
+
+    regimes = [r for spellings in costs.computations.values() for r in spellings[0].cost]
+    threads = sorted({regime.threads for regime in regimes})
+    heads = [f"{count} thread{'s' if count > 1 else ''}" for count in threads]
+    made = table("computation", "spelling", *heads, right=tuple(heads))
+    for computation, spellings in costs.computations.items():
+        for index, spelling in enumerate(spellings):
+            name = f"{spelling.name}, undone" if spelling.undone else spelling.name
+            gains = [costs.gain(computation, spelling.name, threads=count) for count in threads]
+            style = "green" if any(gains) else ""
+            cells = [_range(spelling, count, usual=index == 0) for count in threads]
+            made.add_row("" if index else computation, Text(name, style=style), *cells)
+    out.print(made)
+    out.print()
+
+
+def _range(spelling: Spelling, threads: int, usual: bool) -> str:
+    """Microseconds of the usual spelling, times faster than it for the others."""
+    found: list[Regime] = [regime for regime in spelling.cost if regime.threads == threads]
+    if not found:
+        return ""
+    if usual:
+        times = [spelling.microseconds[regime] for regime in found]
+        return f"{min(times):.0f} - {max(times):.0f} us"
+    gains = [1 / spelling.cost[regime] for regime in found]
+    return f"{min(gains):.2f} - {max(gains):.2f}x"
