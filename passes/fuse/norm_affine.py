@@ -128,8 +128,9 @@ def _fitted(g: Graph, norm: NodeProto, value: str, perm: Sequence[int] | None) -
     if array is None or len(sizes) != len(wanted):
         raise Miss(f"'{value}' does not have the shape of a scale, and is not constant")
     back = sorted(range(rank), key=order.__getitem__)
-    laid: Array = array.reshape([1] * (rank - array.ndim) + list(array.shape)).transpose(back)
-    laid = laid.reshape([laid.shape[axis] for axis in axes])
+    padding = (1,) * (rank - len(shape))
+    laid: Array = np.transpose(np.reshape(array, padding + array.shape), back)
+    laid = np.reshape(laid, tuple(laid.shape[axis] for axis in axes))
     return g.constant(np.ascontiguousarray(np.broadcast_to(laid, sizes)), value)
 
 
