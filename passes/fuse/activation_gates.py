@@ -71,7 +71,7 @@ a, b, top = number("a"), number("b"), number("top")
 
 @rewrite(
     product(op.Clip(total(x, b), 0, top), a),
-    op.Clip(product(total(x, b), a), 0, 1),
+    op.Clip(product(total(x, b), number("a", where=lambda a: a != 1)), 0, 1),
 )
 def hard_sigmoid(
     g: Graph, x: str, a: float, b: float, top: float | None, node: NodeProto
@@ -82,7 +82,7 @@ def hard_sigmoid(
     return _hard_sigmoid(g, x, a, a * b, node)
 
 
-@rewrite(op.Clip(total(product(x, a), b), 0, 1))
+@rewrite(op.Clip(total(product(x, a), number("b", where=lambda b: b != 0)), 0, 1))
 def hard_sigmoid_of_line(g: Graph, x: str, a: float, b: float, node: NodeProto) -> str | None:
     """clip(a x + b, 0, 1)"""
     return _hard_sigmoid(g, x, a, b, node)

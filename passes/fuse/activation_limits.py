@@ -61,11 +61,19 @@ def leaky_relu(g: Graph, x: str, slope: float, node: NodeProto) -> str:
     return g.op("LeakyRelu", x, at=node, alpha=slope)
 
 
-@rewrite(total(op.Relu(x).shared(), product(op.Relu(product(x, -1)), number("minus_slope"))))
-def leaky_relu_of_two(g: Graph, x: str, minus_slope: float, node: NodeProto) -> str:
+above, below = op.Relu(x).shared(), op.Relu(product(x, -1))
+
+
+@rewrite(
+    total(above, -product(below, number("slope"))),
+    total(above, product(below, number("minus"))),
+)
+def leaky_relu_of_two(
+    g: Graph, x: str, slope: float | None, minus: float | None, node: NodeProto
+) -> str:
     """relu(x) - a relu(-x)"""
     require_type(g, x, SINGLE_AND_HALF)
-    return g.op("LeakyRelu", x, at=node, alpha=-minus_slope)
+    return g.op("LeakyRelu", x, at=node, alpha=-(minus or 0.0) if slope is None else slope)
 
 
 low, high = number("low"), number("high")
