@@ -67,11 +67,13 @@ def _sigmoid(g: Graph, x: str, factor: float, node: NodeProto) -> str:
 # -- hard sigmoids
 
 a, b, top = number("a"), number("b"), number("top")
+slope = number("a", where=lambda a: a != 1)
+"""Without one, a line further inside would be left there."""
 
 
 @rewrite(
-    product(op.Clip(total(x, b), 0, top), a),
-    op.Clip(product(total(x, b), number("a", where=lambda a: a != 1)), 0, 1),
+    product(op.Clip(total(x, b), 0, top), slope),
+    op.Clip(product(total(x, b), slope), 0, 1),
 )
 def hard_sigmoid(
     g: Graph, x: str, a: float, b: float, top: float | None, node: NodeProto

@@ -219,4 +219,5 @@ def _require_type_kept(g: Graph, x: str, match: Match) -> None:
             raise Miss(f"the type of '{x}' is not that of the result")
 
 
-RULES = (rms_norm, l2_norm, layer_norm, layer_norm_as_line)
+RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm)
+"""Layer norms first: each is the rms norm of a difference."""
