@@ -4,7 +4,7 @@
     x^3, x^4, x^-0.5          products and roots, where speed counts more than nodes
     x * (1 / y)               x / y, for values of one shape
     sum(x) / n                mean(x)
-    unsqueeze(reduce(x))      the reduction that keeps its axes
+    unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
 
 On the runtime's CPU kernels a general power takes 6 to 18 times as long as a product or a root.
 """
@@ -19,7 +19,7 @@ from onnx import NodeProto
 
 from passes.axes import positive_axes
 from passes.fuse import slow, slow_focus
-from passes.operands import int_operand, ints, same_shape
+from passes.operands import int_operand, same_shape
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
@@ -97,14 +97,17 @@ _REDUCTIONS = (
 )
 
 
-@rewrite(op.Unsqueeze(op.any(*_REDUCTIONS)(x, ..., keepdims=0).named("reduced"), ...))
+@rewrite(
+    op.any("Unsqueeze", "Reshape")(op.any(*_REDUCTIONS)(x, ..., keepdims=0).named("reduced"), ...)
+)
 def reduction_that_keeps_axes(g: Graph, x: str, reduced: NodeProto, node: NodeProto) -> str:
     """unsqueeze(reduce(x)) over the same axes"""
-    rank = g.rank(x)
-    axes = positive_axes(int_operand(g, reduced, "axes", 1), rank)
-    back = nd.attr(node, "axes") or ints(g, node.input[1])
-    if not axes or rank is None or sorted(axes) != sorted(positive_axes(back, rank) or []):
-        raise Miss("the axes are not the same, or not known")
+    shape = g.shape(x)
+    axes = positive_axes(int_operand(g, reduced, "axes", 1), None if shape is None else len(shape))
+    if shape is None or not axes:
+        raise Miss(f"the shape of '{x}' or the axes are not known")
+    if g.shape(node.output[0]) != tuple(1 if i in axes else n for i, n in enumerate(shape)):
+        raise Miss("the axes are not put back where they were")
     attributes = nd.attrs(reduced)
     attributes["keepdims"] = 1
     return g.op(reduced.op_type, *reduced.input, at=node, **attributes)

@@ -141,6 +141,17 @@ def layer_norm(
     return g.op("Mul", normal, weight, at=node) if weight else normal
 
 
+@rewrite(op.RMSNormalization(difference, var("scale")).named("norm"), opset=23)
+def rms_norm_of_difference(
+    g: Graph, x: str, scale: str, norm: NodeProto, mean: NodeProto, node: NodeProto
+) -> str:
+    """The same, where Casts stood between the difference and the rest"""
+    axes, rank = reduced_axes(g, x, mean), g.rank(x) or 0
+    if axes != tuple(range(nd.attr(norm, "axis", -1) % rank, rank)):
+        raise Miss("the mean is not over the axes of the norm")
+    return g.op(LAYER, x, scale, at=node, **nd.attrs(norm))
+
+
 bias = var("bias")
 spread = total(variance, epsilon)
 root = op.Sqrt(spread) | spread**0.5
@@ -219,5 +230,5 @@ def _require_type_kept(g: Graph, x: str, match: Match) -> None:
             raise Miss(f"the type of '{x}' is not that of the result")
 
 
-RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm)
+RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm, rms_norm_of_difference)
 """Layer norms first: each is the rms norm of a difference."""

@@ -377,6 +377,18 @@ def test_an_rms_norm_kept_in_float_is_one_of_half_precision() -> None:
     check(FUSE, typed(half_graph(root_cast, HALVES)), after, atol=8e-3)
 
 
+def test_a_layer_norm_partly_in_double_is_one_of_half_precision() -> None:
+    """How TorchScript writes it below opset 17."""
+    nodes = (
+        "m = ReduceMean (x, last) d = Sub (x, m) c = Cast <to = 11> (d) q = Pow (c, two) "
+        "u = ReduceMean (q, last) v = Add (u, wide) s = Sqrt (v) n = Div (c, s) "
+        "h = Cast <to = 10> (n) k = Mul (h, w) y = Add (k, w)"
+    )
+    constants = f"{HALVES}, double two = {{2.0}}, double wide = {{0.00001}}"
+    after = "y = LayerNormalization <axis = -1, epsilon = 0.00001> (x, w, w)"
+    check(FUSE, typed(half_graph(nodes, constants)), half_graph(after, constants), atol=8e-3)
+
+
 def test_weights_of_a_higher_precision_stay_in_float() -> None:
     wide = "float[4] w = {1.50001, -2.0, 0.5, 3.0}"
     nodes = ISLAND + "n = Div (c, s) k = Mul (w, n) y = Cast <to = 10> (k)"
