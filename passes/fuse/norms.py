@@ -1,0 +1,35 @@
+"""Normalizations under their own names, with their scale and bias inside.
+
+The core of each (means, squares, inverse roots) becomes one operator with a scale of ones; then
+what follows goes into scale and bias. So no pattern has to know where an exporter put the weights,
+and norms without any are found as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from passes.fuse import norm_affine, norm_channels, norm_contrib, norm_core
+from toolkit.model import Model
+from toolkit.rules import apply_rules
+from toolkit.tolerance import FLOAT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
+
+RULES = (*norm_contrib.RULES, *norm_core.RULES, *norm_affine.RULES, *norm_channels.RULES)
+
+ONNX_RULES = (*RULES, *norm_channels.ONNX_RULES)
+
+
+@dataclass(frozen=True, slots=True)
+class FuseNorms:
+    """Write normalizations as single operators: LayerNormalization, RMSNormalization and others."""
+
+    name: ClassVar[str] = "fuse-norms"
+    tolerance: ClassVar[Tolerance] = FLOAT
+    idempotent: ClassVar[bool] = True
+
+    def run(self, model: Model, ctx: Context) -> None:
+        apply_rules(model, ONNX_RULES if ctx.target == "onnx" else RULES, ctx)

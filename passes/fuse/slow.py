@@ -1,0 +1,100 @@
+"""Data picked and moved in slow ways.
+
+gather(x, [a, a + 1, ...])        slice(x, a, ...): 18 times as fast along the last axis
+one_hot(i) @ w                    gather(w, i), with a row of zeros for indices out of range
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.operands import int_operand, int_vector, ints
+from toolkit import nodes as nd
+from toolkit.graph import Array, Graph
+from toolkit.pattern import const, maybe_cast, op, var
+from toolkit.rules import Miss, rewrite
+
+x = var("x")
+
+
+# -- ranges
+
+
+@rewrite(op.Gather(x, const("indices", rank=1)), opset=10)
+def gather_of_range(g: Graph, x: str, indices: str, node: NodeProto) -> str | None:
+    """Neighbours along an axis; along the first axis a Gather copies as fast."""
+    rank, places = g.rank(x), ints(g, indices)
+    axis = nd.attr(node, "axis", 0)
+    if rank is None or places is None or len(places) < 2 or axis in (0, -rank):
+        return None
+    step = places[1] - places[0]
+    if step < 1 or places != list(range(places[0], places[-1] + 1, step)):
+        return None
+    if places[0] < 0 <= places[-1]:
+        return None  # from the end over to the start: no range
+    end = places[-1] + 1 or np.iinfo(np.int64).max
+    bounds = [([places[0]], "starts"), ([end], "ends"), ([axis], "axes")]
+    if step > 1:
+        bounds.append(([step], "steps"))
+    return g.op("Slice", x, *(int_vector(g, values, name) for values, name in bounds), at=node)
+
+
+# -- one-hot
+
+table = const("table", rank=2)
+index = var("index", dtype=(TensorProto.INT32, TensorProto.INT64))
+_MOST_ROWS = 4096
+"""Larger tables are not copied for a row of zeros."""
+
+
+@rewrite(op.MatMul(maybe_cast(op.OneHot(index, const("depth"), const("values"), axis=-1)), table))
+def one_hot_product(
+    g: Graph, index: str, depth: str, values: str, table: str, node: NodeProto
+) -> str:
+    """one_hot(i) @ w. Indices count from the back too; those out of range give zeros."""
+    weights, rows, levels = g.const(table), ints(g, depth), g.const(values)
+    if weights is None or rows != [len(weights)] or levels is None or levels.tolist() != [0, 1]:
+        raise Miss("the table does not have a row for each index")
+    zeros = _zero_row(weights)
+    size = len(weights)
+    padded: Array = np.concatenate([weights, zeros, weights])
+    return _picked(g, padded, index, (-size - 1, size), node)
+
+
+@rewrite(
+    op.MatMul(op.Cast(op.Equal(op.Unsqueeze(index, ...).named("column"), const("classes"))), table),
+    opset=13,
+)
+def compared_one_hot_product(
+    g: Graph, index: str, column: NodeProto, classes: str, table: str, node: NodeProto
+) -> str:
+    """(i == [0, 1, ...]) @ w"""
+    weights, listed, rank = g.const(table), g.const(classes), g.rank(index)
+    axes = int_operand(g, column, "axes", 1)
+    if weights is None or listed is None or rank is None or axes not in ([-1], [rank]):
+        raise Miss("the comparison is not along a new last axis")
+    if listed.reshape(-1).tolist() != list(range(len(weights))):
+        raise Miss("the table does not have a row for each index")
+    if listed.shape[-1:] != (listed.size,) or listed.ndim > rank + 1:
+        raise Miss("the classes are not along the last axis")
+    padded: Array = np.concatenate([weights, _zero_row(weights)])
+    return _picked(g, padded, index, (-1, len(weights)), node)
+
+
+def _zero_row(weights: Array) -> Array:
+    if len(weights) > _MOST_ROWS:
+        raise Miss("the table is too large to be copied")
+    return np.zeros_like(weights[:1])
+
+
+def _picked(g: Graph, padded: Array, index: str, limits: tuple[int, int], node: NodeProto) -> str:
+    """Rows of the table, with whatever is out of `limits` on the row of zeros."""
+    narrow = g.dtype(index) == TensorProto.INT32
+    kind = np.int32 if narrow else np.int64
+    bounds = (g.constant(np.array(limit, dtype=kind), "limit") for limit in limits)
+    inside = g.op("Clip", index, *bounds, at=node)
+    return g.op("Gather", g.constant(padded, "table"), inside, at=node, axis=0)
+
+
+RULES = (gather_of_range, one_hot_product, compared_one_hot_product)
