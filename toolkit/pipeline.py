@@ -37,7 +37,8 @@ class Pass(Protocol):
     """What the pipeline runs. Built-in passes are frozen dataclasses whose fields are options.
 
     A pass that finds nothing more to do when it runs twice may say so with a class variable
-    `idempotent = True`: it is then skipped where nothing has changed since it last ran.
+    `idempotent = True`: it is then skipped where nothing has changed since it last ran. One that
+    fuses may say with `cores` what it is after, for `toolkit explain` (see `toolkit.cores`).
     """
 
     @property
