@@ -86,6 +86,14 @@ def _encoder_layer() -> nn.Module:
     return nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
 
 
+def _deep_bert(layers: int) -> Architecture:
+    """A narrow BERT of any depth: what a rewriter's time grows with is the graph."""
+    counts = layers, 2 * layers + 1, layers
+    sizes: dict[str, Any] = {**_BERT, "num_hidden_layers": layers}
+    sizes |= {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    return _hugging_face("BertModel", WORDS, counts, **sizes)
+
+
 def _states(width: int) -> Input:
     return Input("encoder_hidden_states", ("batch", "source", width))
 
@@ -294,3 +302,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         n_head=8,
     ),
 }
+
+DEPTHS = (2, 12, 24, 48)
+DEEP = {f"bert-{layers}-layers": _deep_bert(layers) for layers in DEPTHS}
