@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnx import NodeProto
+
 from toolkit import nodes as nd
 from toolkit.choices import OpsetLimit
 from toolkit.cores import Core, cores_of, downstream, find_cores, is_about
@@ -125,25 +127,51 @@ def explain_passes(
 
 def _unfused(model: Model, passes: Sequence[Pass], misses: Misses) -> list[Unfused]:
     left = find_cores(model, map(cores_of, passes))
-    by_graph: dict[int, list[Core]] = {}
+    cores_in: dict[int, list[Core]] = {}
     for core in left:
-        by_graph.setdefault(id(core.graph), []).append(core)
-    return [_explained(core, by_graph[id(core.graph)], misses) for core in left]
+        cores_in.setdefault(id(core.graph), []).append(core)
+    behind = [_behind(core, cores_in[id(core.graph)]) for core in left]
+    # A layer leads to the next one: a node belongs to the core that is closest to it.
+    closest: dict[tuple[str, int], int] = {}
+    for core, nodes in zip(left, behind, strict=True):
+        for name in core.rules:
+            for distance, node in nodes:
+                key = name, id(node)
+                closest[key] = min(distance, closest.get(key, distance))
+    return [
+        _explained(
+            core,
+            [
+                (distance, miss)
+                for distance, node in nodes
+                for miss in misses.at(node)
+                if any(
+                    is_about(miss.rule, name) and distance == closest[name, id(node)]
+                    for name in core.rules
+                )
+            ],
+            misses,
+        )
+        for core, nodes in zip(left, behind, strict=True)
+    ]
 
 
-def _explained(core: Core, cores: Sequence[Core], misses: Misses) -> Unfused:
-    """The core with what came nearest to fusing it."""
+def _behind(core: Core, cores: Sequence[Core]) -> list[tuple[int, NodeProto]]:
+    """The core and what is behind it as far as the next of its kind, each with its distance."""
     alike = [other.node for other in cores if set(other.rules) & set(core.rules)]
-    behind = downstream(core.graph, core.node, _FAR, stop=alike)
-    near = [
+    return [(0, core.node), *downstream(core.graph, core.node, _FAR, stop=alike)]
+
+
+def _explained(core: Core, near: Sequence[tuple[int, NearMiss]], misses: Misses) -> Unfused:
+    """The core with what came nearest to fusing it."""
+
+    def rank(found: tuple[int, NearMiss]) -> tuple[float, int]:
         # Of two that are equally far, the one that ends later has more of the formula in it; but
         # where nothing but the last operator matched, the closer one is more likely about it.
-        (miss.matched / miss.total, distance if miss.matched > 1 else -distance, miss)
-        for distance, root in [(0, core.node), *behind]
-        for miss in misses.at(root)
-        if any(is_about(miss.rule, name) for name in core.rules)
-    ]
-    nearest = max(near, key=lambda found: found[:2])[2] if near else None
+        distance, miss = found
+        return miss.matched / miss.total, distance if miss.matched > 1 else -distance
+
+    nearest = max(near, key=rank)[1] if near else None
     return Unfused(
         core=nd.label(core.node),
         op=core.node.op_type,

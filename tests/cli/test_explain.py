@@ -232,6 +232,26 @@ def test_the_model_stays_as_it_is(rules):
     assert loaded.to_proto().SerializeToString(deterministic=True) == before
 
 
+def test_each_core_has_the_miss_that_is_about_it(run, tmp_path, rules):
+    """Layer after layer: what lies behind the second is behind the first as well."""
+    layers = "\n".join(
+        f"a{i} = Div(x{i}, root)  b{i} = Erf(a{i})  c{i} = Add(b{i}, one)  d{i} = Mul(x{i}, c{i})"
+        f"  x{i + 1} = Mul(d{i}, off)"
+        for i in range(3)
+    )
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[2, 3] x0) => (float[2, 3] x3)
+        <float root = {{1.4142135}}, float one = {{1}}, float off = {{0.6}}> {{ {layers} }}
+    """
+    path = tmp_path / "layers.onnx"
+    onnx.save(parse(text), path)
+    done = run("explain", path, "--passes", f"{rules}:Fuse", "--json", "-")
+    unfused = json.loads(done.out)["unfused"]
+    roots = [core["nearest"]["root"] for core in unfused]
+    assert roots == ["Mul 'x1'", "Mul 'x2'", "Mul 'x3'"]
+
+
 # Marks -------------------------------------------------------------------------------------------
 
 PATHS = """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from toolkit.report import text
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from toolkit.explanation import Explanation, Fused, Unfused
     from toolkit.misses import NearMiss
 
+_LABEL_WIDTH = 11
 _PLACES = 3
 _MISSES = 10
 
@@ -52,7 +53,7 @@ def _print_fused(out: Console, rows: Sequence[Fused]) -> None:
 
 
 def _print_unfused(out: Console, core: Unfused) -> None:
-    out.print(Text("unfused    ", style="bold yellow") + Text(core.core))
+    out.print(Text("unfused".ljust(_LABEL_WIDTH), style="bold yellow") + Text(core.core))
     if core.nearest is None:
         _print_detail(out, "nearest", f"none: {core.reason}")
     else:
@@ -65,7 +66,7 @@ def _print_unfused(out: Console, core: Unfused) -> None:
 
 def _print_misses(out: Console, misses: Sequence[NearMiss]) -> None:
     for miss in misses[:_MISSES]:
-        out.print(Text("near miss  ", style="bold") + Text(str(miss)))
+        line(out, "near miss", str(miss))
     if len(misses) > _MISSES:
         out.print(f"and {len(misses) - _MISSES:,} more (all of them: --json)")
     if misses:
@@ -73,4 +74,8 @@ def _print_misses(out: Console, misses: Sequence[NearMiss]) -> None:
 
 
 def _print_detail(out: Console, label: str, what: str) -> None:
-    out.print(Padding(Text(f"{label:<9}", style="dim") + Text(what), (0, 0, 0, 2)))
+    grid = Table.grid(padding=0)
+    grid.add_column(width=_LABEL_WIDTH, style="dim", no_wrap=True)
+    grid.add_column(ratio=1, overflow="fold")
+    grid.add_row(f"  {label}", Text(what))
+    out.print(grid)
