@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-conformance lint format bench clean
+.PHONY: setup demo test test-conformance lint format bench bench-fusion clean
 
 setup: $(VENV)/.dev
 
@@ -37,6 +37,9 @@ format: setup
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/engine.py
+
+bench-fusion: $(VENV)/.bench
+	$(BIN)/python benchmarks/fusion.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 VOCABULARY = 1000
 LAYERS = 2
 ATTENTIONS = ("sdpa", "eager")
+EAGER = ("eager",)
 IDS = Input("input_ids", TOKENS, below=VOCABULARY)
 WORDS = text(VOCABULARY)
 
@@ -30,7 +31,8 @@ WORDS = text(VOCABULARY)
 class Architecture:
     """How to build a model with either attention, and how many of what a fusion should find.
 
-    `attention`, `norms` and `gelus` count the layers of each kind in the built model.
+    `attention`, `norms` and `gelus` count the layers of each kind that the first output depends on:
+    what only a pooler reads is not exported. `attentions` are the implementations that there are.
     """
 
     build: Callable[[str], nn.Module]
@@ -51,6 +53,7 @@ def _hugging_face(
     counts: tuple[int, int, int],
     part: Callable[[Any], nn.Module] = lambda model: model,
     fixed: Mapping[str, Any] | None = None,
+    attentions: tuple[str, ...] = ATTENTIONS,
     **settings: Any,
 ) -> Architecture:
     """A class of transformers, built from the config class that it declares."""
@@ -62,11 +65,11 @@ def _hugging_face(
         names = tuple(each.name for each in inputs)
         return FirstOutput(part(model_class(config)), names, **(fixed or {}))
 
-    return Architecture(build, inputs, *counts)
+    return Architecture(build, inputs, *counts, attentions)
 
 
 class SelfAttention(nn.Module):
-    """torch's own nn.MultiheadAttention on one input, with a padding mask."""
+    """torch's own nn.MultiheadAttention on one input."""
 
     def __init__(self, width: int = 256, heads: int = 8) -> None:
         super().__init__()
@@ -81,6 +84,14 @@ def _encoder_layer() -> nn.Module:
     torch.backends.mha.set_fastpath_enabled(False)
     layer = nn.TransformerEncoderLayer(256, 8, 1024, activation="gelu", batch_first=True)
     return nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+
+def _deep_bert(layers: int) -> Architecture:
+    """A narrow BERT of any depth: what a rewriter's time grows with is the graph."""
+    counts = layers, 2 * layers + 1, layers
+    sizes: dict[str, Any] = {**_BERT, "num_hidden_layers": layers}
+    sizes |= {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    return _hugging_face("BertModel", WORDS, counts, **sizes)
 
 
 def _states(width: int) -> Input:
@@ -182,7 +193,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         eos_token_id=2,
     ),
     "clip-vision": _hugging_face(
-        "CLIPVisionModel", image(224), (2, 6, 2), num_hidden_layers=LAYERS
+        "CLIPVisionModel", image(224), (2, 5, 2), num_hidden_layers=LAYERS
     ),
     "whisper-encoder": _hugging_face(
         "WhisperModel",
@@ -207,11 +218,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         attentions=("sdpa",),
     ),
     # Not named by anybody's fusion list: what was learned above has to carry over.
-    "mpnet": _hugging_face("MPNetModel", WORDS, (2, 5, 2), **_BERT),
+    "mpnet": _hugging_face("MPNetModel", WORDS, (2, 5, 2), attentions=EAGER, **_BERT),
     "swin": _hugging_face(
         "SwinModel",
         image(224),
-        (4, 12, 4),
+        (4, 11, 4),
         depths=[2, 2],
         num_heads=[3, 6],
         embed_dim=96,
@@ -226,13 +237,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "wav2vec2": _hugging_face(
         "Wav2Vec2Model",
         (Input("input_values", ("batch", 8000)),),
-        (2, 6, 9),
+        (2, 7, 10),
         num_hidden_layers=LAYERS,
     ),
     "deberta": _hugging_face(
         "DebertaV2Model",
         WORDS,
         (2, 5, 2),
+        attentions=EAGER,
         **{**_BERT, "num_attention_heads": 12},
         hidden_size=768,
         intermediate_size=3072,
@@ -241,7 +253,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pos_att_type=["p2c", "c2p"],
     ),
     "dinov2": _hugging_face("Dinov2Model", image(224), (2, 5, 2), num_hidden_layers=LAYERS),
-    "beit": _hugging_face("BeitModel", image(224), (2, 5, 2), num_hidden_layers=LAYERS),
+    "beit": _hugging_face("BeitModel", image(224), (2, 4, 2), num_hidden_layers=LAYERS),
     "mistral": _hugging_face("MistralModel", WORDS, (2, 5, 0), fixed=NO_CACHE, **_LLAMA),
     "phi": _hugging_face(
         "PhiModel", WORDS, (2, 3, 2), fixed=NO_CACHE, **{**_LLAMA, "num_key_value_heads": 8}
@@ -261,6 +273,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         WORDS,
         (2, 3, 2),
         fixed=NO_CACHE,
+        attentions=EAGER,
         vocab_size=VOCABULARY,
         n_layer=LAYERS,
         n_embd=512,
@@ -282,9 +295,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         WORDS,
         (2, 6, 2),
         fixed=NO_CACHE,
+        attentions=EAGER,
         vocab_size=VOCABULARY,
         n_layer=LAYERS,
         hidden_size=512,
         n_head=8,
     ),
 }
+
+DEPTHS = (2, 12, 24, 48)
+DEEP = {f"bert-{layers}-layers": _deep_bert(layers) for layers in DEPTHS}

@@ -45,7 +45,8 @@ def claims(run: Run) -> list[Claim]:
     return [make(run) for make in makers]
 
 
-def _judge(text: str, misses: list[str], of: int, allowed: int = 0) -> Claim:
+def judge(text: str, misses: list[str], of: int, allowed: int = 0) -> Claim:
+    """A claim about `of` things that holds for all but the `misses`, or all but some `allowed`."""
     if not of:
         return Claim(text, None, "not measured")
     detail = f"{of - len(misses)} of {of}"
@@ -58,7 +59,7 @@ def sound(run: Run) -> Claim:
     text = "Every model: written, standard operators only, outputs agree with the original's"
     ours = [row for (_, peer), row in run.rows.items() if PEERS[peer].ours]
     misses = [f"{row.model} ({row.peer})" for row in ours if not row.sound]
-    return _judge(text, misses, len(ours))
+    return judge(text, misses, len(ours))
 
 
 def fewest_nodes(run: Run) -> Claim:
@@ -77,7 +78,7 @@ def fewest_nodes(run: Run) -> Claim:
             misses.append(f"{case.name} (no sound result)")
         elif ours.nodes > best:
             misses.append(f"{case.name} ({ours.nodes} against {best})")
-    return _judge(text, misses, compared, allowed=int(compared * (1 - FEWEST_NODES_SHARE) + 1e-9))
+    return judge(text, misses, compared, allowed=int(compared * (1 - FEWEST_NODES_SHARE) + 1e-9))
 
 
 def fastest(run: Run) -> Claim:
@@ -95,7 +96,7 @@ def fastest(run: Run) -> Claim:
             misses.append(f"{case.name} (no result)")
         elif ours.seconds >= best.seconds:
             misses.append(f"{case.name} ({ours.seconds:.2f} s, {best.peer} {best.seconds:.2f} s)")
-    return _judge(text, misses, compared)
+    return judge(text, misses, compared)
 
 
 def small_memory(run: Run) -> Claim:
@@ -103,7 +104,7 @@ def small_memory(run: Run) -> Claim:
     low, high = MEMORY_MODEL_MB
     rows = [row for case, row in run.of(OURS) if case.exported and low <= case.bytes / 1e6 <= high]
     misses = [f"{r.model} ({r.peak_mb:.0f} MB)" for r in rows if r.peak_mb > MEMORY_LIMIT_MB]
-    return _judge(text, misses, len(rows))
+    return judge(text, misses, len(rows))
 
 
 def no_growth(run: Run) -> Claim:
@@ -123,7 +124,7 @@ def proven_memory(run: Run) -> Claim:
         for case, row in rows
         if row.peak_mb > PROVEN_SHARE * case.bytes / 1e6 + PROVEN_EXTRA_MB
     ]
-    return _judge(text, misses, len(rows))
+    return judge(text, misses, len(rows))
 
 
 def linear(run: Run) -> Claim:

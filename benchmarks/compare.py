@@ -74,33 +74,43 @@ def census(path: Path) -> Counter[tuple[str, str]]:
     return total
 
 
-def agreement(source: Path, target: Path, inputs: Sequence[Input]) -> tuple[float | None, str]:
-    """The largest error over all feeds and outputs, and why the two models do not agree."""
-    import numpy as np
+def session_as_written(path: Path) -> Any:
+    """The model in onnxruntime, with the runtime's own optimizations off."""
     import onnxruntime
 
-    def session(path: Path) -> onnxruntime.InferenceSession:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
+
+def agreement(source: Path, target: Path, inputs: Sequence[Input]) -> tuple[float | None, str]:
+    """The largest error over all feeds and outputs, and why the two models do not agree."""
     feeds = [random_feed(inputs, sizes, seed) for seed, sizes in enumerate(FED)]
     outputs: list[list[list[Any]]] = []
     names: list[str] = []
     for path in (source, target):
         try:
-            runner = session(path)
+            runner = session_as_written(path)
             names = names or [output.name for output in runner.get_outputs()]
             outputs.append([list(runner.run(names, feed)) for feed in feeds])
         # onnxruntime raises its own family of exceptions, and ValueError for names and shapes.
         except Exception as error:
             which = "the original" if path == source else "the result"
             return None, f"{which} does not run: {str(error).splitlines()[0]}"
+    return difference(names, *outputs)
+
+
+def difference(
+    names: Sequence[str], wanted: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]
+) -> tuple[float | None, str]:
+    """The largest error relative to an output's scale over all feeds, and what does not agree."""
+    import numpy as np
+
     worst = 0.0
-    for wants, gots in zip(*outputs, strict=True):
+    for wants, gots in zip(wanted, found, strict=True):
         for name, want, got in zip(names, wants, gots, strict=True):
             if want.shape != got.shape or want.dtype != got.dtype:
                 return None, f"{name}: {got.dtype}{got.shape}, expected {want.dtype}{want.shape}"

@@ -144,10 +144,10 @@ def _network(name: str) -> Network:
 
     if name in NETWORKS:
         return NETWORKS[name]
-    from architectures import ARCHITECTURES
+    from architectures import ARCHITECTURES, DEEP
 
     architecture, _, attention = name.rpartition("-")
-    return ARCHITECTURES[architecture].network(attention)
+    return {**ARCHITECTURES, **DEEP}[architecture].network(attention)
 
 
 def _export(network: Network, dynamo: bool, path: Path) -> None:

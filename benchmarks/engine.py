@@ -69,7 +69,7 @@ def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str
     packages = ("numpy", "onnx", *(p for peer in PEERS.values() for p in peer.packages))
     versions = {package: importlib.metadata.version(package) for package in packages}
     machine = {
-        "processor": _processor(),
+        "processor": processor(),
         "cores_used": options.cores,
         "python": platform.python_version(),
         "rounds": options.rounds,
@@ -94,7 +94,8 @@ def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str
     return text
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -15,7 +15,7 @@ VERDICTS = {True: "holds", False: "FAILS", None: "no data"}
 def markdown(run: Run, claims: Sequence[Claim], setting: str) -> str:
     parts = [
         f"# Engine benchmark\n\n{setting}",
-        "## Claims\n\n" + _claims(claims),
+        "## Claims\n\n" + claim_list(claims),
         "## Nodes left\n\n`*` holds operators outside the ONNX standard, `!` does not agree with "
         "the original or does not run.\n\n" + _grid(run, _nodes),
         "## Seconds of the call\n\nMedian; without interpreter start and imports.\n\n"
@@ -31,7 +31,8 @@ def markdown(run: Run, claims: Sequence[Claim], setting: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, names to the left and figures to the right."""
     widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
 
     def render(line: Sequence[str]) -> str:
@@ -56,14 +57,14 @@ def _grid(run: Run, cell: Callable[[Row], str]) -> str:
             found = run.get(case.name, peer)
             line.append("-" if found is None else cell(found))
         lines.append(line)
-    return _table(["Model", "MB", "Nodes", *run.peers], lines)
+    return table(["Model", "MB", "Nodes", *run.peers], lines)
 
 
 def _nodes(row: Row) -> str:
     return f"{'*' if row.foreign else ''}{'' if row.agrees else '!'}{row.nodes}"
 
 
-def _claims(claims: Sequence[Claim]) -> str:
+def claim_list(claims: Sequence[Claim]) -> str:
     return "\n".join(f"- **{VERDICTS[c.holds]}**: {c.text}. {c.detail}" for c in claims)
 
 
@@ -75,7 +76,7 @@ def _startup(run: Run) -> str:
         if rows:
             middle = rows[len(rows) // 2]
             lines.append([peer, f"{middle.startup_seconds:.2f}", f"{middle.startup_mb:.0f}"])
-    return _table(["Peer", "Seconds", "Anonymous MB"], lines)
+    return table(["Peer", "Seconds", "Anonymous MB"], lines)
 
 
 def _notes(run: Run) -> str:

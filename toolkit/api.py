@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.choices import Validate
+from toolkit.choices import OpsetLimit, Validate
 from toolkit.model import Model, Source
 from toolkit.pipeline import Pass, Pipeline, Progress
 from toolkit.registry import parse_passes
@@ -27,6 +27,7 @@ def optimize(
     target: str = "ort-cpu",
     validate: Validate = "each",
     *,
+    opset: OpsetLimit = None,
     samples: Sequence[Sample] = (),
     seed: int = 0,
     custom_ops: Sequence[str] = (),
@@ -35,10 +36,11 @@ def optimize(
     """Run passes over a model and prove the result against the original.
 
     `passes` is a string as on the command line (`"fold,cleanup"`) or a list of passes, rewrite
-    rules and such strings. `samples` are real inputs to validate with, as dicts of arrays by input
-    name or as .npz files; besides them, inputs are made up inside each input's domain. The source
-    is never modified. Raises `NotProven` when the result differs from the original beyond the
-    tolerance of its passes.
+    rules and such strings. `opset` is the newest opset that they may lift the model to where they
+    would take a newer one than it has; `"keep"` means none at all. `samples` are real inputs to
+    validate with, as dicts of arrays by input name or as .npz files; besides them, inputs are made
+    up inside each input's domain. The source is never modified. Raises `NotProven` when the result
+    differs from the original beyond the tolerance of its passes.
     """
     listed = [passes] if isinstance(passes, str) else passes
     pipeline = Pipeline(
@@ -48,6 +50,7 @@ def optimize(
         samples=samples,
         seed=seed,
         custom_ops=tuple(custom_ops),
+        opset=opset,
         progress=progress or (lambda _: None),
     )
     model = Model.of(source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from toolkit.errors import UsageError
 
@@ -11,6 +11,10 @@ Target = Literal["ort-cpu", "onnx"]
 
 Validate = Literal["each", "final", "off"]
 """When a model is proven: after each pass, once at the end, or not at all."""
+
+
+OpsetLimit: TypeAlias = int | Literal["keep"] | None
+"""How far a model may be lifted: to this opset, not at all, or as far as the passes need."""
 
 
 def require_choice(what: str, value: str, choices: Any) -> None:

@@ -78,6 +78,13 @@ class Journal:
     def count_by_rule(self) -> Counter[str]:
         return Counter(r.rule for r in self.rewrites)
 
+    def places_by_rule(self) -> dict[str, list[str]]:
+        """The sites of each rule's rewrites, oldest first."""
+        places: dict[str, list[str]] = {}
+        for rewrite in self.rewrites:
+            places.setdefault(rewrite.rule, []).append(rewrite.site)
+        return places
+
     def seek(self, position: int) -> None:
         """Undo or redo edits until exactly the first `position` of them are in force."""
         while self._position > position:

@@ -35,9 +35,15 @@ class NearMiss:
 
 
 class Misses:
-    """A recorder: the nearest miss of every rule at every root that is still there."""
+    """A recorder: the nearest miss of every rule at every root that is still there.
+
+    `tried` are the rules that were looked for, `left_out` those that are not for such a model,
+    with the reason.
+    """
 
     def __init__(self) -> None:
+        self.tried: set[str] = set()
+        self.left_out: dict[str, str] = {}
         self._kept: dict[tuple[str, int], tuple[Graph, NodeProto, NearMiss]] = {}
 
     def put(self, rule: str, graph: Graph, root: NodeProto, total: int, stop: Stop) -> None:
@@ -60,6 +66,11 @@ class Misses:
     def forget(self, rule: str, root: NodeProto) -> None:
         """Before a rule is tried again at a root, and where it applied."""
         self._kept.pop((rule, id(root)), None)
+
+    def at(self, root: NodeProto) -> list[NearMiss]:
+        """What stopped the rules whose pattern ends in this node."""
+        kept = (self._kept.get((rule, id(root))) for rule in sorted(self.tried))
+        return [entry[2] for entry in kept if entry is not None]
 
     def list(self) -> list[NearMiss]:
         """The nearest first; roots that were rewritten since are left out."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from toolkit import nodes as nd
-from toolkit.choices import Target, Validate, require_choice
+from toolkit.choices import OpsetLimit, Target, Validate, require_choice
 from toolkit.errors import NotProven, ToolkitError, UsageError, summarize
 from toolkit.journal import Rewrite
 from toolkit.model import Model
@@ -38,7 +37,8 @@ class Pass(Protocol):
     """What the pipeline runs. Built-in passes are frozen dataclasses whose fields are options.
 
     A pass that finds nothing more to do when it runs twice may say so with a class variable
-    `idempotent = True`: it is then skipped where nothing has changed since it last ran.
+    `idempotent = True`: it is then skipped where nothing has changed since it last ran. One that
+    fuses may say with `cores` what it is after, for `toolkit explain` (see `toolkit.cores`).
     """
 
     @property
@@ -58,11 +58,16 @@ class Pass(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """What a pass may know beside the model; `misses` records where rules nearly matched."""
+    """What a pass may know beside the model.
+
+    `misses` records where rules nearly matched. `opset` bounds how far a pass may lift the model
+    where the user did not name an opset to that pass itself.
+    """
 
     target: str = "ort-cpu"
     custom_ops: tuple[str, ...] = ()
     misses: Misses | None = None
+    opset: OpsetLimit = None
     notes: list[str] = field(default_factory=list[str])
 
     def note(self, text: str) -> None:
@@ -83,7 +88,10 @@ class Progress:
 
 @dataclass(slots=True)
 class Pipeline:
-    """Passes in order, with a proof behind each one."""
+    """Passes in order, with a proof behind each one.
+
+    `opset` bounds how far the model may be lifted; `misses` gets the near misses of all rules.
+    """
 
     passes: Sequence[Pass]
     validate: Validate = "each"
@@ -92,10 +100,13 @@ class Pipeline:
     seed: int = 0
     custom_ops: tuple[str, ...] = ()
     progress: Callable[[Progress], None] = lambda _: None
+    opset: OpsetLimit = None
+    misses: Misses | None = None
 
     def __post_init__(self) -> None:
         require_choice("validate", self.validate, Validate)
         require_choice("target", self.target, Target)
+        _require_opset(self.opset)
         for item in self.passes:
             if isinstance(item, type):
                 raise UsageError(f"{item.__name__} is a class: write {item.__name__}()")
@@ -139,12 +150,12 @@ class Pipeline:
         self, index: int, item: Pass, model: Model, validator: Validator | None
     ) -> PassResult:
         started = time.perf_counter()
-        ctx = Context(self.target, self.custom_ops)
+        ctx = Context(self.target, self.custom_ops, self.misses, self.opset)
         undone: list[Undone] = []
         given_up: list[str] = []
         status: Status = "unchanged"
         error, reason = None, ""
-        rules: Counter[str] = Counter()
+        places: dict[str, list[str]] = {}
         while True:
             failure = _attempt(item, model, ctx)
             if failure is not None:
@@ -153,7 +164,7 @@ class Pipeline:
                 break
             if not len(model.journal):
                 break
-            rules = model.journal.count_by_rule()
+            places = model.journal.places_by_rule()
             if validator is None or self.validate != "each":
                 status = "applied"
                 break
@@ -183,19 +194,20 @@ class Pipeline:
         if status == "unchanged" and undone:
             status, error, reason = "reverted", None, "none of its rewrites held"
         if status != "applied":
-            rules.clear()
+            places.clear()
         model.journal.clear_vetoes()
         model.commit()
         return PassResult(
             name=item.name,
             status=status,
-            rewrites=rules.total(),
-            rules=dict(rules),
+            rewrites=sum(map(len, places.values())),
+            rules={rule: len(sites) for rule, sites in places.items()},
             seconds=time.perf_counter() - started,
             error=error,
             reason=reason,
             undone=undone,
             notes=[*given_up, *ctx.notes],
+            places=places,
         )
 
     # -- the ends
@@ -228,6 +240,19 @@ class Pipeline:
 
     def _tell(self, index: int, name: str, stage: str) -> None:
         self.progress(Progress(index, len(self.passes), name, stage))
+
+
+def _require_opset(limit: OpsetLimit) -> None:
+    from toolkit.runtime import MAX_OPSET
+
+    if limit is None or limit == "keep":
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"opset {limit!r} is not valid: give a number, or 'keep' for no lift")
+    if not 1 <= limit <= MAX_OPSET:
+        raise UsageError(
+            f"opset {limit} is out of range: onnxruntime loads opsets from 1 to {MAX_OPSET}"
+        )
 
 
 def _not_standard(model: Model) -> str:

@@ -33,8 +33,9 @@ class Undone:
 class PassResult:
     """The outcome of one pass.
 
-    `rules` counts the rewrites that stayed, by rule; `undone` are those that did not hold;
-    `reason` says why a pass was reverted or skipped; `notes` are what the pass itself had to say.
+    `rules` counts the rewrites that stayed, by rule, and `places` are the values where they were
+    made; `undone` are those that did not hold; `reason` says why a pass was reverted or skipped;
+    `notes` are what the pass itself had to say.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PassResult:
     rules: dict[str, int] = field(default_factory=dict[str, int])
     undone: list[Undone] = field(default_factory=list[Undone])
     notes: list[str] = field(default_factory=list[str])
+    places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -55,7 +55,10 @@ class _Worklist:
         self._misses = misses
         self._index: dict[str, list[tuple[Rule, Root]]] = {}
         for rule in rules:
-            if rule.covers(model.opsets.get("", 0)):
+            opset = model.opsets.get("", 0)
+            if misses is not None:
+                _announce(rule, opset, misses)
+            if rule.covers(opset):
                 for root in rule.roots:
                     for key in root.heads:
                         self._index.setdefault(key, []).append((rule, root))
@@ -188,6 +191,17 @@ class _Worklist:
                 for name in nd.outputs_of(node):
                     touched.update((id(user), user) for user in graph.users(name))
         return list(touched.values())
+
+
+def _announce(rule: Rule, opset: int, misses: Misses) -> None:
+    """Tell the recorder that a rule is looked for, or why it is not."""
+    if rule.covers(opset):
+        misses.tried.add(rule.name)
+        misses.left_out.pop(rule.name, None)
+    elif rule.name not in misses.tried:
+        least, most = rule.opset
+        wanted = f"{least} or newer" if most is None else f"{least} to {most}"
+        misses.left_out[rule.name] = f"it is for opset {wanted}, and the model has {opset}"
 
 
 def _beside(graph: Graph, nodes: Iterable[NodeProto]) -> list[NodeProto]:

@@ -26,6 +26,7 @@ from passes.opset.table import (
     adapters_of,
 )
 from toolkit import nodes as nd
+from toolkit.choices import OpsetLimit
 from toolkit.errors import UsageError
 from toolkit.graph import Graph
 from toolkit.model import Model
@@ -35,38 +36,58 @@ from toolkit.tolerance import EXACT, Tolerance
 
 __all__ = ["Opset"]
 
+WORKING = 23
+"""The opset in which the built-in passes know an operator for every meaning that they look for."""
+
 _TYPED_OPS = frozenset(NEEDS_TYPES.split())
 _EXPERIMENTAL_OPS = frozenset(op for ops in EXPERIMENTAL.values() for op in ops)
 
 
 @dataclass(frozen=True, slots=True)
 class Opset:
-    """Lift the model to a newer version of ONNX's own operators."""
+    """Lift the model to a newer version of ONNX's own operators.
+
+    Without an opset of its own it goes to the one that the other passes work in, within the limit
+    that the user set for the whole run.
+    """
 
     name: ClassVar[str] = "opset"
     tolerance: ClassVar[Tolerance] = EXACT
 
-    to: int = field(default=23, metadata={"help": "the opset to lift the model to"})
+    to: int | None = field(
+        default=None,
+        metadata={
+            "help": f"the opset to lift the model to; none: {WORKING}, or what --opset allows"
+        },
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.to <= MAX_OPSET:
+        if self.to is not None and not 1 <= self.to <= MAX_OPSET:
             raise UsageError(
                 f"opset: to={self.to} is out of range; onnxruntime loads opsets up to {MAX_OPSET}"
             )
 
     def run(self, model: Model, ctx: Context) -> None:
+        to = self.to if self.to is not None else _within(ctx.opset)
         lift = _Lift(model, on_runtime=ctx.target.startswith("ort"))
-        if not lift.versions or min(lift.versions) >= self.to:
+        if to is None or not lift.versions or min(lift.versions) >= to:
             return
         try:
             lift.require_known_ops()
-            for version in range(min(lift.versions) + 1, self.to + 1):
+            for version in range(min(lift.versions) + 1, to + 1):
                 lift.step(version)
         except CannotLift as obstacle:
-            ctx.note(f"stays at opset {lift.reached}, not {self.to}: {obstacle}")
+            ctx.note(f"stays at opset {lift.reached}, not {to}: {obstacle}")
         if lift.adapted:
             counted = ", ".join(f"{n} {op}" for op, n in lift.adapted.most_common())
             ctx.note(f"adapted to opset {lift.reached}: {counted}")
+
+
+def _within(limit: OpsetLimit) -> int | None:
+    """The working opset as far as the user allows it; None: no lift."""
+    if limit == "keep":
+        return None
+    return WORKING if limit is None else min(WORKING, limit)
 
 
 class _Lift:

@@ -189,6 +189,36 @@ def test_seed_decides(run, noisy):
     assert errors[0] == errors[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "reached"),
+    [
+        (["--passes", "opset"], 23),
+        (["--passes", "opset", "--opset", "20"], 20),
+        (["--passes", "opset", "--opset", "keep"], 17),
+        (["--passes", "opset:to=22", "--opset", "20"], 22),
+        (["--passes", "simplify", "--opset", "20"], 17),
+    ],
+)
+def test_opset(run, noisy, tmp_path, options, reached):
+    assert run("optimize", noisy, *options).code == 0
+    assert onnx.load(tmp_path / "model.opt.onnx").opset_import[0].version == reached
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("27", "loads opsets from 1 to 26"),
+        ("0", "out of range"),
+        ("-3", "out of range"),
+        ("newest", "a number, or keep"),
+        ("", "a number, or keep"),
+        ("1.5", "a number, or keep"),
+    ],
+)
+def test_opsets_that_are_none(refused, noisy, given, says):
+    refused("optimize", noisy, f"--opset={given}", says=("opset", says))
+
+
 # Wrong rewrites ----------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from onnx.backend.test import loader
 
 from passes.opset import Opset, table
 from tests.passes.lifting import assert_same, check_structure, lift, model_of
+from toolkit.choices import OpsetLimit
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.model import Model
 from toolkit.pipeline import Context, Pipeline
@@ -135,6 +136,35 @@ def test_each_version_is_one_rewrite_and_every_prefix_runs() -> None:
 def test_opsets_that_nobody_loads(to: int) -> None:
     with pytest.raises(UsageError, match="out of range"):
         Opset(to=to)
+
+
+# -- the limit of a whole run
+
+OLD = "(float[2,3] x) => (float[2,3] y) { a = Clip <max = 0.5> (x) y = Softmax (a) }"
+
+
+@pytest.mark.parametrize(
+    ("limit", "reached"), [(None, 23), (13, 13), (23, 23), (26, 23), (9, 9), (5, 9), ("keep", 9)]
+)
+def test_the_limit_bounds_the_default(limit: OpsetLimit, reached: int) -> None:
+    model, ctx = Model.from_proto(model_of(9, OLD)), Context(opset=limit)
+    Opset().run(model, ctx)
+    assert model.opsets[""] == reached
+
+
+@pytest.mark.parametrize("limit", [13, "keep"])
+def test_an_opset_of_its_own_goes_beyond_the_limit(limit: OpsetLimit) -> None:
+    model, ctx = Model.from_proto(model_of(9, OLD)), Context(opset=limit)
+    Opset(to=20).run(model, ctx)
+    assert model.opsets[""] == 20
+
+
+def test_a_model_above_the_limit_stays_where_it_is() -> None:
+    text = "(float[2,3] x) => (float[2,3] y) { y = Softmax (x) }"
+    model = Model.from_proto(model_of(21, text))
+    Opset().run(model, Context(opset=17))
+    assert model.opsets[""] == 21
+    assert not len(model.journal)
 
 
 # -- functions

@@ -339,3 +339,37 @@ def test_a_graph_that_hangs_in_the_air_is_never_kept(validate: str) -> None:
     assert [p.status for p in result.passes] == ["reverted", "reverted"]
     assert "'nowhere', which is defined nowhere" in result.passes[0].reason
     assert "cycle" in result.passes[1].reason
+
+
+def test_passes_know_the_opset_limit():
+    seen: list[object] = []
+
+    @dataclass(frozen=True)
+    class Look:
+        name: ClassVar[str] = "look"
+        tolerance: ClassVar[Tolerance] = EXACT
+
+        def run(self, model: Model, ctx: Context) -> None:
+            seen.append(ctx.opset)
+
+    for limit in (None, 13, "keep"):
+        toolkit.optimize(tower(), [Look()], validate="off", opset=limit)
+    assert seen == [None, 13, "keep"]
+
+
+@pytest.mark.parametrize("limit", [0, 27, "newest", 1.5, True])
+def test_opset_limits_that_are_none(limit: Any):
+    with pytest.raises(UsageError, match="opset"):
+        toolkit.optimize(tower(), [], opset=limit)
+
+
+def test_a_result_says_where_rewrites_were_made():
+    x = var("x")
+
+    @rewrite(op.Relu(x), name="relu-as-max")
+    def relu_as_max(g, x):
+        return g.op("Max", x, g.constant(np.zeros((), np.float32)))
+
+    result = toolkit.optimize(tower(3), [relu_as_max], validate="off")
+    assert result.passes[0].places == {"relu-as-max": ["r0", "r1", "r2"]}
+    assert result.passes[0].rules == {"relu-as-max": 3}

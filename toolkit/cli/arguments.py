@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from toolkit.choices import OpsetLimit
 from toolkit.errors import UsageError
 
 NO_VALUE = ""
@@ -34,6 +35,25 @@ JsonFile = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE|-", help="Write a report as JSON; - is standard output."),
 ]
+
+
+Opset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|keep",
+        help="The newest opset that passes may lift the model to; keep lifts it not at all.",
+    ),
+]
+
+
+def opset_limit(given: str | None) -> OpsetLimit:
+    """What --opset says; whether there is such an opset is for the pipeline to know."""
+    if given is None or given == "keep":
+        return given
+    try:
+        return int(given)
+    except ValueError as error:
+        raise UsageError(f"--opset '{given}' is not valid: a number, or keep") from error
 
 
 def libraries(paths: list[Path] | None) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ def optimize(
             metavar="ort-cpu|onnx", help="What the model is for; onnx keeps to standard operators."
         ),
     ] = "ort-cpu",
+    opset: args.Opset = None,
     validate: Annotated[
         Validate,
         typer.Option(
@@ -89,6 +90,7 @@ def optimize(
                 parse_passes(passes),
                 validate=validate,
                 target=target,
+                opset=args.opset_limit(opset),
                 samples=samples or (),
                 seed=seed,
                 custom_ops=args.libraries(custom_ops),

@@ -1,0 +1,196 @@
+"""`--passes fuse` against its peers, on transformers by both exporters with either attention.
+
+    python benchmarks/fusion.py [--models PATTERN ...] [--peers NAME ...] [--rounds N]
+                                [--cache DIR] [--passes PASSES] [--quick]
+
+Every tool is one process that works on one export after another. The tools whose time is compared
+have one core for themselves, the others work beside them on another one; latencies are measured
+when nothing else runs. Tables go to the console and to `benchmarks/results/fusion.md`, the data to
+`fusion.json`. Exit code 1 when a claim fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib.metadata
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import corpus
+from claims import Claim
+from compare import census
+from engine import RESULTS, processor
+from fusion_claims import OURS, OURS_STANDARD, claims
+from fusion_lanes import Lanes
+from fusion_peers import TOOLS
+from fusion_results import KINDS, REGIMES, Case, Run
+from fusion_tables import markdown
+from fusion_workers import CLOCKS
+
+# No transformers: there is little to fuse, and nothing may get worse.
+OTHER_NETWORKS = ("resnet50", "mobilenet-v2", "convnext", "unet")
+QUICK = ("bert-sdpa-*", "gpt2-eager-dynamo", "llama-sdpa-torchscript", "mobilenet-v2-torchscript")
+DEPTH_REPEATS = 5
+
+
+def run_model(run: Run, name: str, lanes: Lanes, options: argparse.Namespace) -> None:
+    """Measures all tools on one export and adds its case and rows to the run."""
+    entry = corpus.ensure(name, options.cache)
+    nodes = 0 if entry.reason else census(entry.path).total()
+    architecture, expected = _expected(name)
+    run.cases[name] = Case(name, architecture, expected, nodes, entry.reason)
+    if entry.reason:
+        _progress(f"{name}: {entry.reason}")
+        return
+    with tempfile.TemporaryDirectory(dir=options.cache, prefix="output-") as output:
+        rows = lanes.run(entry, architecture, Path(output))
+        raced = lanes.race(entry, rows, Path(output), options.rounds) if options.rounds else {}
+    if "error" in raced:
+        _progress(f"{name}: no latencies: {raced['error']}")
+    races = {regime: raced[regime] for regime in REGIMES if regime in raced}
+    run.original[name] = {regime: seconds["original"] for regime, seconds in races.items()}
+    for row in rows:
+        run.rows[name, row.tool] = row
+        row.latency = {r: seconds[row.tool] for r, seconds in races.items() if row.tool in seconds}
+        if row.tool in raced.get("failed", {}):
+            row.reason, row.agrees = raced["failed"][row.tool], False
+        found = " ".join(str(row.found.get(kind, 0)) for kind in KINDS)
+        _progress(
+            f"{name:34} {row.tool:17} {found:9} {row.nodes:5} nodes {row.seconds:6.2f} s "
+            f"{run.speedup(name, row.tool, 'plain') or 0:5.2f}x  {row.reason[:100]}"
+        )
+
+
+def run_depths(run: Run, lanes: Lanes, options: argparse.Namespace) -> None:
+    """The time that `fuse` takes for the same encoder at several depths."""
+    from architectures import DEEP, DEPTHS
+
+    entries = {
+        layers: corpus.ensure(f"{name}-sdpa-torchscript", options.cache)
+        for layers, name in zip(DEPTHS, DEEP, strict=True)
+    }
+    for layers, entry in entries.items():
+        with tempfile.TemporaryDirectory(dir=options.cache, prefix="output-") as output:
+            target = Path(output) / "model.onnx"
+            request = {"source": str(entry.path), "target": str(target)}
+            request |= {"architecture": "bert", "clock": lanes.clock, "repeats": DEPTH_REPEATS}
+            answer = lanes.workers[OURS_STANDARD].ask(request)
+            if "seconds" in answer:
+                nodes = census(target).total()
+                run.depths[layers] = {"seconds": answer["seconds"], "nodes": nodes}
+        _progress(f"{layers} layers: {answer}")
+
+
+def _expected(name: str) -> tuple[str, dict[str, int]]:
+    """The architecture of an export, and how many layers of each kind it has."""
+    from architectures import ARCHITECTURES
+
+    network = name.rpartition("-")[0]
+    architecture = network.rpartition("-")[0]
+    known = ARCHITECTURES.get(architecture)
+    if known is None:
+        return network, {}
+    return architecture, {kind: getattr(known, kind) for kind in KINDS}
+
+
+def model_names() -> list[str]:
+    """All exports of the benchmark."""
+    from architectures import ARCHITECTURES
+
+    built = [
+        f"{name}-{attention}"
+        for name, architecture in ARCHITECTURES.items()
+        for attention in architecture.attentions
+    ]
+    return [
+        f"{network}-{exporter}"
+        for network in (*built, *OTHER_NETWORKS)
+        for exporter in corpus.EXPORTERS
+    ]
+
+
+def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str:
+    """Writes JSON and Markdown and returns the Markdown."""
+    packages = ("onnx", "onnxruntime", "torch", "transformers", "onnxscript", "onnxslim", "onnxsim")
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    machine = {
+        "processor": processor(),
+        "python": platform.python_version(),
+        "rounds": options.rounds,
+        "passes": options.passes,
+        "clock": options.clock,
+    }
+    data = {
+        "machine": machine,
+        "versions": versions,
+        "claims": [asdict(claim) for claim in judged],
+        **run.to_json(),
+    }
+    setting = (
+        f"{machine['processor']}, Python {machine['python']}, passes `{options.passes}`, "
+        f"{options.rounds} round(s) of latency, {options.clock} clock. "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + "."
+    )
+    text = markdown(run, judged, setting)
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "fusion.json").write_text(json.dumps(data, indent=1) + "\n")
+    (options.results / "fusion.md").write_text(text)
+    return text
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", nargs="+", metavar="PATTERN", help="shell patterns of names")
+    parser.add_argument("--peers", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--rounds", type=int, default=9, help="of latency; 0 for none")
+    parser.add_argument("--cache", type=Path, default=corpus.DEFAULT_CACHE)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--passes", default="fuse", help="what the toolkit runs")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a busy machine")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for one tool's run")
+    parser.add_argument("--no-depth", action="store_true", help="skip the check of depths")
+    parser.add_argument("--quick", action="store_true", help="a few exports, few rounds")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds = min(options.rounds, 5)
+    patterns = options.models or (QUICK if options.quick else ["*"])
+    options.names = [n for n in model_names() if any(fnmatch.fnmatch(n, p) for p in patterns)]
+    if not options.names:
+        parser.error(f"no export matches {' '.join(patterns)}")
+    return options
+
+
+def main() -> int:
+    options = parse_arguments()
+    options.cache.mkdir(parents=True, exist_ok=True)
+    run = Run(options.peers)
+    lanes = Lanes(options.peers, options.passes, options.clock, options.timeout)
+    judged: list[Claim] = []
+    try:
+        for name in options.names:
+            run_model(run, name, lanes, options)
+            # After every export, so that an interrupted run has shown something.
+            judged = claims(run)
+            write(run, judged, options)
+        if {OURS, OURS_STANDARD} <= set(options.peers) and not options.no_depth:
+            run_depths(run, lanes, options)
+    finally:
+        lanes.close()
+    judged = claims(run)
+    print(write(run, judged, options))
+    return int(any(claim.holds is False for claim in judged))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

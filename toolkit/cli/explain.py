@@ -1,0 +1,55 @@
+"""`toolkit explain`: what the fusions found in a model, and what stopped the rest."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from typing import Annotated
+
+import typer
+
+from toolkit.choices import Target
+from toolkit.cli import arguments as args
+from toolkit.cli.output import JsonReport
+from toolkit.cli.reading import read_model, require_apart
+
+
+def explain(
+    model: args.ModelPath,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Only what concerns this rule and its variants, as in attention."
+        ),
+    ] = None,
+    passes: Annotated[
+        str,
+        typer.Option(metavar="PASSES", help="Passes in order; `toolkit passes` lists them."),
+    ] = "fuse",
+    target: Annotated[
+        Target, typer.Option(metavar="ort-cpu|onnx", help="What the model is for.")
+    ] = "ort-cpu",
+    opset: args.Opset = None,
+    json_file: args.JsonFile = None,
+) -> None:
+    """Show what fused where, and for all that did not, the nearest rule and what stopped it.
+
+    The passes run without validation, on a copy in memory: no model is written.
+    """
+    report = JsonReport(json_file)
+    report.require()
+
+    from toolkit.explanation import explain_passes
+    from toolkit.registry import parse_passes
+    from toolkit.report.console import console
+    from toolkit.report.explanation import print_explanation
+
+    with redirect_stdout(sys.stderr):  # what a user's pass prints is no part of the report
+        parsed = parse_passes(passes)
+        limit = args.opset_limit(opset)
+        loaded = read_model(model)
+        require_apart(report.files, [loaded], None, None)
+        found = explain_passes(loaded, parsed, rule, target, limit)
+    report.write(found.to_json())
+    if not report.on_stdout:
+        print_explanation(console(), found)
