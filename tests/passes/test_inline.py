@@ -131,6 +131,30 @@ def test_a_branch_that_hands_through_an_outer_value() -> None:
     np.testing.assert_array_equal(run(model.inlined_proto(), feeds), feeds["x"])
 
 
+def test_a_constant_that_a_branch_gives_is_lifted() -> None:
+    """`constants`, which runs before, has to leave it: a graph output needs a node behind it."""
+    model = check(
+        InlineBranches(),
+        """
+        agraph (float[2] x) => (float[2] y, float z) <bool c = {1}>
+        {
+          t, z = If (c) <
+            then_branch = yes () => (float[2] p, float q)
+              { p = Constant <value_floats = [1.0, 2.0]> ()  q = Constant <value_float = 3.0> () },
+            else_branch = no () => (float[2] r, float s)
+              { r = Neg (x)  s = Constant <value_float = 4.0> () }
+          >
+          y = Add (x, t)
+        }
+        """,
+        """
+        agraph (float[2] x) => (float[2] y, float z) <bool c = {1}, float[2] p = {1, 2}>
+        { z = Constant <value_float = 3.0> ()  y = Add (x, p) }
+        """,
+    )
+    assert sorted(n.op_type for n in model.graph.nodes) == ["Add", "Constant"]
+
+
 def test_a_condition_that_is_computed_stays() -> None:
     check(
         InlineBranches(),
