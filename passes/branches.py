@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from onnx import NodeProto, TensorProto
 
+from passes.constants import lift_constant
 from toolkit.clone import clone
 from toolkit.graph import Graph
 from toolkit.model import Model
@@ -28,7 +29,11 @@ class InlineBranches:
             graph, node = pending.pop()
             branch = _taken(graph, node)
             if branch is not None and graph.begin("inline-branch", node):
-                pending.extend((graph, inner) for inner in _inline(graph, node, branch))
+                for inner in _inline(graph, node, branch):
+                    if is_op(inner, "Constant"):
+                        lift_constant(graph, inner)  # as an output of the branch it had to stay
+                    else:
+                        pending.append((graph, inner))
             else:
                 for child in graph.subgraphs(node):
                     pending.extend((child, inner) for inner in child.nodes)

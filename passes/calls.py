@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from onnx import FunctionProto, NodeProto
 
@@ -29,16 +29,33 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             yield from all_nodes(graph.node)
 
 
+def recursive(functions: Mapping[Key, FunctionProto]) -> set[Key]:
+    """The functions that call themselves, directly or through others, which ONNX forbids."""
+    calls = _calls(functions)
+    return {key for key in calls if key in _reached(calls, calls[key])}
+
+
+def _calls(functions: Mapping[Key, FunctionProto]) -> dict[Key, set[Key]]:
+    return {key: set(map(called_by, all_nodes(f.node))) for key, f in functions.items()}
+
+
+def _reached(calls: Mapping[Key, set[Key]], first: Iterable[Key]) -> set[Key]:
+    """The functions that these calls come to, in any number of steps."""
+    pending = list(first)
+    reached: set[Key] = set()
+    while pending:
+        key = pending.pop()
+        if key in calls and key not in reached:
+            reached.add(key)
+            pending.extend(calls[key])
+    return reached
+
+
 def drop_uncalled(model: Model) -> None:
     """Keep the functions that a graph calls, and those that they call."""
     known = {key_of(f): f for f in model.functions}
-    pending = [called_by(node) for graph in model.graphs() for node in graph.nodes]
-    needed: set[Key] = set()
-    while pending:
-        key = pending.pop()
-        if key in known and key not in needed:
-            needed.add(key)
-            pending.extend(map(called_by, all_nodes(known[key].node)))
+    calls = _calls(known)
+    needed = _reached(calls, (called_by(node) for g in model.graphs() for node in g.nodes))
     kept = [function for key, function in known.items() if key in needed]
     if len(kept) < len(known) and model.journal.begin("unused-function", ""):
         model.set_functions(kept)

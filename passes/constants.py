@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onnx import NodeProto
+
+from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.nodes import is_op
 from toolkit.pipeline import Context
@@ -21,9 +24,13 @@ class LiftConstants:
     def run(self, model: Model, ctx: Context) -> None:
         for graph in model.graphs():
             for node in graph.nodes:
-                # A graph output needs a node behind it; a sparse constant has no dense tensor.
-                if not is_op(node, "Constant") or graph.is_output(node.output[0]):
-                    continue
-                tensor = graph.tensor(node.output[0])
-                if tensor is not None and graph.begin("lift-constant", node):
-                    graph.lift(node, tensor)
+                if is_op(node, "Constant"):
+                    lift_constant(graph, node)
+
+
+def lift_constant(graph: Graph, node: NodeProto) -> None:
+    """Make a Constant an initializer, if it can be one."""
+    # A graph output needs a node behind it; a sparse constant has no dense tensor.
+    tensor = None if graph.is_output(node.output[0]) else graph.tensor(node.output[0])
+    if tensor is not None and graph.begin("lift-constant", node):
+        graph.lift(node, tensor)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from onnx import FunctionProto, NodeProto
 
-from passes.calls import all_nodes, called_by, drop_uncalled, key_of
+from passes.calls import all_nodes, called_by, drop_uncalled, key_of, recursive
 from passes.schema import schema_of
 from toolkit import nodes as nd
 from toolkit.clone import clone
@@ -28,6 +28,7 @@ class InlineFunctions:
         functions = {key_of(f): f for f in model.functions}
         if not functions:
             return
+        endless = recursive(functions)
         pending = [(graph, node) for graph in model.graphs() for node in graph.nodes]
         while pending:
             graph, node = pending.pop()
@@ -35,7 +36,8 @@ class InlineFunctions:
             if function is None:
                 pending.extend((child, n) for child in graph.subgraphs(node) for n in child.nodes)
                 continue
-            obstacle = _obstacle(model, function)
+            obstacle = "it calls itself" if key_of(function) in endless else ""
+            obstacle = obstacle or _miscalled(node, function) or _obstacle(model, function)
             if obstacle:
                 ctx.note(f"function {function.name} kept: {obstacle}")
             elif graph.begin("inline-function", node):
@@ -63,6 +65,14 @@ def _inline(graph: Graph, node: NodeProto, function: FunctionProto) -> list[Node
             names[inner] = graph.replace(value, names[inner])
     graph.prune(node)
     return [n for n in inserted if n in graph]
+
+
+def _miscalled(node: NodeProto, function: FunctionProto) -> str:
+    if len(node.input) > len(function.input):
+        return f"it takes {len(function.input)} inputs, not {len(node.input)}"
+    if len(node.output) > len(function.output):
+        return f"it has {len(function.output)} outputs, not {len(node.output)}"
+    return ""
 
 
 def _obstacle(model: Model, function: FunctionProto) -> str:

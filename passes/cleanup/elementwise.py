@@ -106,7 +106,7 @@ def clip_of_clip(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | N
     first, second = limits(g, inner), limits(g, node)
     if first is None or second is None or not _ordered(first) or not _ordered(second):
         return None
-    if any(a is None and b is not None and np.isinf(b) for a, b in zip(first, second, strict=True)):
+    if any(None in pair and _is_infinite(*pair) for pair in zip(first, second, strict=True)):
         return None  # no limit still holds a float to its largest finite value
     low, high = second
     return _clip(g, x, (_held(first[0], low, high, low), _held(first[1], low, high, high)), node)
@@ -145,6 +145,10 @@ def limits(g: Graph, node: NodeProto) -> Limits | None:
             return None
         found.append(None if array is None else float(array.reshape(-1)[0]))
     return found[0], found[1]
+
+
+def _is_infinite(*found: float | None) -> bool:
+    return any(v is not None and np.isinf(v) for v in found)
 
 
 def _ordered(found: Limits) -> bool:

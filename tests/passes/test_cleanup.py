@@ -325,7 +325,7 @@ def test_a_condition_without_a_choice() -> None:
 
 CLIP = (
     "g (float[N] x) => (float[N] y) <float a = {-1}, float b = {2}, float c = {0}, float d = {6}, "
-    "float e = {-5}>"
+    "float e = {-5}, float l = {-inf}>"
 )
 
 
@@ -361,6 +361,8 @@ def test_limits_in_attributes() -> None:
         "t = Clip (x, e, a) y = Relu (t)",
         "t = Clip (x, b, a) y = Clip (t, c, d)",  # limits in the wrong order
         "y = Clip (x)",  # holds infinity to the largest float
+        "t = Clip (x, l, b) y = Clip (t)",  # so does the second here, and the first below
+        "t = Clip (x) y = Clip (t, l, b)",
         "t = Clip (x, z, d) y = Clip (t, c, b)",  # a limit from the caller
     ],
 )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 from checks import check
 from onnx import ModelProto, parser
 
@@ -130,6 +131,30 @@ def test_a_branch_that_hands_through_an_outer_value() -> None:
     np.testing.assert_array_equal(run(model.inlined_proto(), feeds), feeds["x"])
 
 
+def test_a_constant_that_a_branch_gives_is_lifted() -> None:
+    """`constants`, which runs before, has to leave it: a graph output needs a node behind it."""
+    model = check(
+        InlineBranches(),
+        """
+        agraph (float[2] x) => (float[2] y, float z) <bool c = {1}>
+        {
+          t, z = If (c) <
+            then_branch = yes () => (float[2] p, float q)
+              { p = Constant <value_floats = [1.0, 2.0]> ()  q = Constant <value_float = 3.0> () },
+            else_branch = no () => (float[2] r, float s)
+              { r = Neg (x)  s = Constant <value_float = 4.0> () }
+          >
+          y = Add (x, t)
+        }
+        """,
+        """
+        agraph (float[2] x) => (float[2] y, float z) <bool c = {1}, float[2] p = {1, 2}>
+        { z = Constant <value_float = 3.0> ()  y = Add (x, p) }
+        """,
+    )
+    assert sorted(n.op_type for n in model.graph.nodes) == ["Add", "Constant"]
+
+
 def test_a_condition_that_is_computed_stays() -> None:
     check(
         InlineBranches(),
@@ -189,3 +214,41 @@ def test_one_inner_value_as_two_results() -> None:
     )
     for result, expected in zip(session.run(None, {"x": x}), (abs(x), abs(x), -x, -x), strict=True):
         np.testing.assert_array_equal(result, expected)
+
+
+def test_functions_that_call_themselves_are_left() -> None:
+    """ONNX forbids them; the pass must come to an end all the same."""
+    proto = parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18, "my" : 1]>
+        main (float[N] x) => (float[N] y, float[N] z) { y = my.a (x)  z = my.c (x) }
+        <domain: "my", opset_import: ["" : 18, "my" : 1]> a (t) => (r) { r = my.b (t) }
+        <domain: "my", opset_import: ["" : 18, "my" : 1]> b (t) => (r) { s = Neg (t) r = my.a (s) }
+        <domain: "my", opset_import: ["" : 18, "my" : 1]> c (t) => (r) { r = my.a (t) }
+    """)
+    model = Model.from_proto(proto)
+    context = Context()
+    InlineFunctions().run(model, context)
+    model.graph.verify()
+    assert [node.op_type for node in model.graph.nodes] == ["a", "a"]
+    assert sorted(f.name for f in model.functions) == ["a", "b"]
+    assert context.notes == ["function a kept: it calls itself"]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("y = my.f (x, x)", "it takes 1 inputs, not 2"),
+        ("y, z = my.f (x)", "it has 1 outputs, not 2"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_left(call: str, reason: str) -> None:
+    proto = parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18, "my" : 1]>
+        main (float[N] x) => (float[N] y) {{ {call} }}
+        <domain: "my", opset_import: ["" : 18]> f (t) => (r) {{ r = Neg (t) }}
+    """)
+    model = Model.from_proto(proto)
+    context = Context()
+    InlineFunctions().run(model, context)
+    assert [node.op_type for node in model.graph.nodes] == ["f"]
+    assert context.notes == [f"function f kept: {reason}"]
