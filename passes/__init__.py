@@ -21,23 +21,55 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "share": "passes.share:ShareInitializers",
     "dead": "passes.dead:RemoveDead",
     "opset": "passes.opset:Opset",
+    "fuse-activations": "passes.fuse.activations:FuseActivations",
+    "fuse-norms": "passes.fuse.norms:FuseNorms",
+    "fuse-arithmetic": "passes.fuse.arithmetic:FuseArithmetic",
+    "fuse-conv": "passes.fuse.conv:FuseConv",
+    "fuse-linear": "passes.fuse.linear:FuseLinear",
+    "fuse-rotary": "passes.fuse.rotary:FuseRotary",
+    "fuse-attention": "passes.fuse.attention:FuseAttention",
+    "lower": "passes.lower:Lower",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
-    # `dead` first, because dead readers keep values from being rewritten; `shapes` again for what
-    # `branches` brought in (skipped when it brought nothing); `share` again for what `fold` made.
+    # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`
+    # for conditions that are computed, and `branches` again for those inside of a branch (skipped
+    # when the first brought nothing).
     "simplify": (
         "inline",
         "constants",
         "dead",
         "share",
         "shapes:annotate=false",
+        "fold",
         "branches",
+        "shapes:annotate=false",
+        "branches",
+        "tidy",
+    ),
+    # What simplify does once the graph is flat: again after other passes have changed it.
+    "tidy": (
         "shapes:annotate=false",
         "reshape",
         "fold",
         "layout",
         "cleanup",
         "share",
+        "cse",
+        "dead",
+    ),
+    # Constants around activations and norms belong to these, so they come before conv and linear.
+    "fuse": (
+        "opset",
+        "simplify",
+        "fuse-activations",
+        "fuse-norms",
+        "fuse-arithmetic",
+        "fuse-rotary",
+        "fuse-attention",
+        "fuse-conv",
+        "fuse-linear",
+        "tidy",
+        "lower",
         "cse",
         "dead",
     ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from passes.fuse import activation_contrib, activation_gates, activation_gelu, activation_limits
+from toolkit.cores import Cores
 from toolkit.model import Model
 from toolkit.rules import apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
@@ -35,6 +36,7 @@ class FuseActivations:
     name: ClassVar[str] = "fuse-activations"
     tolerance: ClassVar[Tolerance] = FLOAT
     idempotent: ClassVar[bool] = True
+    cores: ClassVar[Cores] = {"gelu": ("Erf", "0.044715 > Tanh")}
 
     def run(self, model: Model, ctx: Context) -> None:
         apply_rules(model, ONNX_RULES if ctx.target == "onnx" else RULES, ctx)

@@ -11,7 +11,6 @@ the operator gives 0 for them too. Without that guard the original gives NaN, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +23,7 @@ from passes.fuse.heads import Form, Operand, heads_apart, mismatch
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
 from passes.operands import int_vector
 from toolkit import nodes as nd
+from toolkit.cores import Cores
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
@@ -156,7 +156,7 @@ class FuseAttention:
 
     name: ClassVar[str] = "fuse-attention"
     tolerance: ClassVar[Tolerance] = FLOAT
-    cores: ClassVar[Mapping[str, tuple[str, ...]]] = {"attention": ("Softmax",)}
+    cores: ClassVar[Cores] = {"attention": ("Softmax > MatMul",)}
 
     def run(self, model: Model, ctx: Context) -> None:
         apply_rules(model, RULES, ctx)

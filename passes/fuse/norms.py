@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from passes.fuse import norm_affine, norm_channels, norm_contrib, norm_core
+from toolkit.cores import Cores
 from toolkit.model import Model
 from toolkit.rules import apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
@@ -30,6 +31,10 @@ class FuseNorms:
     name: ClassVar[str] = "fuse-norms"
     tolerance: ClassVar[Tolerance] = FLOAT
     idempotent: ClassVar[bool] = True
+    cores: ClassVar[Cores] = {
+        "layer-norm": ("ReduceMean > Sqrt",),
+        "rms-norm": ("ReduceMean > Sqrt",),
+    }
 
     def run(self, model: Model, ctx: Context) -> None:
         apply_rules(model, ONNX_RULES if ctx.target == "onnx" else RULES, ctx)

@@ -10,7 +10,6 @@ is shown before they are cut down to the form that the standard's RotaryEmbeddin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -296,7 +295,6 @@ class FuseRotary:
 
     name: ClassVar[str] = "fuse-rotary"
     tolerance: ClassVar[Tolerance] = FLOAT
-    cores: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def run(self, model: Model, ctx: Context) -> None:
         apply_rules(model, RULES, ctx)
