@@ -118,9 +118,14 @@ fast_difference = total(mean(square(x), "variance"), -square(mean(x, "other_mean
 fast_variance = fast_difference | op.Max(fast_difference, 0) | op.Relu(fast_difference)
 
 
+cast_difference = op.Cast(difference)
+cast_variance = mean(square(op.Cast(other_difference)), "variance")
+
+
 @rewrite(
     *over_root(difference, total(variance, epsilon)),
     *over_root(difference, total(fast_variance, epsilon)),
+    *over_root(cast_difference, total(cast_variance, epsilon)),
     opset=17,
 )
 def layer_norm(
@@ -138,18 +143,8 @@ def layer_norm(
     axes = reduced_axes(g, x, mean, other_mean, variance)
     core = Core(x, axes, epsilon, factor)
     normal = _write_layer_norm(g, core, _shape_of_scale(g, weight, node), node)
+    normal = _cast_as_before(g, normal, x, node)
     return g.op("Mul", normal, weight, at=node) if weight else normal
-
-
-@rewrite(op.RMSNormalization(difference, var("scale")).named("norm"), opset=23)
-def rms_norm_of_difference(
-    g: Graph, x: str, scale: str, norm: NodeProto, mean: NodeProto, node: NodeProto
-) -> str:
-    """The same, where Casts stood between the difference and the rest"""
-    axes, rank = reduced_axes(g, x, mean), g.rank(x) or 0
-    if axes != tuple(range(nd.attr(norm, "axis", -1) % rank, rank)):
-        raise Miss("the mean is not over the axes of the norm")
-    return g.op(LAYER, x, scale, at=node, **nd.attrs(norm))
 
 
 bias = var("bias")
@@ -203,6 +198,24 @@ def _write_layer_norm(g: Graph, core: Core, scale: Shape | None, node: NodeProto
     return written or write_norm(g, LAYER, core, node)
 
 
+def _cast_as_before(g: Graph, normal: str, x: str, node: NodeProto) -> str:
+    """The norm in the type that its readers expect, if they go back to the type of `x` at once.
+
+    TorchScript takes the difference in half precision, and all after it in double.
+    """
+    before, after = g.dtype(x), g.dtype(node.output[0])
+    if before == after:
+        return normal
+    readers = g.users(node.output[0])
+    back = all(nd.is_op(one, "Cast") and nd.attr(one, "to") == before for one in readers)
+    if not before or not after or not back or g.is_output(node.output[0]):
+        raise Miss(f"the norm is not read in the type of '{x}'")
+    known = g.type(x)
+    if known is not None:
+        g.learn_type(normal, known)
+    return g.op("Cast", normal, at=node, to=after)
+
+
 def _shape_of_scale(g: Graph, weight: str | None, node: NodeProto) -> Shape | None:
     """The shape of the constant that a normalized value is multiplied with, here or next."""
     if weight:
@@ -230,5 +243,5 @@ def _require_type_kept(g: Graph, x: str, match: Match) -> None:
             raise Miss(f"the type of '{x}' is not that of the result")
 
 
-RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm, rms_norm_of_difference)
+RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm)
 """Layer norms first: each is the rms norm of a difference."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from passes.cleanup.casts import cast_of_cast
 from passes.fuse import norm_affine, norm_channels, norm_contrib, norm_core
 from toolkit.cores import Cores
 from toolkit.model import Model
@@ -19,7 +20,13 @@ from toolkit.tolerance import FLOAT, Tolerance
 if TYPE_CHECKING:
     from toolkit.pipeline import Context
 
-RULES = (*norm_contrib.RULES, *norm_core.RULES, *norm_affine.RULES, *norm_channels.RULES)
+RULES = (
+    *norm_contrib.RULES,
+    *norm_core.RULES,
+    *norm_affine.RULES,
+    *norm_channels.RULES,
+    cast_of_cast,  # what is left of a core in another type stands between it and its scale
+)
 
 ONNX_RULES = (*RULES, *norm_channels.ONNX_RULES)
 

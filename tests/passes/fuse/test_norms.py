@@ -389,6 +389,17 @@ def test_a_layer_norm_partly_in_double_is_one_of_half_precision() -> None:
     check(FUSE, typed(half_graph(nodes, constants)), half_graph(after, constants), atol=8e-3)
 
 
+def test_a_norm_that_stays_in_double_is_no_norm_of_half_precision() -> None:
+    nodes = (
+        "m = ReduceMean (x, last) d = Sub (x, m) c = Cast <to = 11> (d) q = Mul (c, c) "
+        "u = ReduceMean (q, last) v = Add (u, wide) s = Sqrt (v) n = Div (c, s) "
+        "k = Mul (n, n) y = Cast <to = 10> (k)"
+    )
+    text = typed(half_graph(nodes, "double wide = {0.00001}"))
+    found = check(FUSE, text, atol=8e-3)
+    assert "LayerNormalization" not in text_of(found)
+
+
 def test_weights_of_a_higher_precision_stay_in_float() -> None:
     wide = "float[4] w = {1.50001, -2.0, 0.5, 3.0}"
     nodes = ISLAND + "n = Div (c, s) k = Mul (w, n) y = Cast <to = 10> (k)"
