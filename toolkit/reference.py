@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from toolkit.compare import Difference, compare, worst
 from toolkit.errors import RuntimeRefused, UsageError
-from toolkit.feeds import Feeds, Sample, make_feeds
+from toolkit.feeds import Feeds, Sample, Search, find_feeds
 from toolkit.model import Model
 from toolkit.optypes import is_random
 from toolkit.runtime import Session
@@ -33,8 +33,14 @@ class Reference:
         custom_ops: Sequence[str] = (),
     ) -> Reference:
         """Run `model` as written. Raises RuntimeRefused when it does not load."""
+        try:
+            search = Search(model, seed)
+        except Exception:
+            # Malformed operators confuse the search: what the runtime says of them goes first.
+            open_session(model, custom_ops=custom_ops)
+            raise
         session = open_session(model, custom_ops=custom_ops)
-        feeds = make_feeds(model, samples, seed, count, run=session.run)
+        feeds = find_feeds(model, search, session.run, samples, count)
         outputs = tuple(model.graph.outputs)
         return cls(outputs, feeds, _unstable(model, outputs, feeds, session))
 

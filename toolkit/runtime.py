@@ -65,11 +65,13 @@ class Session:
         # Newer IR versions only add what it refuses anyway.
         proto.ir_version = min(proto.ir_version, MAX_IR)
         self._lent = _lend_overlay(model, proto, options, ort)
+        serialized = proto.SerializeToString()
+        del proto  # the runtime makes a graph of its own, and two are enough
         try:
             for library in custom_ops:
                 options.register_custom_ops_library(library)
             self._session: Any = ort.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                serialized, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # the binding raises a dozen unrelated classes
             raise _refused(error) from error
