@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolkit.compare import Difference, compare, worst
-from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feeds, Sample, Search, find_feeds
 from toolkit.model import Model
 from toolkit.optypes import is_random
@@ -37,9 +36,9 @@ class Reference:
             search = Search(model, seed)
         except Exception:
             # Malformed operators confuse the search: what the runtime says of them goes first.
-            open_session(model, custom_ops=custom_ops)
+            Session(model, custom_ops=custom_ops)
             raise
-        session = open_session(model, custom_ops=custom_ops)
+        session = Session(model, custom_ops=custom_ops)
         feeds = find_feeds(model, search, session.run, samples, count)
         outputs = tuple(model.graph.outputs)
         return cls(outputs, feeds, _unstable(model, outputs, feeds, session))
@@ -55,16 +54,6 @@ class Reference:
             for name, actual in zip(names, session.run(trial.feed, names), strict=True):
                 found.setdefault(name, []).append(compare(expected[name], actual))
         return {name: worst(each) for name, each in found.items()}
-
-
-def open_session(model: Model, optimize: bool = False, custom_ops: Sequence[str] = ()) -> Session:
-    """The model in the runtime; a custom-operator library that does not load is a usage error."""
-    try:
-        return Session(model, optimize, custom_ops)
-    except RuntimeRefused as refusal:
-        if custom_ops and "load library" in str(refusal):
-            raise UsageError(f"a custom-operator library does not load: {refusal}") from refusal
-        raise
 
 
 def _unstable(
