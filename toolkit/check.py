@@ -117,8 +117,10 @@ def check_output(model: Model, level: Level = Level.FULL) -> None:
         check_proto(proto)
         return
     replace_large_tensors(proto)
+    serialized = proto.SerializeToString()
+    del proto  # the checker parses a copy of its own, and one of two is enough
     try:
-        onnx.checker.check_model(proto.SerializeToString(), full_check=level is Level.FULL)
+        onnx.checker.check_model(serialized, full_check=level is Level.FULL)
     except Exception as error:  # ValidationError, InferenceError, and RuntimeError from below
         raise ModelError(one_line(error)) from error
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit.errors import SaveError
+
+_PIECE = 1 << 20
+"""Bytes to write at once: of a mapped file the kernel first brings in all that one write covers,
+and what fits the processor's cache is still there when it is copied. Measured with the file in
+memory: half the time of a whole tensor at once, and no slower than `sendfile`."""
 
 
 def sidecar_of(path: Path) -> Path:
@@ -73,15 +78,17 @@ def staged_text(path: Path, text: str) -> Generator[None]:
 def _staged(files: Mapping[Path, Iterable[bytes | memoryview]]) -> Generator[None]:
     first = next(iter(files))
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    replaces = any(path.exists() for path in files)
     try:
         with _explained(first):
             for path, chunks in files.items():
                 with temporary[path].open("xb") as file:
-                    file.writelines(chunks)
+                    file.writelines(_pieces(chunks))
                     file.flush()
-                    if path.exists():
-                        # The old file must not be given up before the new one is on the disk; a
-                        # new name has nothing to lose by not waiting.
+                    if replaces:
+                        # An old file must not be given up before all of the new ones are on the
+                        # disk. New names have nothing to lose by not waiting: what a power failure
+                        # takes can be made again, since the input is never touched.
                         os.fsync(file.fileno())
         yield
         with _explained(first):
@@ -90,6 +97,16 @@ def _staged(files: Mapping[Path, Iterable[bytes | memoryview]]) -> Generator[Non
     finally:
         for scratch in temporary.values():
             scratch.unlink(missing_ok=True)
+
+
+def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes, nothing longer than a piece; slices of a view copy nothing."""
+    for chunk in chunks:
+        if len(chunk) <= _PIECE:
+            yield chunk
+            continue
+        whole = memoryview(chunk)
+        yield from (whole[at : at + _PIECE] for at in range(0, len(whole), _PIECE))
 
 
 @contextmanager

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolkit.compare import Difference, compare, worst
-from toolkit.errors import RuntimeRefused, UsageError
-from toolkit.feeds import Feeds, Sample, make_feeds
+from toolkit.feeds import Feeds, Sample, Search, find_feeds
 from toolkit.model import Model
 from toolkit.optypes import is_random
 from toolkit.runtime import Session
@@ -33,8 +32,14 @@ class Reference:
         custom_ops: Sequence[str] = (),
     ) -> Reference:
         """Run `model` as written. Raises RuntimeRefused when it does not load."""
-        session = open_session(model, custom_ops=custom_ops)
-        feeds = make_feeds(model, samples, seed, count, run=session.run)
+        try:
+            search = Search(model, seed)
+        except Exception:
+            # Malformed operators confuse the search: what the runtime says of them goes first.
+            Session(model, custom_ops=custom_ops)
+            raise
+        session = Session(model, custom_ops=custom_ops)
+        feeds = find_feeds(model, search, session.run, samples, count)
         outputs = tuple(model.graph.outputs)
         return cls(outputs, feeds, _unstable(model, outputs, feeds, session))
 
@@ -49,16 +54,6 @@ class Reference:
             for name, actual in zip(names, session.run(trial.feed, names), strict=True):
                 found.setdefault(name, []).append(compare(expected[name], actual))
         return {name: worst(each) for name, each in found.items()}
-
-
-def open_session(model: Model, optimize: bool = False, custom_ops: Sequence[str] = ()) -> Session:
-    """The model in the runtime; a custom-operator library that does not load is a usage error."""
-    try:
-        return Session(model, optimize, custom_ops)
-    except RuntimeRefused as refusal:
-        if custom_ops and "load library" in str(refusal):
-            raise UsageError(f"a custom-operator library does not load: {refusal}") from refusal
-        raise
 
 
 def _unstable(

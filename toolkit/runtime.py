@@ -18,7 +18,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from toolkit import nodes as nd
-from toolkit.errors import RuntimeRefused, one_line
+from toolkit.errors import RuntimeRefused, UsageError, one_line
 from toolkit.model import Model
 from toolkit.weights import clear_data, is_external
 
@@ -39,7 +39,8 @@ class Session:
     """One model in onnxruntime on the CPU.
 
     `optimize=False` runs the graph as written; True is how it will be deployed, with everything
-    that the runtime does at load time.
+    that the runtime does at load time. A custom-operator library that does not load is a usage
+    error.
     """
 
     def __init__(
@@ -65,11 +66,12 @@ class Session:
         # Newer IR versions only add what it refuses anyway.
         proto.ir_version = min(proto.ir_version, MAX_IR)
         self._lent = _lend_overlay(model, proto, options, ort)
+        serialized = proto.SerializeToString()
+        del proto  # the runtime makes a graph of its own, and two are enough
+        _register(custom_ops, options)
         try:
-            for library in custom_ops:
-                options.register_custom_ops_library(library)
             self._session: Any = ort.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                serialized, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # the binding raises a dozen unrelated classes
             raise _refused(error) from error
@@ -86,6 +88,15 @@ class Session:
             return list(map(_from_ort_value, self._session.run_with_ort_values(wanted, lent)))
         except Exception as error:
             raise _refused(error) from error
+
+
+def _register(libraries: Sequence[str], options: Any) -> None:
+    for library in libraries:
+        try:
+            options.register_custom_ops_library(library)
+        except Exception as error:  # as below: of the binding's own kinds
+            reason = _refused(error)
+            raise UsageError(f"custom-operator library '{library}': {reason}") from error
 
 
 def _to_ort_value(array: Any) -> Any:
@@ -181,9 +192,8 @@ def optimize_offline(
     with tempfile.TemporaryDirectory(prefix="toolkit-") as folder:
         written = Path(folder) / "model.onnx"
         options.optimized_model_filepath = str(written)
+        _register(custom_ops, options)
         try:
-            for library in custom_ops:
-                options.register_custom_ops_library(library)
             ort.InferenceSession(
                 proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )

@@ -20,8 +20,8 @@ from toolkit.errors import ModelError, RuntimeRefused
 from toolkit.feeds import Feeds, Sample
 from toolkit.interface import Interface
 from toolkit.model import Model
-from toolkit.reference import Reference, open_session
-from toolkit.runtime import MAX_IR
+from toolkit.reference import Reference
+from toolkit.runtime import MAX_IR, Session
 from toolkit.tolerance import FLOAT, Tolerance, epsilon_of
 
 _INVALID = ("This is an invalid model", "Type Error")
@@ -142,7 +142,7 @@ class Validator:
         return Verdict(False, error if math.isfinite(error) else None, reason)
 
     def _differences(self, model: Model, optimize: bool) -> dict[str, Difference]:
-        return self._reference.differences(open_session(model, optimize, self._custom_ops))
+        return self._reference.differences(Session(model, optimize, self._custom_ops))
 
     def _original_as_deployed(self) -> dict[str, Difference] | None:
         """What the runtime's optimizations do to the original itself; None when they break it."""

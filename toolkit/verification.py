@@ -16,7 +16,8 @@ from toolkit.feeds import Feed, Feeds, Sample
 from toolkit.feeds.search import Trial
 from toolkit.graph import Graph
 from toolkit.model import Model, Source
-from toolkit.reference import Reference, open_session
+from toolkit.reference import Reference
+from toolkit.runtime import Session
 from toolkit.types import dtype_name
 
 
@@ -86,7 +87,7 @@ def verify(
     reference = Reference.of(first, samples, seed, custom_ops=custom_ops)
     if not len(reference.feeds):
         raise RuntimeRefused(f"no feed was found that A runs on: {reference.feeds.refusal}")
-    session = open_session(second, custom_ops=custom_ops)
+    session = Session(second, custom_ops=custom_ops)
     common = _for_second(reference, second.graph)
     try:
         found = common.differences(session)

@@ -374,10 +374,18 @@ def test_samples(refused, tmp_path, tiny, command):
     refused(command, *models, "--sample", path, says="sample.npz")
 
 
-def test_a_custom_operator_library_that_is_none(refused, tmp_path, tiny):
+@pytest.mark.parametrize("command", ["optimize", "verify", "inspect"])
+def test_a_custom_operator_library_that_is_none(refused, tmp_path, tiny, command):
+    models = [tiny, tiny] if command == "verify" else [tiny]
     path = tmp_path / "lib.so"
     path.write_bytes(b"not a library")
-    refused("optimize", tiny, "--custom-ops", path, says="lib.so")
+    refused(command, *models, "--custom-ops", path, says="lib.so")
+
+
+def test_a_library_without_custom_operators(refused, tiny):
+    """It loads, being numpy's own, and still brings nothing."""
+    library = sys.modules["numpy._core._multiarray_umath"].__file__
+    refused("optimize", tiny, "--custom-ops", library, says="RegisterCustomOps")
 
 
 def test_from_the_shell(tmp_path):

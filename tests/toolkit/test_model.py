@@ -228,6 +228,28 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "out.onnx").read_bytes() == b"old"
 
 
+@pytest.mark.parametrize("external_data", [False, True])
+def test_a_tensor_of_many_pieces_is_written_whole(tmp_path: Path, external_data: bool) -> None:
+    array = np.arange(700_001, dtype=np.float32)  # 2.7 MB: two pieces and a rest
+    onnx.save(weights_of(numpy_helper.from_array(array, "w")), tmp_path / "m.onnx")
+    Model.load(tmp_path / "m.onnx").save(tmp_path / "out.onnx", external_data)
+    written = onnx.load(tmp_path / "out.onnx")
+    np.testing.assert_array_equal(numpy_helper.to_array(written.graph.initializer[0]), array)
+
+
+def test_replacing_a_model_waits_for_its_new_sidecar_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model.from_proto(weights_of(numpy_helper.from_array(np.ones(BIG, np.float32), "w")))
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    model.save(tmp_path / "new.onnx", external_data=True)
+    assert not waits
+    (tmp_path / "old.onnx").write_bytes(b"old")
+    model.save(tmp_path / "old.onnx", external_data=True)
+    assert len(waits) == 2
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"hello world, this is text", b"\x00" * 100, b"PK\x03\x04"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 
 import numpy as np
 import onnx
@@ -11,9 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.checks import model, parse
+from toolkit import reference
 from toolkit.compare import compare
 from toolkit.errors import ModelError, RuntimeRefused, UsageError
+from toolkit.feeds import search
 from toolkit.model import Model
+from toolkit.reference import Reference
 from toolkit.runtime import Session
 from toolkit.tolerance import EXACT, FLOAT, QUANT, epsilon_of
 from toolkit.validate import Validator
@@ -434,3 +438,36 @@ def test_a_model_without_any_stable_output() -> None:
     validator = Validator(Model.from_proto(onnx.parser.parse_model(text)))
     assert validator.check(Model.from_proto(onnx.parser.parse_model(text)), EXACT).ok
     assert "'y'" in validator.note
+
+
+# What is held in memory --------------------------------------------------------------------------
+
+
+def test_the_analysed_graph_is_gone_before_a_session_is_opened(monkeypatch):
+    seen = []
+    monkeypatch.setattr(search, "_LARGE_GRAPH", 1)
+    analysed = search.analysed
+
+    def watched(original):
+        graph = analysed(original)
+        seen.append(weakref.ref(graph))
+        return graph
+
+    def opened(*args, **options):
+        assert [ref() for ref in seen] == [None]
+        return Session(*args, **options)
+
+    monkeypatch.setattr(search, "analysed", watched)
+    monkeypatch.setattr(reference, "Session", opened)
+    assert len(Validator(model(CHAIN.format(0.5))).feeds) == 3
+
+
+def test_the_runtime_speaks_before_a_search_that_stumbles(monkeypatch):
+    def stumbles(*_):
+        raise IndexError("an operator without its inputs")
+
+    monkeypatch.setattr(reference, "Search", stumbles)
+    with pytest.raises(RuntimeRefused):
+        Reference.of(model("g (float[2] x) => (float[2] y) { y = Unknown(x) }"))
+    with pytest.raises(IndexError):
+        Reference.of(model("g (float[2] x) => (float[2] y) { y = Relu(x) }"))

@@ -15,7 +15,7 @@ from toolkit.feeds.samples import Feed, Sample, read_sample
 from toolkit.feeds.search import Run, Search, Trial
 from toolkit.model import Model
 
-__all__ = ["Feed", "Feeds", "Sample", "make_feeds"]
+__all__ = ["Feed", "Feeds", "Sample", "Search", "find_feeds", "make_feeds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,25 @@ def make_feeds(
     seed: int = 0,
     count: int | None = None,
     *,
-    run: Run | None = None,
     custom_ops: Sequence[str] = (),
 ) -> Feeds:
     """Feeds for `model`: its samples, then `count` made-up ones (by default two or three).
 
-    `run` is the model as a function; without it one is made. Raises RuntimeRefused when the model
-    cannot be loaded, and UsageError for a sample that does not fit or that the model refuses.
+    Raises RuntimeRefused when the model cannot be loaded, and UsageError for a sample that does
+    not fit or that the model refuses.
     """
-    if run is None:
-        from toolkit.runtime import Session
+    from toolkit.runtime import Session
 
-        run = Session(model, custom_ops=custom_ops).run
+    search = Search(model, seed)
+    return find_feeds(model, search, Session(model, custom_ops=custom_ops).run, samples, count)
+
+
+def find_feeds(
+    model: Model, search: Search, run: Run, samples: Sequence[Sample], count: int | None
+) -> Feeds:
+    """The same with a search that was made before; `run` is the model as a function."""
     trials = [_try_sample(model, sample, run) for sample in samples]
-    search = Search(model, run, seed)
-    trials += search.find(count)
+    trials += search.find(run, count)
     return Feeds(trials, search.refusal if not trials else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -38,6 +39,8 @@ _MOST_REFUSALS = 60
 _LIKELY_RANKS = (2, 4, 3, 1, 0)
 """For inputs that declare no shape."""
 _SEQUENCE_LENGTH = 3
+_LARGE_GRAPH = 5000
+"""Nodes from which on collecting the analysed graph saves more than it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,99 +61,76 @@ class _Input:
     domain: Domain
 
 
-class Search:
-    """The search for feeds of one model; `run` is the model, raising RuntimeRefused."""
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Shapes for all inputs, the symbols in them, and the sizes that the weights dictate."""
 
-    def __init__(self, model: Model, run: Run, seed: int) -> None:
-        self._run = run
+    shapes: Mapping[str, Shape]
+    roles: Mapping[str, Role]
+    fixed: Sizes
+
+
+class Search:
+    """The search for feeds of one model.
+
+    All questions about the graph are asked here at once: the analysed graph takes as much memory
+    as the model's own, and is gone before a session is opened, which takes more.
+    """
+
+    def __init__(self, model: Model, seed: int) -> None:
+        graph = analysed(model)
         self._seed = seed
-        self._graph = analysed(model)
         self._refusals = 0
         self.refusal = ""
         """Why the first feed that was tried was refused."""
-
-    def find(self, count: int | None) -> list[Trial]:
-        """Up to `count` feeds; by default three of a dynamic model, two of others."""
-        inputs = list(_inputs(self._graph))
-        if len(inputs) < len(self._graph.feeds):
-            known = {i.name for i in inputs}
-            strange = next(name for name in self._graph.feeds if name not in known)
+        self._inputs = list(_inputs(graph))
+        known = {i.name for i in self._inputs}
+        strange = next((name for name in graph.feeds if name not in known), None)
+        if strange is not None:
             self.refusal = f"input '{strange}' is neither a tensor nor a sequence of tensors"
-            return []
-        for shapes in self._layouts(inputs):
-            roles = find_symbols(shapes, self._graph)
-            fixed = self._fixed(shapes)
-            first = self._first(inputs, shapes, roles, fixed)
+        self._layouts: list[_Layout] = [] if strange else list(_layouts(graph, self._inputs))
+        if len(graph) > _LARGE_GRAPH:
+            # A model and its graph refer to each other: they go only when they are collected.
+            del graph
+            gc.collect()
+
+    def find(self, run: Run, count: int | None) -> list[Trial]:
+        """Up to `count` feeds that `run`, the model, does not raise RuntimeRefused for.
+
+        By default three of a dynamic model, two of others.
+        """
+        for layout in self._layouts:
+            first = self._first(run, layout)
             if first is not None:
-                wanted = _usual_count(inputs, first) if count is None else count
-                return self._more(first, wanted, inputs, shapes, roles, fixed)
+                wanted = _usual_count(self._inputs, first) if count is None else count
+                return self._more(run, first, wanted, layout)
         return []
 
-    def _layouts(self, inputs: Sequence[_Input]) -> Iterator[Mapping[str, Shape]]:
-        """The inputs' shapes; where some declare none, several ranks are tried for those."""
-        unknown = [i.name for i in inputs if i.shape is None]
-        for likely in _LIKELY_RANKS if unknown else (0,):
-            shapes: dict[str, Shape] = {i.name: i.shape for i in inputs if i.shape is not None}
-            for name in unknown:
-                dictated, axes = sizes_from_weights(self._graph, name)
-                least = max((-axis for axis in axes), default=0)
-                rank = dictated if dictated is not None else max(likely, least)
-                shapes[name] = tuple(symbol(f"{name}.{axis}") for axis in range(rank))
-            yield shapes
-
-    def _fixed(self, shapes: Mapping[str, Shape]) -> Sizes:
-        """The symbols whose size the weights dictate."""
-        fixed: Sizes = {}
-        for name, shape in shapes.items():
-            for axis, size in sizes_from_weights(self._graph, name)[1].items():
-                dim: Dim = shape[axis] if -len(shape) <= axis < len(shape) else 0
-                if isinstance(dim, Expr) and len(dim.symbols) == 1 and not dim.anonymous:
-                    fixed.setdefault(next(iter(dim.symbols)), size)
-        return fixed
-
-    def _first(
-        self,
-        inputs: Sequence[_Input],
-        shapes: Mapping[str, Shape],
-        roles: Mapping[str, Role],
-        fixed: Sizes,
-    ) -> Trial | None:
+    def _first(self, run: Run, layout: _Layout) -> Trial | None:
+        roles, fixed = layout.roles, layout.fixed
         lively = ((sizes, False) for sizes in first_sizes(roles, fixed))
         calm = ((sizes, True) for sizes in islice(first_sizes(roles, fixed), 4))
         for sizes, is_calm in (*lively, *calm):
-            trial = self._attempt(inputs, shapes, sizes, 0, is_calm)
+            trial = self._attempt(run, layout, sizes, 0, is_calm)
             if trial is not None:
                 return trial
         return None
 
-    def _more(
-        self,
-        first: Trial,
-        count: int,
-        inputs: Sequence[_Input],
-        shapes: Mapping[str, Shape],
-        roles: Mapping[str, Role],
-        fixed: Sizes,
-    ) -> list[Trial]:
+    def _more(self, run: Run, first: Trial, count: int, layout: _Layout) -> list[Trial]:
         found = [first]
         for variation in range(1, count):
             used = [trial.sizes for trial in found]
-            candidates = more_sizes(roles, fixed, first.sizes, variation)
+            candidates = more_sizes(layout.roles, layout.fixed, first.sizes, variation)
             fresh = [sizes for sizes in _distinct(candidates) if sizes not in used]
             for sizes in [*fresh, first.sizes]:
-                trial = self._attempt(inputs, shapes, sizes, variation, False)
+                trial = self._attempt(run, layout, sizes, variation, False)
                 if trial is not None:
                     found.append(trial)
                     break
         return found
 
     def _attempt(
-        self,
-        inputs: Sequence[_Input],
-        shapes: Mapping[str, Shape],
-        sizes: Sizes,
-        variation: int,
-        calm: bool,
+        self, run: Run, layout: _Layout, sizes: Sizes, variation: int, calm: bool
     ) -> Trial | None:
         if self._refusals >= _MOST_REFUSALS:
             return None
@@ -158,8 +138,8 @@ class Search:
         occasion = Occasion(random, sizes, variation, calm)
         feed: Feed = {}
         room = _MOST_BYTES
-        for given in inputs:
-            shape = tuple(evaluate(dim, sizes) for dim in shapes[given.name])
+        for given in self._inputs:
+            shape = tuple(evaluate(dim, sizes) for dim in layout.shapes[given.name])
             dtype: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(given.dtype)
             room -= int(np.prod(shape)) * dtype.itemsize
             if room < 0 or any(size < 0 for size in shape):
@@ -168,11 +148,35 @@ class Search:
             drawn = [given.domain.draw(shape, dtype, occasion) for _ in range(times)]
             feed[given.name] = drawn if given.sequence else drawn[0]
         try:
-            return Trial(feed, self._run(feed), sizes)
+            return Trial(feed, run(feed), sizes)
         except RuntimeRefused as refusal:
             self._refusals += 1
             self.refusal = self.refusal or str(refusal)
             return None
+
+
+def _layouts(graph: Graph, inputs: Sequence[_Input]) -> Iterator[_Layout]:
+    """The inputs' shapes; where some declare none, several ranks are tried for those."""
+    unknown = [i.name for i in inputs if i.shape is None]
+    for likely in _LIKELY_RANKS if unknown else (0,):
+        shapes: dict[str, Shape] = {i.name: i.shape for i in inputs if i.shape is not None}
+        for name in unknown:
+            dictated, axes = sizes_from_weights(graph, name)
+            least = max((-axis for axis in axes), default=0)
+            rank = dictated if dictated is not None else max(likely, least)
+            shapes[name] = tuple(symbol(f"{name}.{axis}") for axis in range(rank))
+        yield _Layout(shapes, find_symbols(shapes, graph), _fixed(graph, shapes))
+
+
+def _fixed(graph: Graph, shapes: Mapping[str, Shape]) -> Sizes:
+    """The symbols whose size the weights dictate."""
+    fixed: Sizes = {}
+    for name, shape in shapes.items():
+        for axis, size in sizes_from_weights(graph, name)[1].items():
+            dim: Dim = shape[axis] if -len(shape) <= axis < len(shape) else 0
+            if isinstance(dim, Expr) and len(dim.symbols) == 1 and not dim.anonymous:
+                fixed.setdefault(next(iter(dim.symbols)), size)
+    return fixed
 
 
 def _usual_count(inputs: Sequence[_Input], first: Trial) -> int:
