@@ -61,6 +61,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse": (
         "opset",
         "simplify",
+        "shapes:annotate=false",  # of what `reshape` has made known
         "fuse-activations",
         "fuse-norms",
         "fuse-arithmetic",

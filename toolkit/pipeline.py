@@ -172,6 +172,7 @@ class Pipeline:
             verdict = validator.check(model, item.tolerance)
             error = verdict.error
             if verdict.ok:
+                validator.accept(verdict)
                 status = "applied"
                 break
             self._tell(index, item.name, "finding the rewrite that breaks it")

@@ -22,7 +22,7 @@ from toolkit.interface import Interface
 from toolkit.model import Model
 from toolkit.reference import Reference
 from toolkit.runtime import MAX_IR, Session
-from toolkit.tolerance import FLOAT, Tolerance, epsilon_of
+from toolkit.tolerance import EXACT, FLOAT, Tolerance, epsilon_of
 
 _INVALID = ("This is an invalid model", "Type Error")
 """What onnxruntime says of a model that is wrong, not just beyond it."""
@@ -61,6 +61,7 @@ class Validator:
         self._weights = original.weights
         self._snapshot = original.to_proto().SerializeToString()
         self._as_deployed: dict[str, Difference] | None = None
+        self._drift = 0.0
         try:
             self._reference = Reference.of(original, samples, seed, count, custom_ops)
             self._refusal = self._reference.feeds.refusal
@@ -124,8 +125,14 @@ class Validator:
         # The runtime's optimizations compute in another order, whatever the passes did.
         return self._judge(found, max(tolerance, FLOAT) if deployed else tolerance, deployed)
 
+    def accept(self, verdict: Verdict) -> None:
+        """The model is kept as it was checked: the next check starts from how far off it is."""
+        self._drift = verdict.error or 0.0
+
     def _judge(self, found: dict[str, Difference], tolerance: Tolerance, deployed: bool) -> Verdict:
-        allowed = tolerance.allowed(self._epsilon)
+        # A pass answers for what it adds, not for what those before it were allowed.
+        margin = self._drift + EXACT.allowed(self._epsilon)
+        allowed = max(tolerance.allowed(self._epsilon), margin if self._drift else 0.0)
         error = worst(list(found.values())).relative
         over = {name: d for name, d in found.items() if d.relative > allowed}
         if over and deployed:

@@ -1,12 +1,10 @@
 """Arithmetic in its plainest form.
 
-    x^2, x^0.5, x^-1          x x, sqrt(x), 1 / x
-    x^3, x^4, x^-0.5          products and roots, where speed counts more than nodes
     x * (1 / y)               x / y, for values of one shape
     sum(x) / n                mean(x)
     unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
 
-On the runtime's CPU kernels a general power takes 6 to 18 times as long as a product or a root.
+Powers are for the target to spell, see `passes.lower.powers`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from onnx import NodeProto
 
 from passes.axes import positive_axes
-from passes.fuse import slow, slow_focus
+from passes.fuse import onehot_indices
 from passes.operands import int_operand, same_shape
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -32,39 +30,6 @@ if TYPE_CHECKING:
     from toolkit.pipeline import Context
 
 x, y = var("x"), var("y")
-
-
-# -- powers
-
-
-@rewrite(x**2, x**0.5, x**-1, opset=7)
-def power(g: Graph, x: str, node: NodeProto) -> str:
-    """x^2, x^0.5, x^-1: one operator for another"""
-    exponent = _exponent(g, x, node)
-    if exponent == 2:
-        return g.op("Mul", x, x, at=node)
-    return g.op("Sqrt" if exponent > 0 else "Reciprocal", x, at=node)
-
-
-@rewrite(x**3, x**4, x**-0.5, opset=7)
-def power_in_steps(g: Graph, x: str, node: NodeProto) -> str:
-    """x^3, x^4, x^-0.5: two fast operators for a slow one"""
-    exponent = _exponent(g, x, node)
-    if exponent < 0:
-        return g.op("Reciprocal", g.op("Sqrt", x, at=node), at=node)
-    square = g.op("Mul", x, x, at=node)
-    return g.op("Mul", square, square if exponent == 4 else x, at=node)
-
-
-def _exponent(g: Graph, x: str, node: NodeProto) -> float:
-    """The exponent, where the base is of floats: a root of integers is cut to an integer."""
-    if g.dtype(x) not in FLOATS:
-        raise Miss(f"'{x}' is not known to be floats")
-    found = g.const(node.input[1])
-    return 0.0 if found is None else float(found.reshape(-1)[0])
-
-
-# -- quotients
 
 
 @rewrite(op.Mul(x, op.Reciprocal(y)), op.Mul(x, 1 / y))
@@ -114,25 +79,20 @@ def reduction_that_keeps_axes(g: Graph, x: str, reduced: NodeProto, node: NodePr
 
 
 RULES = (
-    power,
     product_with_reciprocal,
     sum_as_mean,
     reduction_that_keeps_axes,
-    *slow.RULES,
-    *slow_focus.RULES,
+    *onehot_indices.RULES,
 )
-
-ORT_RULES = (*RULES, power_in_steps)
-"""With what makes the graph longer and the runtime faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class FuseArithmetic:
-    """Write powers, quotients, means and selections in their plainest form."""
+    """Write quotients, means and one-hot products in their plainest form."""
 
     name: ClassVar[str] = "fuse-arithmetic"
     tolerance: ClassVar[Tolerance] = FLOAT
     idempotent: ClassVar[bool] = True
 
     def run(self, model: Model, ctx: Context) -> None:
-        apply_rules(model, RULES if ctx.target == "onnx" else ORT_RULES, ctx)
+        apply_rules(model, RULES, ctx)

@@ -373,3 +373,30 @@ def test_a_result_says_where_rewrites_were_made():
     result = toolkit.optimize(tower(3), [relu_as_max], validate="off")
     assert result.passes[0].places == {"relu-as-max": ["r0", "r1", "r2"]}
     assert result.passes[0].rules == {"relu-as-max": 3}
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """Multiply a weight by 1 + `share`, once."""
+
+    weight: str
+    share: float
+    tolerance: Tolerance
+    name: str = "nudge"
+
+    def run(self, model: Model, ctx: Context) -> None:
+        graph = model.graph
+        array = graph.const(self.weight)
+        assert array is not None
+        changed = np.asarray(array * np.float32(1 + self.share), np.float32)
+        graph.put_initializer(numpy_helper.from_array(changed, self.weight))
+
+
+def test_a_pass_answers_for_what_it_adds() -> None:
+    """Behind a pass that moved the outputs by 2e-5, an exact one may still change nothing."""
+    moved = Nudge("w1", 2e-5, FLOAT)
+    result = run(tower(), moved, Nudge("w2", 1e-7, EXACT), Nudge("w3", 1e-5, EXACT))
+    assert [done.status for done in result.passes] == ["applied", "applied", "reverted"]
+    # Those that may do the same mathematics in another order share one allowance.
+    result = run(tower(), *(Nudge(f"w{i}", 3e-5, FLOAT) for i in range(5)))
+    assert [done.status for done in result.passes] == ["applied"] * 3 + ["reverted"] * 2

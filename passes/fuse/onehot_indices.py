@@ -1,7 +1,6 @@
-"""Data picked and moved in slow ways.
+"""Products with the one-hot rows of indices, which pick rows of a table.
 
-gather(x, [a, a + 1, ...])        slice(x, a, ...): 18 times as fast along the last axis
-one_hot(i) @ w                    gather(w, i), with a row of zeros for indices out of range
+one_hot(i) @ w        gather(w, i), with a row of zeros for indices out of range
 """
 
 from __future__ import annotations
@@ -9,38 +8,13 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.operands import int_operand, int_vector, ints
-from toolkit import nodes as nd
+from passes.operands import int_operand, ints
 from toolkit.graph import Array, Graph
 from toolkit.pattern import const, maybe_cast, op, var
 from toolkit.rules import Miss, rewrite
 
 x = var("x")
 
-
-# -- ranges
-
-
-@rewrite(op.Gather(x, const("indices", rank=1)), opset=10)
-def gather_of_range(g: Graph, x: str, indices: str, node: NodeProto) -> str | None:
-    """Neighbours along an axis; along the first axis a Gather copies as fast."""
-    rank, places = g.rank(x), ints(g, indices)
-    axis = nd.attr(node, "axis", 0)
-    if rank is None or places is None or len(places) < 2 or axis in (0, -rank):
-        return None
-    step = places[1] - places[0]
-    if step < 1 or places != list(range(places[0], places[-1] + 1, step)):
-        return None
-    if places[0] < 0 <= places[-1]:
-        return None  # from the end over to the start: no range
-    end = places[-1] + 1 or np.iinfo(np.int64).max
-    bounds = [([places[0]], "starts"), ([end], "ends"), ([axis], "axes")]
-    if step > 1:
-        bounds.append(([step], "steps"))
-    return g.op("Slice", x, *(int_vector(g, values, name) for values, name in bounds), at=node)
-
-
-# -- one-hot
 
 table = const("table", rank=2)
 index = var("index", dtype=(TensorProto.INT32, TensorProto.INT64))
@@ -97,4 +71,4 @@ def _picked(g: Graph, padded: Array, index: str, limits: tuple[int, int], node: 
     return g.op("Gather", g.constant(padded, "table"), inside, at=node, axis=0)
 
 
-RULES = (gather_of_range, one_hot_product, compared_one_hot_product)
+RULES = (one_hot_product, compared_one_hot_product)

@@ -1,0 +1,127 @@
+"""`fuse-arithmetic`: slow spellings of arithmetic and of picking data, and what must stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import printer, shape_inference
+
+from passes.fuse.arithmetic import FuseArithmetic
+from tests.checks import check, parse
+from toolkit.model import Model
+
+FUSE = FuseArithmetic()
+HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
+
+
+def typed(text: str) -> str:
+    """The model with the types of its values between input and output written down."""
+    return printer.to_text(shape_inference.infer_shapes(parse(HEADER + text)))
+
+
+def becomes(signature: str, nodes: str, after: str) -> Model:
+    return check(FUSE, typed(f"{signature} {{ {nodes} }}"), f"{HEADER}{signature} {{ {after} }}")
+
+
+def stays(signature: str, nodes: str) -> None:
+    check(FUSE, typed(f"{signature} {{ {nodes} }}"), near_miss=True)
+
+
+# -- quotients
+
+
+def test_products_with_a_reciprocal_are_quotients() -> None:
+    signature = "g (float[N,4] x) => (float[N,4] y) <float one = {1.0}>"
+    becomes(
+        signature, "e = Exp (x) r = Reciprocal (e) y = Mul (x, r)", "e = Exp (x) y = Div (x, e)"
+    )
+    becomes(signature, "e = Exp (x) r = Div (one, e) y = Mul (r, x)", "e = Exp (x) y = Div (x, e)")
+
+
+def test_a_reciprocal_that_is_broadcast_or_shared_stays() -> None:
+    stays(
+        "g (float[N,4] x, float[N,1] e) => (float[N,4] y)",
+        "a = Exp (e) r = Reciprocal (a) y = Mul (x, r)",
+    )
+    stays(
+        "g (float[N,4] x) => (float[N,4] y, float[N,4] r)",
+        "e = Exp (x) r = Reciprocal (e) y = Mul (x, r)",
+    )
+
+
+# -- reductions
+
+REDUCED = "g (float[N,4] x) => (float[N,1] y) <int64[1] a = {1}, float n = {4.0}, float q = {0.25}>"
+
+
+def test_a_sum_by_its_number_is_a_mean() -> None:
+    after = "y = ReduceMean (x, a)"
+    becomes(REDUCED, "s = ReduceSum (x, a) y = Div (s, n)", after)
+    becomes(REDUCED, "s = ReduceSum (x, a) y = Mul (q, s)", after)
+
+
+def test_a_sum_by_another_number_stays() -> None:
+    stays(REDUCED.replace("{4.0}", "{3.0}"), "s = ReduceSum (x, a) y = Div (s, n)")
+    stays(
+        "g (float[N,M] x) => (float[N,1] y) <int64[1] a = {1}, float n = {4.0}>",
+        "s = ReduceSum (x, a) y = Div (s, n)",
+    )
+
+
+def test_a_reduction_whose_axis_is_put_back_keeps_it() -> None:
+    becomes(
+        REDUCED,
+        "s = ReduceMax <keepdims = 0> (x, a) y = Unsqueeze (s, a)",
+        "y = ReduceMax <keepdims = 1> (x, a)",
+    )
+
+    becomes(
+        REDUCED.replace("float n", "int64[2] t = {0, 1}, float n"),
+        "s = ReduceMax <keepdims = 0> (x, a) y = Reshape (s, t)",
+        "y = ReduceMax <keepdims = 1> (x, a)",
+    )
+
+
+def test_a_reduction_that_gets_another_axis_stays() -> None:
+    stays(
+        REDUCED.replace("[N,4] x", "[4,4] x").replace("[N,1] y", "[2,2] y") + " ",
+        "s = ReduceMax <keepdims = 0> (x, a) t = Constant <value = int64[2] {2, 2}> () "
+        "y = Reshape (s, t)",
+    )
+    stays(
+        "g (float[N,4] x) => (float[1,N] y) <int64[1] a = {1}, int64[1] b = {0}>",
+        "s = ReduceMax <keepdims = 0> (x, a) y = Unsqueeze (s, b)",
+    )
+
+
+# -- one-hot
+
+ONE_HOT = (
+    "g (int64[N] i) => (float[N,2] y) <int64 d = {3}, float[2] v = {0.0, 1.0}, "
+    "float[3,2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, int64[1] last = {-1}, int64[3] k = {0, 1, 2}>"
+)
+INDICES = {"i": np.array([0, 2, 1, -1, -3, 3, 99, -4, -99])}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "h = OneHot (i, d, v) y = MatMul (h, w)",
+        "u = Unsqueeze (i, last) e = Equal (u, k) h = Cast <to = 1> (e) y = MatMul (h, w)",
+    ],
+)
+def test_a_product_with_a_one_hot_is_a_gather(nodes: str) -> None:
+    found = check(FUSE, typed(f"{ONE_HOT} {{ {nodes} }}"), inputs=INDICES)
+    assert [node.op_type for node in found.graph.nodes] == ["Clip", "Gather"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("{0.0, 1.0}", "{0.0, 2.0}"), ("{0.0, 1.0}", "{-1.0, 1.0}")]
+)
+def test_other_values_of_a_one_hot_stay(old: str, new: str) -> None:
+    stays(ONE_HOT.replace(old, new), "h = OneHot (i, d, v) y = MatMul (h, w)")
+
+
+def test_a_comparison_with_other_classes_stays() -> None:
+    nodes = "u = Unsqueeze (i, last) e = Equal (u, k) h = Cast <to = 1> (e) y = MatMul (h, w)"
+    stays(ONE_HOT.replace("{0, 1, 2}", "{2, 1, 0}"), nodes)
