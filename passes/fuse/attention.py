@@ -52,10 +52,19 @@ def attention(
     """softmax(scale * Q K^T + bias) V"""
     _require_last_axis(g, softmax)
     found = read_scores(g, scores)
-    dtype = g.dtype(v)
-    if dtype not in _TYPES or g.dtype(found.query) != dtype or g.dtype(found.key) != dtype:
+    dtype = g.dtype(found.query)
+    value = _before_cast(g, v, dtype)
+    if dtype not in _TYPES or g.dtype(found.key) != dtype or g.dtype(value) != dtype:
         raise Miss("query, key and value are not of one type that Attention takes")
-    return Operands.of(g, found, v).write(found, guard is not None, node)
+    result = Operands.of(g, found, value).write(found, guard is not None, node)
+    return result if value == v else g.op("Cast", result, at=node, to=g.dtype(v))
+
+
+def _before_cast(g: Graph, v: str, dtype: int) -> str:
+    """The value in the type of the query: some exporters widen it for the product alone."""
+    node = g.producer(v)
+    widened = nd.is_op(node, "Cast") and node is not None and g.dtype(node.input[0]) == dtype
+    return node.input[0] if widened and node is not None else v
 
 
 def _require_last_axis(g: Graph, softmax: NodeProto) -> None:
@@ -124,13 +133,13 @@ class Operands:
         scale = self.value[1].source.scale
         if scale == 1.0:
             return result
-        kind = helper.tensor_dtype_to_np_dtype(self.g.dtype(node.output[0]))
+        kind = helper.tensor_dtype_to_np_dtype(self.g.dtype(self.query[1].source.value))
         return self.g.op("Mul", result, self.g.constant(np.array(scale, kind)), at=node)
 
     def _as_before(self, result: str, node: NodeProto) -> str:
         """[batch, heads, sequence, size], or with batch and heads merged as the MatMul had it."""
         g, query, size = self.g, self.query[1], self.value[1].size
-        dtype, rank = g.dtype(node.output[0]), g.rank(node.output[0])
+        dtype, rank = g.dtype(self.query[1].source.value), g.rank(node.output[0])
         if self.on_tokens and query.heads == 1 and rank == 3:
             return result
         if self.on_tokens:

@@ -299,5 +299,14 @@ def test_half_precision_with_a_softmax_in_full() -> None:
     fused(text, atol=1e-2)
 
 
+def test_a_value_that_is_widened_for_the_product() -> None:
+    text = f"""{HEADER}g (float16[N, 2, S, 4] q, float16[N, 2, T, 4] k, float16[N, 2, T, 4] v)
+        => (float[N, 2, S, 4] y) {{
+        kt = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, kt) w = Cast <to = 1> (s)
+        p = Softmax <axis = -1> (w) v32 = Cast <to = 1> (v) y = MatMul (p, v32)
+    }}"""
+    fused(text, atol=1e-2)
+
+
 def test_an_older_opset_has_no_attention() -> None:
     check(Fuse(), graph(PLAIN).replace('"" : 23', '"" : 22'), near_miss=True)
