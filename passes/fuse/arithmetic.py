@@ -2,6 +2,7 @@
 
     x * (1 / y)               x / y, for values of one shape
     sum(x) / n                mean(x)
+    einsum of two matrices    matmul, with transposes around it
     unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
 
 Powers are for the target to spell, see `passes.lower.powers`.
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from onnx import NodeProto
 
 from passes.axes import positive_axes
-from passes.fuse import onehot_indices
+from passes.fuse import einsum, onehot_indices
 from passes.operands import int_operand, same_shape
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -83,12 +84,13 @@ RULES = (
     sum_as_mean,
     reduction_that_keeps_axes,
     *onehot_indices.RULES,
+    *einsum.RULES,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FuseArithmetic:
-    """Write quotients, means and one-hot products in their plainest form."""
+    """Write quotients, means, one-hot products and einsums in their plainest form."""
 
     name: ClassVar[str] = "fuse-arithmetic"
     tolerance: ClassVar[Tolerance] = FLOAT

@@ -56,8 +56,18 @@ def attention(
     value = _before_cast(g, v, dtype)
     if dtype not in _TYPES or g.dtype(found.key) != dtype or g.dtype(value) != dtype:
         raise Miss("query, key and value are not of one type that Attention takes")
+    if found.head_scale:
+        found.query = _scaled_by_head(g, found, node)
     result = Operands.of(g, found, value).write(found, guard is not None, node)
     return result if value == v else g.op("Cast", result, at=node, to=g.dtype(v))
+
+
+def _scaled_by_head(g: Graph, found: Scores, node: NodeProto) -> str:
+    if g.dtype(found.head_scale) != g.dtype(found.query):
+        raise Miss("the scale of the heads is of another type")
+    scaled = g.op("Mul", found.query, found.head_scale, at=node)
+    g.learn_type(scaled, TensorType(g.dtype(found.query), g.shape(found.query)))
+    return scaled
 
 
 def _before_cast(g: Graph, v: str, dtype: int) -> str:
@@ -115,9 +125,9 @@ class Operands:
             layout = Layout(
                 query.batch, query.heads, query.sequence, key.sequence, g.dtype(names[0]), guarded
             )
-            writer = BiasWriter(g, layout, node)
+            writer = BiasWriter(g, layout, names[0], node)
             bias, shape = writer.total(scores.biases)
-            names.append(writer.full(bias, shape, names[0], names[1], 1 if self.on_tokens else 2))
+            names.append(writer.full(bias, shape, names[1], 1 if self.on_tokens else 2))
         scale = scores.scale * query.source.scale * key.source.scale
         attributes: dict[str, Any] = {"scale": scale}
         if scores.cap:

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.fuse.scores import Bias
-from passes.operands import broadcast, int_vector
+from passes.operands import int_vector, reshape
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -48,6 +48,7 @@ class BiasWriter:
 
     g: Graph
     layout: Layout
+    query: str
     at: NodeProto
 
     def total(self, biases: list[Bias]) -> tuple[str, Shape]:
@@ -57,16 +58,14 @@ class BiasWriter:
         for bias in biases:
             term, its_shape = self._term(bias)
             if whole:
-                both = broadcast(shape, its_shape)
-                if both is None:
-                    raise Miss(f"the biases {whole} and {term} have shapes that may differ")
-                whole, shape = g.op("Add", whole, term, at=self.at), both
+                shape = self._both(shape, its_shape)
+                whole = g.op("Add", whole, term, at=self.at)
                 g.learn_type(whole, TensorType(self.layout.dtype, shape))
             else:
                 whole, shape = term, its_shape
         return whole, shape
 
-    def full(self, value: str, shape: Shape, query: str, key: str, axis: int) -> str:
+    def full(self, value: str, shape: Shape, key: str, axis: int) -> str:
         """The bias with a row for each query and a column for each key, which `axis` counts."""
         g = self.g
         rows = shape[-2] if len(shape) > 1 else 1
@@ -76,7 +75,7 @@ class BiasWriter:
         one = int_vector(g, [1])
         sizes = [one, one]
         for known, wanted, operand in (
-            (rows, self.layout.queries, query),
+            (rows, self.layout.queries, self.query),
             (columns, self.layout.keys, key),
         ):
             long = known != wanted
@@ -85,6 +84,18 @@ class BiasWriter:
             )
         target = g.op("Concat", *sizes, at=self.at, axis=0)
         return g.op("Expand", value, target, at=self.at)
+
+    def _both(self, first: Shape, second: Shape) -> Shape:
+        """The shape of a sum. Sizes that are not known to be equal fit the scores all the same."""
+        layout = self.layout
+        scores: Shape = (layout.batch, layout.heads, layout.queries, layout.keys)
+        rank = max(len(first), len(second))
+        sizes: list[Dim] = []
+        for place in range(-rank, 0):
+            pair = [shape[place] if -place <= len(shape) else 1 for shape in (first, second)]
+            known = [size for size in pair if size != 1] or [1]
+            sizes.append(scores[place] if scores[place] in known else known[0])
+        return tuple(sizes)
 
     # -- one term
 
@@ -127,6 +138,9 @@ class BiasWriter:
     def _with_heads(self, value: str, shape: Shape, rank: int) -> tuple[str, Shape]:
         """A term [matrices, queries, keys] as [batch, heads, queries, keys]."""
         g, layout = self.g, self.layout
+        if len(shape) == rank == 5:
+            value, shape = self._for_windows(value, shape)
+            rank = 4
         if len(shape) > 4 or len(shape) > rank:
             raise Miss(f"the bias '{value}' has more axes than the scores")
         matrices: Dim = shape[-3] if len(shape) > 2 else 1
@@ -146,6 +160,25 @@ class BiasWriter:
         reshaped = g.op("Reshape", value, target, at=self.at)
         g.learn_type(reshaped, TensorType(layout.dtype, apart))
         return reshaped, apart
+
+    def _for_windows(self, value: str, shape: Shape) -> tuple[str, Shape]:
+        """A bias [1, windows, heads, queries, keys] for a batch of images, window by window.
+
+        The batch of the attention is images times windows: the bias is repeated for every image.
+        """
+        g, layout = self.g, self.layout
+        _, windows, *rest = shape
+        sizes = [size for size in rest if isinstance(size, int)]
+        if shape[0] != 1 or not isinstance(windows, int) or len(sizes) != 3:
+            raise Miss(f"the bias '{value}' has more axes than the scores")
+        batch = g.op("Shape", self.query, at=self.at, start=0, end=1)
+        images = g.op("Div", batch, int_vector(g, [windows], "windows"), at=self.at)
+        target = g.op("Concat", images, int_vector(g, [1, 1, 1, 1]), at=self.at, axis=0)
+        repeated = g.op("Expand", value, target, at=self.at)
+        flat = reshape(g, repeated, (-1, *sizes), at=self.at)
+        whole: Shape = (layout.batch, *sizes)
+        g.learn_type(flat, TensorType(layout.dtype, whole))
+        return flat, whole
 
 
 def _mask_values(g: Graph, value: str) -> tuple[bool, bool, bool]:

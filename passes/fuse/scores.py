@@ -48,6 +48,8 @@ class Scores:
     """Transposed: [..., head size, sequence]."""
     scale: float = 1.0
     cap: float = 0.0
+    head_scale: str = ""
+    """A further scale for each head: [heads, 1, 1]."""
     biases: list[Bias] = field(default_factory=list[Bias])
 
 
@@ -99,13 +101,16 @@ def keeps_matrices(g: Graph, value: str) -> bool:
 
 def _pass_bias(g: Graph, node: NodeProto, found: Scores) -> str:
     sides = [name for name in node.input if _leads_to_product(g, name)]
-    if node.op_type == "Sub" and node.input[0] not in sides:
+    if node.op_type == "Sub":
+        sides = sides[:1] if sides and sides[0] == node.input[0] else []
+    if node.op_type == "Sub" and not sides:
         raise Miss(f"{nd.label(node)} subtracts the scores")
-    if len(sides) != 1:
-        what = "no" if not sides else "more than one"
-        raise Miss(f"{nd.label(node)} adds {what} product of query and key")
-    if found.cap:
-        raise Miss(f"{nd.label(node)} is added before the scores are capped")
+    if not sides:
+        raise Miss(f"{nd.label(node)} adds no product of query and key")
+    # Of two products (relative positions have one of their own) the plainer one is the scores'.
+    sides.sort(key=lambda name: not _leads_to_product(g, name, views=()))
+    if found.cap or found.head_scale:
+        raise Miss(f"{nd.label(node)} is added before the scores are capped, or scaled by head")
     other = node.input[1 - list(node.input).index(sides[0])]
     factor = found.scale if node.op_type == "Add" else -found.scale
     found.biases.append(_bias(g, other, _rank(g, sides[0]), factor))
@@ -147,6 +152,19 @@ def _pass_scale(g: Graph, node: NodeProto, found: Scores) -> str:
                 raise Miss(f"{nd.label(node)} scales by {factor}")
             found.scale *= factor if node.op_type == "Mul" else 1 / factor
             return node.input[index]
+    return _pass_scale_of_heads(g, node, found)
+
+
+def _pass_scale_of_heads(g: Graph, node: NodeProto, found: Scores) -> str:
+    """Scales that differ from head to head: those of the query, as the product is linear in it."""
+    for scores, scale in (node.input, reversed(node.input)) if node.op_type == "Mul" else ():
+        shape, rank = g.shape(scale), g.rank(scores)
+        fits = shape is not None and rank is not None and 2 < len(shape) <= rank
+        if fits and shape is not None and shape[-2:] == (1, 1) and _leads_to_product(g, scores):
+            if found.head_scale or found.scale != 1.0 or found.cap:
+                raise Miss(f"{nd.label(node)} scales heads that are scaled already")
+            found.head_scale = scale
+            return scores
     raise Miss(f"{nd.label(node)} scales by something that is no constant")
 
 
@@ -157,8 +175,8 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
         masked = _number(g, low)
         if masked is None or not _leads_to_product(g, scores):
             continue
-        if found.cap:
-            raise Miss(f"{nd.label(node)} masks before the scores are capped")
+        if found.cap or found.head_scale:
+            raise Miss(f"{nd.label(node)} masks before the scores are capped, or scaled by head")
         if not masked <= ABSORBING and not _leaves_some(g, condition, where_true, masked):
             raise Miss(
                 f"{nd.label(node)} masks with {masked:g}: a row that is masked as a whole would "
@@ -179,7 +197,7 @@ def _leaves_some(g: Graph, condition: str, where_true: bool, masked: float) -> b
     return bool(kept.any(axis=-1).all())
 
 
-def _leads_to_product(g: Graph, value: str) -> bool:
+def _leads_to_product(g: Graph, value: str, views: tuple[str, ...] = _VIEWS) -> bool:
     """Whether `value` is a product of two matrices that both vary, but for scales and masks."""
     pending, seen = [value], 0
     while pending and seen < 2 * _LONGEST_CHAIN:
@@ -194,6 +212,6 @@ def _leads_to_product(g: Graph, value: str) -> bool:
             pending.extend(node.input)
         elif node.op_type == "Where":
             pending.extend(node.input[1:])
-        elif node.op_type in ("Cast", "Tanh", *_VIEWS):
+        elif node.op_type in ("Cast", "Tanh", *views):
             pending.append(node.input[0])
     return False

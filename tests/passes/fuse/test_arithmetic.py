@@ -125,3 +125,43 @@ def test_other_values_of_a_one_hot_stay(old: str, new: str) -> None:
 def test_a_comparison_with_other_classes_stays() -> None:
     nodes = "u = Unsqueeze (i, last) e = Equal (u, k) h = Cast <to = 1> (e) y = MatMul (h, w)"
     stays(ONE_HOT.replace("{0, 1, 2}", "{2, 1, 0}"), nodes)
+
+
+# -- einsum
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bhid,bhjd->bhij", ("N,2,S,4", "N,2,T,4", "N,2,S,T")),
+        ("bind,bjnd->bnij", ("N,S,2,4", "N,T,2,4", "N,2,S,T")),
+        ("ibnd,jbnd->bnij", ("S,N,2,4", "T,N,2,4", "N,2,S,T")),
+        ("bnij,jbnd->ibnd", ("N,2,S,T", "T,N,2,4", "S,N,2,4")),
+        ("ik, kj -> ij", ("S,4", "4,T", "S,T")),
+    ],
+)
+def test_einsums_that_are_products_of_matrices(equation: str, shapes: tuple[str, ...]) -> None:
+    a, b, y = shapes
+    text = f"""g (float[{a}] a, float[{b}] b) => (float[{y}] y) {{
+        y = Einsum <equation = "{equation}"> (a, b) }}"""
+    found = check(FUSE, text)
+    kinds = {node.op_type for node in found.graph.nodes}
+    assert "MatMul" in kinds
+    assert kinds <= {"MatMul", "Transpose"}
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bij,bij->bij", ("N,S,4", "N,S,4", "N,S,4")),  # element by element
+        ("bij,bkj->b", ("N,S,4", "N,T,4", "N")),  # rows and columns are summed
+        ("...ij,...kj->...ik", ("N,S,4", "N,T,4", "N,S,T")),
+        ("abij,abkij->abk", ("N,2,S,4", "N,2,T,S,4", "N,2,T")),  # two labels are summed
+        ("ij,kj->ik", ("S,A", "T,B", "S,T")),  # sizes that may differ
+    ],
+)
+def test_other_einsums_stay(equation: str, shapes: tuple[str, ...]) -> None:
+    a, b, y = shapes
+    text = f"""g (float[{a}] a, float[{b}] b) => (float[{y}] y) {{
+        y = Einsum <equation = "{equation}"> (a, b) }}"""
+    check(FUSE, text, near_miss=True, run="A" not in a)

@@ -178,6 +178,53 @@ def test_a_cap() -> None:
     assert attributes(node)["softcap"] == pytest.approx(2.0)
 
 
+def test_biases_whose_sizes_are_not_known_to_be_equal() -> None:
+    body = f"""{SCORES} a = Add (s, m) b = Add (a, n) p = Softmax <axis = -1> (b)
+        y = MatMul (p, v)"""
+    random = np.random.default_rng(1)
+    given = feeds(
+        m=random.standard_normal((1, 1, 5, 7)).astype(np.float32),
+        n=random.standard_normal((1, 2, 1, 7)).astype(np.float32),
+    )
+    fused(graph(body, "float[1, 1, S, T] m, float[1, 2, J, K] n"), given)
+
+
+def test_a_scale_for_each_head() -> None:
+    body = f"""{SCORES} h = Mul (s, each) b = Add (h, m) p = Softmax <axis = -1> (b)
+        y = MatMul (p, v)"""
+    weights = ", float[2, 1, 1] each = {0.5, 3.0}"
+    mask = np.random.default_rng(1).standard_normal((2, 1, 5, 7)).astype(np.float32)
+    text = graph(body, "float[N, 1, S, T] m", weights=weights)
+    fused(text, feeds(m=mask))
+    other = text.replace("h = Mul (s, each) b = Add (h, m)", "h = Add (s, m) b = Mul (h, each)")
+    check(Fuse(), other, near_miss=True, inputs=feeds(m=mask))
+    rows = text.replace("float[2, 1, 1] each = {0.5, 3.0}", "float[7] each = {1, 2, 3, 4, 5, 6, 7}")
+    check(Fuse(), rows, near_miss=True, inputs=feeds(m=mask))
+
+
+def test_a_mask_for_each_window_of_an_image() -> None:
+    """Scores [images * windows, heads, 4, 4], with a mask [1, windows, 1, 4, 4] added as 5 axes."""
+    text = f"""{HEADER}g (float[M, 2, 4, 8] q, float[M, 2, 4, 8] k, float[M, 2, 4, 8] v)
+        => (float[M, 2, 4, 8] y)
+        <int64[5] apart = {{-1, 3, 2, 4, 4}}, int64[4] together = {{-1, 2, 4, 4}},
+         float[1, 3, 1, 4, 4] mask = {{{", ".join(str(i % 5 - 2) for i in range(48))}}}> {{
+        kt = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, kt)
+        w = Reshape (s, apart) m = Add (w, mask) b = Reshape (m, together)
+        p = Softmax <axis = -1> (b) y = MatMul (p, v)
+    }}"""
+    random = np.random.default_rng(0)
+    fused(text, {n: random.standard_normal((6, 2, 4, 8)).astype(np.float32) for n in "qkv"})
+
+
+def test_a_second_product_is_a_bias() -> None:
+    body = """qk = MatMul (q, kt) r = MatMul (x4t, pt) s = Add (qk, r) p = Softmax <axis = -1> (s)
+        y = MatMul (p, v)"""
+    positions = np.random.default_rng(1).standard_normal((2, 2, 4, 7)).astype(np.float32)
+    text = graph("x4t = Transpose <perm = [0, 2, 1, 3]> (x4) " + body, "float[N, 2, 4, T] pt")
+    result, _ = fused(text, feeds(pt=positions))
+    assert census(result)["MatMul"] == 1
+
+
 # -- heads
 
 
