@@ -9,22 +9,10 @@ from collections import Counter
 import pytest
 
 import toolkit
-from tests.conformance.suite import Case, agree, cases, feeds, loadable, variants
+from tests.conformance.suite import agree, cases, feeds, loadable, reason_to_skip, variants
 from tests.ort import run
 
 pytestmark = pytest.mark.conformance
-
-
-def reason_to_skip(case: Case) -> str:
-    """Why the original does not count: "refused" or "disagrees", and the details; or nothing."""
-    model = loadable(case.model)
-    try:
-        original = run(model, feeds(model, case.inputs))
-    except Exception as error:  # the binding raises a dozen unrelated classes
-        return f"refused: {str(error)[:120]}"
-    if case.expected and not agree(original, case.expected, case.rtol, case.atol):
-        return "disagrees with the expected output"
-    return ""
 
 
 @pytest.mark.parametrize("name", sorted(cases()))
