@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """Element types that the runtime has the operator for."""
 
+_LEAST_SCALE = 1e-30
+"""The runtime takes positive scales only, of 32 bits."""
+
 _VIEWS = [op.Reshape, op.Squeeze, op.Unsqueeze]
 
 _weights = op.Softmax(var("scores")).named("softmax")
@@ -65,6 +68,10 @@ def attention(
 def _scaled_by_head(g: Graph, found: Scores, node: NodeProto) -> str:
     if g.dtype(found.head_scale) != g.dtype(found.query):
         raise Miss("the scale of the heads is of another type")
+    shape, query = g.shape(found.head_scale) or (), g.shape(found.query) or ()
+    sizes = zip(reversed(shape), reversed(query), strict=False)
+    if len(shape) > len(query) or any(size not in (1, own) for size, own in sizes):
+        raise Miss("the scale of the heads makes the scores larger")
     scaled = g.op("Mul", found.query, found.head_scale, at=node)
     g.learn_type(scaled, TensorType(g.dtype(found.query), g.shape(found.query)))
     return scaled
@@ -101,6 +108,8 @@ class Operands:
         for one, what in ((q, "query"), (k, "key"), (v, "value")):
             if one.rank not in (3, 4):
                 raise Miss(f"the {what} has {one.rank or 'an unknown number of'} axes, not 3 or 4")
+        if not q.rank == k.rank == v.rank:
+            raise Miss("query, key and value have not as many axes")
         second = Operand.apart if q.rank == 4 else Operand.merged
         why = "query, key and value have no known number of heads"
         for form in (Operand.tokens, second):
@@ -129,6 +138,8 @@ class Operands:
             bias, shape = writer.total(scores.biases)
             names.append(writer.full(bias, shape, names[1], 1 if self.on_tokens else 2))
         scale = scores.scale * query.source.scale * key.source.scale
+        if not _LEAST_SCALE < scale < 1 / _LEAST_SCALE:
+            raise Miss(f"the operator takes no scale of {scale:g}")
         attributes: dict[str, Any] = {"scale": scale}
         if scores.cap:
             # Inside of the cap the scores are divided by it.

@@ -50,19 +50,26 @@ class BiasWriter:
     layout: Layout
     query: str
     at: NodeProto
+    floor: float = 0.0
+    """The lowest number that a term may have, so that the sum of all stays finite."""
 
     def total(self, biases: list[Bias]) -> tuple[str, Shape]:
-        """The sum of the terms and its shape."""
+        """The sum of the terms and its shape; the first term is the last that was added."""
         g = self.g
         whole, shape = "", ()
-        for bias in biases:
-            term, its_shape = self._term(bias)
+        self.floor = _FLOOR[self.layout.dtype] / len(biases)
+        for bias in reversed(biases):
+            condition, its_shape = self._with_heads(bias)
+            if bias.masked is None:
+                term = self._plain(bias, condition)
+            else:
+                term = self._select(bias, condition, whole if bias.replaces else "")
             if whole:
                 shape = self._both(shape, its_shape)
-                whole = g.op("Add", whole, term, at=self.at)
-                g.learn_type(whole, TensorType(self.layout.dtype, shape))
+                whole = term if bias.replaces else g.op("Add", whole, term, at=self.at)
             else:
                 whole, shape = term, its_shape
+            g.learn_type(whole, TensorType(self.layout.dtype, shape))
         return whole, shape
 
     def full(self, value: str, shape: Shape, key: str, axis: int) -> str:
@@ -99,31 +106,23 @@ class BiasWriter:
 
     # -- one term
 
-    def _term(self, bias: Bias) -> tuple[str, Shape]:
-        g, layout = self.g, self.layout
-        shape = g.shape(bias.value)
-        if shape is None:
-            raise Miss(f"the shape of the bias '{bias.value}' is not known")
-        value = self._plain(bias) if bias.masked is None else self._select(bias)
-        g.learn_type(value, TensorType(layout.dtype, shape))
-        return self._with_heads(value, shape, bias.rank)
-
-    def _select(self, bias: Bias) -> str:
+    def _select(self, bias: Bias, condition: str, kept: str) -> str:
+        """`masked` where the condition says so, elsewhere `kept`, or 0."""
         low = bias.masked or 0.0
         if np.isfinite(low):
-            low = max(low, _FLOOR[self.layout.dtype])
-        zero, low = self._constant(0.0), self._constant(low)
-        pair = (low, zero) if bias.where_true else (zero, low)
-        return self.g.op("Where", bias.value, *pair, at=self.at)
+            low = max(low, self.floor)
+        kept, low = kept or self._constant(0.0), self._constant(low)
+        pair = (low, kept) if bias.where_true else (kept, low)
+        return self.g.op("Where", condition, *pair, at=self.at)
 
-    def _plain(self, bias: Bias) -> str:
+    def _plain(self, bias: Bias, value: str) -> str:
         g, dtype = self.g, self.layout.dtype
-        value = bias.value
-        lowest, infinite, unknown = _mask_values(g, value)
+        lowest, infinite, unknown = _mask_values(g, bias.value, dtype)
         if lowest and infinite:
-            raise Miss(f"the bias '{value}' masks with the lowest number and with -inf")
+            raise Miss(f"the bias '{bias.value}' masks with the lowest number and with -inf")
         if lowest or (unknown and not self.layout.guarded):
-            floor = np.array(_FLOOR[dtype], helper.tensor_dtype_to_np_dtype(g.dtype(value)))
+            kind = helper.tensor_dtype_to_np_dtype(g.dtype(bias.value))
+            floor = np.array(self.floor / max(1.0, bias.factor), kind)
             value = g.op("Max", value, g.constant(floor, "lowest"), at=self.at)
         if g.dtype(bias.value) != dtype:
             value = g.op("Cast", value, at=self.at, to=dtype)
@@ -135,21 +134,27 @@ class BiasWriter:
         kind = helper.tensor_dtype_to_np_dtype(self.layout.dtype)
         return self.g.constant(np.array(number, kind), "bias")
 
-    def _with_heads(self, value: str, shape: Shape, rank: int) -> tuple[str, Shape]:
-        """A term [matrices, queries, keys] as [batch, heads, queries, keys]."""
-        g, layout = self.g, self.layout
-        if len(shape) == rank == 5:
-            value, shape = self._for_windows(value, shape)
-            rank = 4
-        if len(shape) > 4 or len(shape) > rank:
+    def _with_heads(self, bias: Bias) -> tuple[str, Shape]:
+        """What is added, a value or a condition, as [batch, heads, queries, keys]."""
+        g, layout, value, rank = self.g, self.layout, bias.value, bias.rank
+        shape = g.shape(value)
+        if shape is None:
+            raise Miss(f"the shape of the bias '{value}' is not known")
+        if len(shape) > min(rank, 5):
             raise Miss(f"the bias '{value}' has more axes than the scores")
-        matrices: Dim = shape[-3] if len(shape) > 2 else 1
+        scores = (*bias.matrices, layout.queries, layout.keys)
+        pairs = zip(reversed(shape), reversed(scores), strict=False)
+        if any(_enlarges(size, own) for size, own in pairs):
+            raise Miss(f"the bias '{value}' makes the scores larger")
         if all(size == 1 for size in shape[:-2]):
-            return value, shape
-        if rank == 4:
-            if layout.heads == 1 and matrices != 1:
-                raise Miss(f"the bias '{value}' has heads, the scores have none")
-            return value, shape
+            return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
+        if rank > 3 and bias.matrices[-1] != layout.heads:
+            raise Miss(f"the bias '{value}' is for {bias.matrices[-1]} heads")
+        if rank == 5 and len(shape) == 4 and shape[0] != 1:
+            raise Miss(f"the bias '{value}' is for windows, of an unknown number of images")
+        if rank > 3:
+            return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
+        matrices = shape[-3]
         if matrices != layout.batch * layout.heads:
             raise Miss(f"the bias '{value}' is for {matrices} matrices")
         apart = (layout.batch, layout.heads, *shape[-2:])
@@ -158,7 +163,7 @@ class BiasWriter:
             "Concat", int_vector(g, [-1, layout.heads], "heads"), rest, at=self.at, axis=0
         )
         reshaped = g.op("Reshape", value, target, at=self.at)
-        g.learn_type(reshaped, TensorType(layout.dtype, apart))
+        g.learn_type(reshaped, TensorType(g.dtype(value), apart))
         return reshaped, apart
 
     def _for_windows(self, value: str, shape: Shape) -> tuple[str, Shape]:
@@ -177,14 +182,22 @@ class BiasWriter:
         repeated = g.op("Expand", value, target, at=self.at)
         flat = reshape(g, repeated, (-1, *sizes), at=self.at)
         whole: Shape = (layout.batch, *sizes)
-        g.learn_type(flat, TensorType(layout.dtype, whole))
+        g.learn_type(flat, TensorType(g.dtype(value), whole))
         return flat, whole
 
 
-def _mask_values(g: Graph, value: str) -> tuple[bool, bool, bool]:
+def _enlarges(size: Dim, own: Dim) -> bool:
+    """Whether a bias of this size surely does not leave the size of the scores as it is."""
+    if own == 1 or (isinstance(size, int) and isinstance(own, int)):
+        return size not in (1, own)
+    return False
+
+
+def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
     """What a bias may contain: the lowest finite number, minus infinity, anything the caller says.
 
-    It is looked for among the constants that the bias is computed from.
+    It is looked for among the constants that the bias is computed from. The lowest number of the
+    element type that the attention computes in is what lower ones become.
     """
     lowest = infinite = unknown = False
     pending, seen = [value], {value}
@@ -197,7 +210,9 @@ def _mask_values(g: Graph, value: str) -> tuple[bool, bool, bool]:
                 least = float(constant.min())
                 infinite = infinite or bool(np.isneginf(constant).any())
                 finite = constant[np.isfinite(constant)] if np.isneginf(least) else constant
-                lowest = lowest or (finite.size > 0 and float(finite.min()) <= _lowest(constant))
+                lowest = lowest or (
+                    finite.size > 0 and float(finite.min()) <= _lowest(constant, dtype)
+                )
         elif node is None:
             unknown = unknown or g.dtype(name) in _FLOOR
         elif len(seen) > _MOST_ANCESTORS:
@@ -212,6 +227,7 @@ def _mask_values(g: Graph, value: str) -> tuple[bool, bool, bool]:
     return lowest, infinite, unknown
 
 
-def _lowest(constant: np.ndarray) -> float:
-    """From here down, a number of this type is taken for the lowest."""
-    return 0.99 * float(np.finfo(constant.dtype).min)
+def _lowest(constant: np.ndarray, dtype: int) -> float:
+    """From here down, a number is taken for the lowest of its own type, or of `dtype`."""
+    kinds = constant.dtype, helper.tensor_dtype_to_np_dtype(dtype)
+    return max(0.99 * float(np.finfo(kind).min) for kind in kinds)

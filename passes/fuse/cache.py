@@ -30,7 +30,11 @@ def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
         raise Miss(f"{nd.label(node)} has a cache already, or one for keys and values together")
     joined = [_joined(g, name, node) for name in (k, v)]
     (past_k, new_k), (past_v, new_v) = (join.input for join in joined)
+    if not (_as_long(g, past_k, past_v) or _as_long(g, new_k, new_v)):
+        raise Miss("the keys may be joined at another place than the values")
     attributes = nd.attrs(node)
+    if attributes.get("is_causal"):
+        raise Miss(f"{nd.label(node)} is causal, and counts its queries from the first key on")
     operands = Operand(g, q), Operand(g, new_k, scaled=False), Operand(g, new_v, scaled=False)
     forms = [operand.tokens() for operand in operands]
     names = [q, new_k, new_v]
@@ -56,6 +60,12 @@ def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
     tokens = (query.batch, query.sequence, query.heads * value.size)
     g.learn_type(result, TensorType(g.dtype(q), tokens))
     return heads_apart(g, result, query.heads, value.size, node)
+
+
+def _as_long(g: Graph, keys: str, values: str) -> bool:
+    """Whether there are as many keys as values."""
+    one, other = g.shape(keys), g.shape(values)
+    return one is not None and other is not None and one[_SEQUENCE] == other[_SEQUENCE]
 
 
 def _joined(g: Graph, name: str, reader: NodeProto) -> NodeProto:

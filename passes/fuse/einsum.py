@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from onnx import NodeProto
 
-from passes.operands import transpose
+from passes.operands import broadcast, transpose
 from toolkit.graph import Graph
 from toolkit.pattern import op, var
 from toolkit.rules import Miss, rewrite
@@ -44,7 +44,10 @@ def einsum_of_matrices(g: Graph, a: str, b: str, equation: str, node: NodeProto)
     product = g.op("MatMul", first, second, at=node)
     left_shape, right_shape = g.shape(first), g.shape(second)
     if left_shape is not None and right_shape is not None:
-        g.learn_type(product, TensorType(g.dtype(a), (*left_shape[:-1], right_shape[-1])))
+        sizes = broadcast(left_shape[:-2], right_shape[:-2])
+        if sizes is not None:
+            whole = (*sizes, left_shape[-2], right_shape[-1])
+            g.learn_type(product, TensorType(g.dtype(a), whole))
     return _ordered(g, product, [*batch, *rows, *columns], list(result), node)
 
 

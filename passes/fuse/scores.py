@@ -9,7 +9,7 @@ product of the two matrices, and keeps what it passes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import NodeProto
@@ -17,7 +17,7 @@ from onnx import NodeProto
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
-from toolkit.types import FLOATS
+from toolkit.types import FLOATS, Shape
 
 _LONGEST_CHAIN = 16
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
@@ -37,6 +37,10 @@ class Bias:
     masked: float | None = None
     where_true: bool = False
     """Whether it is a true condition that masks, or a false one."""
+    replaces: bool = False
+    """Whether `masked` takes the place of the scores and of all terms behind this one."""
+    matrices: Shape = ()
+    """The sizes of these scores before the last two axes."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ def read_scores(g: Graph, value: str) -> Scores:
             raise Miss(f"the scores '{value}' are no product of query and key")
         if node.op_type == "MatMul":
             found.query, found.key = node.input
+            _added_to(found, g.shape(found.query))
             return found
         value = _step(g, node, value, found)
     raise Miss(f"more than {_LONGEST_CHAIN} operators between query . key and the softmax")
@@ -84,8 +89,19 @@ def _step(g: Graph, node: NodeProto, value: str, found: Scores) -> str:
     if op == "Cast" and g.dtype(node.input[0]) in FLOATS and g.dtype(value) in FLOATS:
         return node.input[0]
     if op in _VIEWS and keeps_matrices(g, value):
+        if found.head_scale:
+            raise Miss(f"{nd.label(node)} regroups the heads before they are scaled")
+        _added_to(found, g.shape(value))
         return node.input[0]
     raise Miss(f"{nd.label(node)} stands between query . key and the softmax")
+
+
+def _added_to(found: Scores, scores: Shape | None) -> None:
+    """Note for the terms that were passed since the last view that these are the scores."""
+    if scores is not None:
+        found.biases = [
+            bias if bias.matrices else replace(bias, matrices=scores[:-2]) for bias in found.biases
+        ]
 
 
 def keeps_matrices(g: Graph, value: str) -> bool:
@@ -183,7 +199,7 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
                 "change"
             )
         rank = _rank(g, scores)
-        found.biases.append(Bias(condition, rank, 1.0, masked * found.scale, where_true))
+        found.biases.append(Bias(condition, rank, 1.0, masked * found.scale, where_true, True))
         return scores
     raise Miss(f"{nd.label(node)} does not select between scores and a constant")
 

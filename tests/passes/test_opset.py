@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser
 from onnx.backend.test import loader
 
+import toolkit
 from passes.opset import Opset, table
 from tests.passes.lifting import assert_same, check_structure, lift, model_of
 from toolkit.choices import OpsetLimit
@@ -247,3 +248,12 @@ def test_old_models_of_onnx(kind: str) -> None:
             assert_same(list(expected), actual, relative)
             lifted += 1
     assert lifted > {"simple": 50, "pytorch-operator": 100, "pytorch-converted": 250}[kind]
+
+
+def test_a_kernel_that_adds_up_in_another_order_is_no_obstacle() -> None:
+    """onnxruntime's AveragePool of opset 19 is another one than that of opset 11."""
+    text = """(float[1,3,128,128] x) => (float[1,3,1,1] y) {
+        y = AveragePool <kernel_shape = [128, 128]> (x) }"""
+    found = toolkit.optimize(model_of(11, text), "opset")
+    assert found.model.opsets[""] == 23
+    assert not found.passes[0].undone

@@ -165,3 +165,13 @@ def test_other_einsums_stay(equation: str, shapes: tuple[str, ...]) -> None:
     text = f"""g (float[{a}] a, float[{b}] b) => (float[{y}] y) {{
         y = Einsum <equation = "{equation}"> (a, b) }}"""
     check(FUSE, text, near_miss=True, run="A" not in a)
+
+
+def test_a_batch_of_one_in_an_einsum_is_repeated() -> None:
+    """Five products, one operand: their sum is no mean of one."""
+    text = typed("""g (float[1,3,4] a, float[5,6,4] b) => (float[1,3,6] y)
+        <int64[1] axis = {0}, float one = {1}> {
+        s = Einsum <equation = "bid,bjd->bij"> (a, b)
+        r = ReduceSum <keepdims = 1> (s, axis) y = Mul (r, one) }""")
+    found = check(FUSE, text)
+    assert "ReduceMean" not in {node.op_type for node in found.graph.nodes}

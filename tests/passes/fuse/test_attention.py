@@ -357,3 +357,124 @@ def test_a_value_that_is_widened_for_the_product() -> None:
 
 def test_an_older_opset_has_no_attention() -> None:
     check(Fuse(), graph(PLAIN).replace('"" : 23', '"" : 22'), near_miss=True)
+
+
+# -- sizes and numbers that do not fit
+
+APART = f"""{HEADER}g (float[N, 2, S, 4] q, float[N, 2, 4, T] kt, float[N, 2, T, 4] v, MORE)
+    => (float[A, B, C, D] y) <float low = {{-1e9}}, float zero = {{0}}, float scale = {{2}}> {{
+    qk = MatMul (q, kt) BODY p = Softmax <axis = -1> (s) y = MatMul (p, v)
+}}"""
+
+
+def apart(body: str, more: str, *sizes: tuple[str, str]) -> str:
+    text = APART
+    for old, new in sizes:
+        text = text.replace(old, new)
+    return text.replace("BODY", body).replace("MORE", more)
+
+
+def random_apart(**more: tuple[int, ...]) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    shapes = {"q": (3, 2, 5, 4), "kt": (3, 2, 4, 7), "v": (3, 2, 7, 4), **more}
+    return {name: random.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "old", "new", "shapes"),
+    [
+        (
+            "s = Add (qk, m)",
+            "float[M, 1, 1, T] m",
+            "[N,",
+            "[1,",
+            {"q": (1, 2, 5, 4), "kt": (1, 2, 4, 7), "v": (1, 2, 7, 4), "m": (3, 1, 1, 7)},
+        ),
+        (
+            "s = Add (qk, m)",
+            "float[1, 1, R, T] m",
+            "S, 4] q",
+            "1, 4] q",
+            {"q": (3, 2, 1, 4), "m": (1, 1, 5, 7)},
+        ),
+        (
+            "s = Add (qk, m)",
+            "float[1, 1, S, T] m",
+            "4, T] kt",
+            "4, 1] kt",
+            {"kt": (3, 2, 4, 1), "m": (1, 1, 5, 7)},
+        ),
+        (
+            "s = Mul (qk, m)",
+            "float[M, 2, 1, 1] m",
+            "[N,",
+            "[1,",
+            {"q": (1, 2, 5, 4), "kt": (1, 2, 4, 7), "v": (1, 2, 7, 4), "m": (3, 2, 1, 1)},
+        ),
+    ],
+    ids=["batch", "rows", "columns", "scale of a batch"],
+)
+def test_a_bias_that_makes_the_scores_larger_is_a_near_miss(
+    body: str, more: str, old: str, new: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    check(Fuse(), apart(body, more, (old, new)), near_miss=True, inputs=random_apart(**shapes))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Where (m, qk, low) s = Where (n, a, low)",
+        "b = Where (m, zero, low) a = Add (qk, b) s = Where (n, a, low)",
+    ],
+)
+def test_a_mask_takes_the_place_of_what_was_masked_before(body: str) -> None:
+    """A row that is masked as a whole, here by one mask and there by both: all count alike."""
+    keep = np.ones((3, 1, 1, 7), bool)
+    keep[..., 3:] = False
+    other = np.ones((5, 7), bool)
+    other[2, :5] = False
+    text = apart(body, "bool[N, 1, 1, T] m, bool[S, T] n")
+    fused(text, random_apart() | {"m": keep, "n": other})
+
+
+@pytest.mark.parametrize("scale", ["-0.5", "1e-40"])
+def test_a_scale_that_the_operator_does_not_take(scale: str) -> None:
+    text = apart("s = Mul (qk, scale)", "float[1] m").replace("scale = {2}", f"scale = {{{scale}}}")
+    check(Fuse(), text, near_miss=True, inputs=random_apart(m=(1,)))
+
+
+def test_masks_below_what_half_precision_holds() -> None:
+    """-1e9 in a float island stays a number: a row of nothing else attends to all keys alike."""
+    body = """w = Cast <to = 1> (qk) f = Cast <to = 1> (m) g = Mul (f, low) a = Add (w, g)
+        b = Softmax <axis = -1> (a) p = Cast <to = 10> (b)"""
+    text = apart(body, "bool[N, 1, S, T] m").replace("p = Softmax <axis = -1> (s)", "")
+    text = text.replace("float[", "float16[")
+    masked = np.zeros((3, 1, 5, 7), bool)
+    masked[..., 3:] = True
+    masked[:, :, 2] = True
+    given = {name: value.astype(np.float16) for name, value in random_apart().items()}
+    fused(text, given | {"m": masked}, atol=5e-3)
+
+
+def test_operands_with_fewer_axes_are_a_near_miss() -> None:
+    """[3, T, 4] meets the heads, not the batch, though there are as many."""
+    text = f"""{HEADER}g (float[3, S, 1, 4] x, float[3, T, 1, 4] c, float[3, T, 4] v)
+        => (float[3, 3, S, 4] y) {{
+        q = Transpose <perm = [0, 2, 1, 3]> (x) kt = Transpose <perm = [0, 2, 3, 1]> (c)
+        s = MatMul (q, kt) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+    }}"""
+    check(Fuse(), text, near_miss=True)
+
+
+def test_a_bias_for_other_heads_is_a_near_miss() -> None:
+    """Two heads in each of two halves of the batch, seen as four heads where the bias is added."""
+    text = f"""{HEADER}g (float[4, 5, 2, 4] x, float[4, 7, 2, 4] c, float[4, 7, 2, 4] z,
+        float[1, 4, 5, 7] m) => (float[2, 4, 5, 4] y)
+        <int64[4] qs = {{2, 4, 5, 4}}, int64[4] ks = {{2, 4, 7, 4}}> {{
+        x4 = Transpose <perm = [0, 2, 1, 3]> (x) q = Reshape (x4, qs)
+        c4 = Transpose <perm = [0, 2, 1, 3]> (c) k = Reshape (c4, ks)
+        z4 = Transpose <perm = [0, 2, 1, 3]> (z) v = Reshape (z4, ks)
+        kt = Transpose <perm = [0, 1, 3, 2]> (k)
+        qk = MatMul (q, kt) s = Add (qk, m) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+    }}"""
+    check(Fuse(), text, near_miss=True)

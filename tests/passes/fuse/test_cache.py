@@ -87,3 +87,15 @@ def test_a_mask_made_of_what_is_joined_would_be_a_circle() -> None:
 def test_the_cache_goes_first() -> None:
     text = graph(f"pk = Concat <axis = 2> (k, ak) pv = Concat <axis = 2> (v, av) {ATTEND}")
     check(Fuse(), text)  # then what comes second is what is joined to it: the same to the operator
+
+
+def test_keys_that_are_joined_elsewhere_than_values_stay() -> None:
+    """S + A keys, A + S values: as many, but no cache of one length."""
+    text = graph(f"pk = Concat <axis = 2> (k, ak) pv = Concat <axis = 2> (av, v) {ATTEND}")
+    result = check(Fuse(), text)
+    assert [n.op_type for n in result.graph.nodes].count("Concat") == 2
+
+
+def test_a_causal_attention_would_count_from_the_cache_on() -> None:
+    text = graph(f"{JOIN} y = Attention <is_causal = 1> (q, pk, pv)")
+    check(Fuse(), text, near_miss=True)
