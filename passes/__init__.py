@@ -61,12 +61,12 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse": (
         "opset",
         "simplify",
-        "shapes:annotate=false",  # of what `reshape` has made known
         "fuse-activations",
-        "fuse-norms",
         "fuse-arithmetic",
         "fuse-rotary",
         "fuse-attention",
+        "shapes:annotate=false",  # of what `reshape` has made known; attention needs no more
+        "fuse-norms",
         "fuse-conv",
         "fuse-linear",
         "tidy",
