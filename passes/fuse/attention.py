@@ -116,7 +116,7 @@ class Operands:
             query, key, val = form(q), form(k), form(v)
             if query is None or key is None or val is None:
                 continue
-            why = mismatch(query, key, val, q.matrices)
+            why = mismatch(query, key, val, q)
             if not why:
                 return cls(g, (q, query), (k, key), (v, val))
         raise Miss(why)

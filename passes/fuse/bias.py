@@ -50,14 +50,11 @@ class BiasWriter:
     layout: Layout
     query: str
     at: NodeProto
-    floor: float = 0.0
-    """The lowest number that a term may have, so that the sum of all stays finite."""
 
     def total(self, biases: list[Bias]) -> tuple[str, Shape]:
         """The sum of the terms and its shape; the first term is the last that was added."""
         g = self.g
         whole, shape = "", ()
-        self.floor = _FLOOR[self.layout.dtype] / len(biases)
         for bias in reversed(biases):
             condition, its_shape = self._with_heads(bias)
             if bias.masked is None:
@@ -77,7 +74,7 @@ class BiasWriter:
         g = self.g
         rows = shape[-2] if len(shape) > 1 else 1
         columns = shape[-1] if shape else 1
-        if (rows, columns) == (self.layout.queries, self.layout.keys):
+        if (rows, columns) == (self.layout.queries, self.layout.keys) and len(shape) > 1:
             return value
         one = int_vector(g, [1])
         sizes = [one, one]
@@ -110,7 +107,7 @@ class BiasWriter:
         """`masked` where the condition says so, elsewhere `kept`, or 0."""
         low = bias.masked or 0.0
         if np.isfinite(low):
-            low = max(low, self.floor)
+            low = max(low, _FLOOR[self.layout.dtype])
         kept, low = kept or self._constant(0.0), self._constant(low)
         pair = (low, kept) if bias.where_true else (kept, low)
         return self.g.op("Where", condition, *pair, at=self.at)
@@ -122,7 +119,7 @@ class BiasWriter:
             raise Miss(f"the bias '{bias.value}' masks with the lowest number and with -inf")
         if lowest or (unknown and not self.layout.guarded):
             kind = helper.tensor_dtype_to_np_dtype(g.dtype(bias.value))
-            floor = np.array(self.floor / max(1.0, bias.factor), kind)
+            floor = np.array(_FLOOR[dtype] / max(1.0, bias.factor), kind)
             value = g.op("Max", value, g.constant(floor, "lowest"), at=self.at)
         if g.dtype(bias.value) != dtype:
             value = g.op("Cast", value, at=self.at, to=dtype)

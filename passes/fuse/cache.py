@@ -43,7 +43,8 @@ def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
         query is not None
         and key is not None
         and value is not None
-        and not mismatch(query, key, value, operands[0].matrices)
+        and not mismatch(query, key, value, operands[0])
+        and operands[1].keeps_heads(key)
     )
     if on_tokens and query is not None and key is not None:
         found = [form for form in forms if form is not None]

@@ -53,6 +53,7 @@ class Operand:
         self._sources = [s for s in trace.sources if scaled or s.scale == 1.0]
         before = [trace.axes[i] for i in range(rank) if i - rank not in (sequence, size)]
         self._prefix = [factor for axis in before for factor in axis]
+        self._batch = before[0] if rank == 4 else None
         nothing: Axis = ()
         self._sequence = trace.axes[sequence] if rank > 2 else nothing
         self._size = trace.axes[size] if rank > 2 else nothing
@@ -61,6 +62,10 @@ class Operand:
     def matrices(self) -> Dim:
         """How many matrices there are: batch times heads."""
         return size_of(self._prefix)
+
+    def keeps_heads(self, form: Form) -> bool:
+        """Whether a form has all heads of the operand, repeated ones too."""
+        return form.batch * form.heads == self.matrices
 
     def tokens(self) -> Form | None:
         """The operand as [batch, sequence, heads * size], with as many heads as can be told."""
@@ -148,6 +153,8 @@ class Operand:
         target: tuple[int, ...],
         perm: tuple[int, ...],
     ) -> Form | None:
+        if self._batch is not None and batch != leaves(self._batch):
+            return None  # what comes out would have its batch and heads grouped otherwise
         # Behind the heads only repetitions may follow, of which the source knows nothing.
         own = {factor for axis in source.axes for factor in leaves(axis)}
         repeats = leaves(self._prefix)[len(batch) + len(heads) :]
@@ -183,9 +190,9 @@ def heads_apart(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> 
     return moved
 
 
-def mismatch(query: Form, key: Form, value: Form, matrices: Dim) -> str:
-    """Why these do not fit together; blank when they do."""
-    if query.batch * query.heads != matrices:
+def mismatch(query: Form, key: Form, value: Form, operand: Operand) -> str:
+    """Why these do not fit together, for this query; blank when they do."""
+    if not operand.keeps_heads(query):
         return "the query's heads are repeated"
     if not query.batch == key.batch == value.batch:
         return f"the batches differ: {query.batch}, {key.batch}, {value.batch}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, helper
 
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -138,11 +138,17 @@ def _bias(g: Graph, value: str, rank: int, factor: float) -> Bias:
     node = g.producer(value)
     if node is not None and nd.is_op(node, "Where"):
         chosen, other = (_number(g, name) for name in node.input[1:])
-        if chosen == 0 and other is not None:
-            return Bias(node.input[0], rank, masked=other * factor)
-        if other == 0 and chosen is not None:
-            return Bias(node.input[0], rank, masked=chosen * factor, where_true=True)
+        for masked, rest, where_true in ((other, chosen, False), (chosen, other, True)):
+            if rest == 0 and masked is not None:
+                low = _rounded(masked * factor, g.dtype(value))
+                return Bias(node.input[0], rank, masked=low, where_true=where_true)
     return Bias(value, rank, factor)
+
+
+def _rounded(number: float, dtype: int) -> float:
+    """A mask value as the model's own element type has it: the lowest number, doubled, is -inf."""
+    with np.errstate(over="ignore"):
+        return float(np.array(number).astype(helper.tensor_dtype_to_np_dtype(dtype)))
 
 
 def _number(g: Graph, value: str) -> float | None:
@@ -199,7 +205,8 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
                 "change"
             )
         rank = _rank(g, scores)
-        found.biases.append(Bias(condition, rank, 1.0, masked * found.scale, where_true, True))
+        masked = _rounded(masked * found.scale, g.dtype(low))
+        found.biases.append(Bias(condition, rank, 1.0, masked, where_true, True))
         return scores
     raise Miss(f"{nd.label(node)} does not select between scores and a constant")
 

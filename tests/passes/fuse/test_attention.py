@@ -466,15 +466,54 @@ def test_operands_with_fewer_axes_are_a_near_miss() -> None:
     check(Fuse(), text, near_miss=True)
 
 
-def test_a_bias_for_other_heads_is_a_near_miss() -> None:
-    """Two heads in each of two halves of the batch, seen as four heads where the bias is added."""
-    text = f"""{HEADER}g (float[4, 5, 2, 4] x, float[4, 7, 2, 4] c, float[4, 7, 2, 4] z,
-        float[1, 4, 5, 7] m) => (float[2, 4, 5, 4] y)
-        <int64[4] qs = {{2, 4, 5, 4}}, int64[4] ks = {{2, 4, 7, 4}}> {{
-        x4 = Transpose <perm = [0, 2, 1, 3]> (x) q = Reshape (x4, qs)
-        c4 = Transpose <perm = [0, 2, 1, 3]> (c) k = Reshape (c4, ks)
-        z4 = Transpose <perm = [0, 2, 1, 3]> (z) v = Reshape (z4, ks)
-        kt = Transpose <perm = [0, 1, 3, 2]> (k)
-        qk = MatMul (q, kt) s = Add (qk, m) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+REGROUPED = f"""{HEADER}g (float[4, 5, 2, 4] x, float[4, 7, 2, 4] c, float[4, 7, 2, 4] z,
+    float[1, 4, 5, 7] m) => (float[2, 4, 5, 4] y)
+    <int64[4] qs = {{2, 4, 5, 4}}, int64[4] ks = {{2, 4, 7, 4}}> {{
+    x4 = Transpose <perm = [0, 2, 1, 3]> (x) q = Reshape (x4, qs)
+    c4 = Transpose <perm = [0, 2, 1, 3]> (c) k = Reshape (c4, ks)
+    z4 = Transpose <perm = [0, 2, 1, 3]> (z) v = Reshape (z4, ks)
+    kt = Transpose <perm = [0, 1, 3, 2]> (k)
+    qk = MatMul (q, kt) s = Add (qk, m) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+}}"""
+
+
+@pytest.mark.parametrize("bias", ["s = Add (qk, m)", "s = Identity (qk)"])
+def test_two_heads_of_two_halves_seen_as_four(bias: str) -> None:
+    """As tokens they would have two heads, and another batch."""
+    text = REGROUPED.replace("s = Add (qk, m)", bias)
+    if "Identity" in bias:  # which `cleanup` removes
+        text = text.replace("s = Identity (qk)", "").replace("(s)", "(qk)")
+    _, node = fused(text)
+    assert attributes(node) == {"scale": 1.0}
+
+
+def test_one_query_of_some_heads() -> None:
+    """Heads that take the place of the sequence, which is one: the result keeps its shape."""
+    text = f"""{HEADER}g (float[1, 3, 8] q, float[3, 1, 8] k, float[3, 1, 8] v)
+        => (float[1, 3, 1, 8] y)
+        <int64[4] apart = {{1, 3, 1, 8}}, int64[4] turned = {{1, 3, 8, 1}}> {{
+        q4 = Reshape (q, apart) kt = Reshape (k, turned) v4 = Reshape (v, apart)
+        s = MatMul (q4, kt) p = Softmax <axis = -1> (s) y = MatMul (p, v4)
     }}"""
-    check(Fuse(), text, near_miss=True)
+    check(Fuse(), text)
+
+
+@pytest.mark.parametrize("shape", ["T", "1", ""])
+def test_a_mask_of_one_axis_for_one_query(shape: str) -> None:
+    text = apart("s = Add (qk, m)", f"float[{shape}] m", ("S, 4] q", "1, 4] q"))
+    text = text if shape else text.replace("float[] m", "float m")
+    sizes = {"T": (7,), "1": (1,), "": ()}[shape]
+    given = random_apart(q=(3, 2, 1, 4)) | {"m": np.full(sizes, 0.5, np.float32)}
+    result, node = fused(text, given)
+    assert result.graph.producer(node.input[3]).op_type == "Expand"
+
+
+def test_a_mask_value_that_a_scale_takes_to_infinity() -> None:
+    """Doubled, the lowest number is minus infinity: behind a guard, such a row gives 0."""
+    body = """a = Where (m, qk, low) s = Mul (a, scale) p0 = Softmax <axis = -1> (s)
+        n = IsNaN (p0) p = Where (n, zero, p0)"""
+    text = apart(body, "bool[N, 1, S, T] m").replace("-1e9", LOWEST)
+    text = text.replace(" p = Softmax <axis = -1> (s) y", " y")
+    keep = np.ones((3, 1, 5, 7), bool)
+    keep[:, :, 2] = False
+    fused(text, random_apart() | {"m": keep})

@@ -99,3 +99,19 @@ def test_keys_that_are_joined_elsewhere_than_values_stay() -> None:
 def test_a_causal_attention_would_count_from_the_cache_on() -> None:
     text = graph(f"{JOIN} y = Attention <is_causal = 1> (q, pk, pv)")
     check(Fuse(), text, near_miss=True)
+
+
+def test_heads_that_are_repeated_before_they_are_joined() -> None:
+    """The cache holds all four of them, so the operator must get all four."""
+    text = f"""{HEADER}g (float[N, S, 16] x, float[N, S, 8] c, float[N, S, 8] z,
+           float[N, 4, A, 4] ak, float[N, 4, A, 4] av) => (float[N, 4, S, 4] y)
+        <int64[4] four = {{0, 0, 4, 4}}, int64[4] two = {{0, 0, 2, 4}}, int64[1] axis = {{2}},
+         int64[5] twice = {{1, 1, 2, 1, 1}}, int64[4] all = {{0, 4, -1, 4}}> {{
+        x4 = Reshape (x, four) q = Transpose <perm = [0, 2, 1, 3]> (x4)
+        c4 = Reshape (c, two) k2 = Transpose <perm = [0, 2, 1, 3]> (c4)
+        k5 = Unsqueeze (k2, axis) k6 = Expand (k5, twice) k = Reshape (k6, all)
+        z4 = Reshape (z, two) v2 = Transpose <perm = [0, 2, 1, 3]> (z4)
+        v5 = Unsqueeze (v2, axis) v6 = Expand (v5, twice) v = Reshape (v6, all)
+        {JOIN} {ATTEND}
+    }}"""
+    check(Fuse(), text)
