@@ -71,6 +71,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "fuse-linear",
         "tidy",
         "lower",
+        "fuse-linear",  # for factors that a spelling has left beside a MatMul
         "cse",
         "dead",
     ),

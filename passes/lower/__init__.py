@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from passes.lower import activations, attention, bias_gelu, masks, powers, ranges, residual
 from passes.lower.choice import Choice, choice_for, costs_in_use
 from toolkit.costs import Costs, Progress
+from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.rules import Rule, apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
@@ -53,6 +54,10 @@ class Lower:
         default="keep",
         metadata={"help": "fast: attention masks of -50, where no row is masked as a whole."},
     )
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise UsageError(f"lower: threads={self.threads} is not valid: 0 or more")
 
     def run(self, model: Model, ctx: Context) -> None:
         if ctx.target != "ort-cpu":

@@ -81,6 +81,9 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         choice.require("quick-gelu", "silu", g, x)
         z = g.op("Mul", x, _number(g, 1.702), at=node)
         silu = g.op("Mul", z, g.op("Sigmoid", z, at=node), at=node)
+        known = g.type(x)
+        if known is not None:
+            g.learn_type(silu, known)  # a MatMul behind it takes the factor
         return g.op("Mul", silu, _number(g, 1 / 1.702), at=node)
 
     return mish_by_exp, softplus_by_exp, elu_by_exp, prelu_by_max, quick_gelu_as_silu

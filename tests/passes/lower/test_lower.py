@@ -7,13 +7,15 @@ import json
 import numpy as np
 import pytest
 
+import toolkit
 from passes.lower import Lower
 from passes.lower.choice import SHIPPED, costs_in_use
 from passes.lower.measure import chain, contents, load, measure
 from passes.lower.spellings import COMPUTATIONS, Computation
-from tests.checks import check, model
+from tests.checks import check, model, parse
 from tests.passes.lower.tables import spelling, table, typed
 from toolkit.costs import Costs, Regime, Tunable, cache_path
+from toolkit.errors import UsageError
 from toolkit.pipeline import Context, Pipeline
 
 POST_NORM = """g (float[N, S, 8] x, float[N, S, 8] r, float[8] w) => (float[N, S, 8] y) {
@@ -128,3 +130,22 @@ def test_a_spelling_that_the_runtime_changes_is_marked() -> None:
 
 def test_it_can_be_tuned() -> None:
     assert isinstance(Lower(), Tunable)
+
+
+def test_a_number_of_threads_below_zero_is_refused() -> None:
+    with pytest.raises(UsageError, match="threads=-1"):
+        Lower(threads=-1)
+
+
+def test_a_spelling_leaves_no_factors_beside_a_matmul() -> None:
+    """The SiLU of 1.702 x, by 1.702: both factors go into weights, in the same run of the group."""
+    table(quick_gelu=(spelling("quick", 1.0), spelling("silu", 0.5))).save(cache_path())
+    weights = ", ".join(str(i % 7 - 3) for i in range(32))
+    text = f"""g (float[N, S, 4] x) => (float[N, S, 4] y)
+        <float[4, 8] a = {{{weights}}}, float[8] b = {{1, 2, 3, 4, 5, 6, 7, 8}},
+         float[8, 4] c = {{{weights}}}, float k = {{1.702}}> {{
+        m = MatMul (x, a) h = Add (m, b) z = Mul (h, k) s = Sigmoid (z) g = Mul (h, s)
+        y = MatMul (g, c)
+    }}"""
+    once = toolkit.optimize(parse(text), "fuse")
+    assert once.after.ops == {"MatMul": 2, "Add": 1, "Sigmoid": 1, "Mul": 1}
