@@ -50,14 +50,27 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """y = alpha x W + beta b; `bias` is blank where there is none."""
+    """y = alpha x W + beta b, read off the node as it is now: others may be rewritten first."""
 
     node: NodeProto
-    x: str
     weight: Weight
-    alpha: float = 1.0
-    bias: str = ""
-    beta: float = 1.0
+
+    @property
+    def x(self) -> str:
+        return self.node.input[0]
+
+    @property
+    def alpha(self) -> float:
+        return nd.attr(self.node, "alpha", 1.0)
+
+    @property
+    def beta(self) -> float:
+        return nd.attr(self.node, "beta", 1.0)
+
+    @property
+    def bias(self) -> str:
+        """Blank where there is none."""
+        return given(self.node, 2) if self.beta else ""
 
     @property
     def outputs(self) -> int:
@@ -69,8 +82,11 @@ class Table:
     """y = T[i], row by row."""
 
     node: NodeProto
-    indices: str
     weight: Weight
+
+    @property
+    def indices(self) -> str:
+        return self.node.input[1]
 
 
 Layer: TypeAlias = Linear | Table
@@ -110,13 +126,12 @@ def _linear(g: Graph, node: NodeProto) -> Linear | None:
         return None
     if any(nd.attr(node, name, 0) for name in _TURNS):
         raise Miss("a transposed input")
-    alpha, beta = nd.attr(node, "alpha", 1.0), nd.attr(node, "beta", 1.0)
-    if not math.isfinite(alpha):
+    layer = Linear(node, weight)
+    if not math.isfinite(layer.alpha):
         raise Miss("a factor that is no number")
-    bias = given(node, 2) if beta else ""
-    if bias and beta != 1 and not g.is_const(bias):
+    if layer.bias and layer.beta != 1 and not g.is_const(layer.bias):
         raise Miss("a bias that is computed and scaled")
-    return Linear(node, node.input[0], weight, alpha, bias, beta)
+    return layer
 
 
 def _table(g: Graph, node: NodeProto) -> Table | None:
@@ -128,7 +143,7 @@ def _table(g: Graph, node: NodeProto) -> Table | None:
     weight = _weight(g, node.input[0])
     if weight is not None and weight.shape[1] < _MIN_ROW:
         raise Miss(f"rows of fewer than {_MIN_ROW} numbers")
-    return None if weight is None else Table(node, node.input[1], weight)
+    return None if weight is None else Table(node, weight)
 
 
 def _weight(g: Graph, name: str, turned: bool = False) -> Weight | None:

@@ -152,6 +152,17 @@ def test_a_weight_that_two_layers_read_is_stored_once() -> None:
     assert len(changed.graph.initializers) == 2
 
 
+def test_layers_right_behind_each_other() -> None:
+    constants = f"{floats('v', 16, 16)}, {floats('w', 8, 16)}, {floats('b', 8)}"
+    nodes = "a = MatMul (x, v) y = Gemm <transB = 1> (a, w, b)"
+    quantized(ROWS, constants, nodes, f"{LAYER} {LAYER} Add")
+    signature = "g (float[2, 16] x) => (float[2, 8] y)"
+    nodes = "a = MatMul (x, v) c = MatMul (x, u) y = Gemm (a, w, c)"
+    constants = ", ".join([floats("v", 16, 16), floats("u", 16, 8), floats("w", 16, 8)])
+    each = LAYER.removeprefix("DynamicQuantizeLinear ")
+    quantized(signature, constants, nodes, f"{LAYER} {each} {LAYER} Add")
+
+
 def test_a_weight_that_is_also_read_as_floats_stays_for_that() -> None:
     signature = "g (float[N, 16] x) => (float[N, 8] y, float[16, 8] z)"
     nodes = "y = MatMul (x, w) z = Neg (w)"
