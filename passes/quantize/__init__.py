@@ -1,0 +1,1 @@
+"""Quantization: a plan says which layer computes in which numbers, a pass writes it."""

@@ -1,0 +1,124 @@
+"""Weights as signed integers: w ~ s q, with q in -limit..limit and one scale s a channel, or one.
+
+    s = max |w| / limit,    q = round(w / s), halves to even
+
+All in 32-bit floats, symmetric around zero, so that zero is exact and no zero point is needed. A
+channel of zeros, or of numbers too small to be told from zero, has the scale 1 and is all zeros.
+
+The limit is 127; 64 keeps the sum of two products of an unsigned and a signed byte inside 16 bits,
+which processors without VNNI need.
+
+Weights are read in blocks of rows, twice, where they lie; the result of a large one goes to a file
+of its own. No float copy of a weight is made, so memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolkit.graph import Array
+
+FULL, REDUCED = 127, 64
+"""The largest integers: of the whole range, and of the one for processors without VNNI."""
+
+_BLOCK_BYTES = 1 << 22
+_FILE_FROM = 1 << 24
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_VANISHED = 0.5
+"""A weight is not quantized when more than this share of what is not zero would become zero."""
+
+
+class Unfit(Exception):
+    """Weights that no scale fits; the message says what they have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """Weights in int8, and their scale: one number, or one for each channel."""
+
+    values: Array
+    scale: Array
+
+
+def quantize(
+    weights: Array, axis: int | None, limit: int = FULL, turned: bool = False
+) -> Quantized:
+    """Float32 weights in int8, with a scale for each index of `axis`, or one for all.
+
+    `turned` gives the transpose of a matrix; `axis` is one of the matrix as it comes in. Raises
+    Unfit for weights with NaN or infinity, and where the largest would make zeros of most others.
+    """
+    if turned and weights.ndim != 2:
+        raise ValueError("only a matrix can be turned")
+    scale = scale_of(_largest(weights, axis), limit)
+    shape = weights.shape[::-1] if turned else weights.shape
+    values = _allocate(shape)
+    by_axis = scale
+    if axis is not None:
+        by_axis = scale.reshape([-1 if i == axis else 1 for i in range(weights.ndim)])
+    there = left = 0
+    for rows, block in _blocks(weights):
+        factor = by_axis[rows] if axis == 0 else by_axis
+        rounded = np.rint(block / factor)
+        np.clip(rounded, -limit, limit, out=rounded)
+        if turned:
+            values[:, rows] = rounded.T
+        else:
+            values[rows] = rounded
+        there += int(np.count_nonzero(block))
+        left += int(np.count_nonzero(rounded))
+    if there - left > _VANISHED * there:
+        lost = 1 - left / there
+        raise Unfit(f"weights of which {lost:.0%} would be zero beside the largest")
+    values.flags.writeable = False
+    return Quantized(values, scale)
+
+
+def scale_of(largest: Array, limit: int) -> Array:
+    """max |w| / limit, and 1 where that is as good as zero."""
+    scale = np.asarray(largest, dtype=np.float32) / np.float32(limit)
+    return np.where(scale < _SMALLEST, np.float32(1), scale).astype(np.float32)
+
+
+def _largest(weights: Array, axis: int | None) -> Array:
+    """max |w| of each channel, or of all."""
+    if weights.dtype != np.float32:
+        raise ValueError(f"weights of {weights.dtype}, not float32")
+    others = tuple(i for i in range(weights.ndim) if i != axis)
+    found: Array = np.zeros(() if axis is None else weights.shape[axis], dtype=np.float32)
+    for rows, block in _blocks(weights):
+        # NaN passes through both.
+        most = np.maximum(block.max(axis=others, initial=0), -block.min(axis=others, initial=0))
+        if axis == 0:
+            found[rows] = most
+        else:
+            found = np.maximum(found, most)
+    if not np.all(np.isfinite(found)):
+        raise Unfit("NaN among its weights" if np.isnan(found).any() else "infinite weights")
+    return found
+
+
+def _blocks(weights: Array) -> Iterator[tuple[slice, Array]]:
+    """Rows in groups of a few megabytes; an array without rows has none."""
+    if not weights.size:
+        return
+    row_bytes = weights.nbytes // weights.shape[0]
+    step = max(1, _BLOCK_BYTES // row_bytes)
+    for start in range(0, weights.shape[0], step):
+        rows = slice(start, start + step)
+        yield rows, weights[rows]
+
+
+def _allocate(shape: tuple[int, ...]) -> Array:
+    """An int8 array; a large one is mapped to a file without a name, and takes no memory."""
+    size = int(np.prod(shape))
+    if size < _FILE_FROM:
+        return np.empty(shape, dtype=np.int8)
+    with tempfile.TemporaryFile(prefix="toolkit-") as file:
+        file.truncate(size)
+        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.int8).reshape(shape)

@@ -1,0 +1,216 @@
+"""Dynamic int8: weights are quantized now, activations as they come. It needs no data.
+
+Linear layers with constant weights compute in integers, and tables that rows are taken from hold a
+quarter of the bytes. Convolutions are left alone: their dynamic kernel is slower than floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from onnx import NodeProto
+
+from passes.quantize.arithmetic import Unfit
+from passes.quantize.layers import Layer, Linear, Table, layer_of, readers_of
+from passes.quantize.plan import Entry, Plan, Selection
+from passes.quantize.writing import Writer
+from toolkit import nodes as nd
+from toolkit.errors import UsageError
+from toolkit.graph import Graph
+from toolkit.misses import Miss
+from toolkit.model import Model
+from toolkit.tolerance import QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
+
+_MIN_OPSET = 11
+"""The first with DynamicQuantizeLinear."""
+
+_QUANTIZED = frozenset(
+    (
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+        *("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv", "QGemm", "QAttention"),
+        *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM"),
+        *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized"),
+    )
+)
+"""Operators of which one is enough to know that somebody has quantized the model."""
+
+_NAMED = 3
+"""How many nodes a note names."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A layer with weights, where it is, and why it cannot be quantized, if so."""
+
+    graph: Graph
+    node: NodeProto
+    layer: Layer | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeDynamic:
+    """Compute linear layers in int8, quantizing activations on the fly; tables by rows."""
+
+    name: ClassVar[str] = "quantize-dynamic"
+    tolerance: ClassVar[Tolerance] = QUANT
+    per_channel: bool = field(
+        default=True, metadata={"help": "A scale for each output of a layer, or one for all."}
+    )
+    reduce_range: bool = field(
+        default=False, metadata={"help": "Weights in -64..64, for x86 processors without VNNI."}
+    )
+    embeddings: bool = field(
+        default=True, metadata={"help": "Quantize the tables of Gather too, by rows."}
+    )
+    include: tuple[str, ...] = field(
+        default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
+    )
+    exclude: tuple[str, ...] = field(
+        default=(), metadata={"help": "Patterns of operators, nodes or outputs to leave float."}
+    )
+    min_elements: int = field(
+        default=4096, metadata={"help": "Layers with fewer weights stay float: they do not pay."}
+    )
+    plan: Path | None = field(
+        default=None, metadata={"help": "A plan (JSON) to follow, in place of the options above."}
+    )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if self.plan is None:
+            reason = _not_for(model)
+            if reason:
+                ctx.note(reason)
+                return
+            plan = self.make_plan(model)
+            for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
+                ctx.note(f"no node matches '{pattern}'")
+            _note_left(plan, ctx)
+        else:
+            plan = read_plan(self.plan, model)
+        apply_plan(model, plan, ctx)
+
+    def make_plan(self, model: Model) -> Plan:
+        """What this pass would do, for every node that has weights."""
+        found = list(_layers(model))
+        entries = {id(item.node): self._entry(item) for item in found}
+        for item in found:
+            if isinstance(item.layer, Table) and entries[id(item.node)].scheme == "dynamic":
+                readers = readers_of(item.layer.weight)
+                others = readers is None or any(
+                    id(n) not in entries or entries[id(n)].scheme == "float" for n in readers
+                )
+                if others:
+                    reason = "a table that others read as floats"
+                    entries[id(item.node)] = Entry.of(item.node, reason=reason)
+        return Plan(tuple(entries.values()))
+
+    def _entry(self, item: _Found) -> Entry:
+        node, layer = item.node, item.layer
+        if layer is None:
+            return Entry.of(node, reason=item.reason)
+        is_table = isinstance(layer, Table)
+        reason = ""
+        if not Selection(self.include, self.exclude).takes(node):
+            reason = "excluded"
+        elif is_table and not self.embeddings:
+            reason = "a table"
+        elif layer.weight.size < self.min_elements:
+            reason = f"fewer than {self.min_elements} weights"
+        if reason:
+            return Entry.of(node, reason=reason)
+        axis = 0 if is_table else 1 if self.per_channel else None
+        return Entry.of(node, scheme="dynamic", reduce_range=self.reduce_range, axis=axis)
+
+
+def read_plan(path: Path, model: Model) -> Plan:
+    """A plan from a file, about nodes of this model; UsageError for anything else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"'{path}' cannot be read: {error}") from error
+    plan = Plan.from_json(text, f"'{path}'")
+    plan.require_known(model, f"'{path}'")
+    return plan
+
+
+def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
+    """Quantize what the plan calls dynamic; other schemes are for other passes."""
+    chosen: list[tuple[_Found, Layer, Entry]] = []
+    waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "dynamic"}
+    for item in _layers(model):
+        entry = plan.find(item.node)
+        if entry is None or entry.scheme != "dynamic":
+            continue
+        waiting.pop(id(entry), None)
+        if item.layer is None:
+            raise UsageError(f"{entry.label} cannot be dynamic: it has {item.reason}")
+        _require_supported(entry, item.layer)
+        chosen.append((item, item.layer, entry))
+    for entry in waiting.values():
+        raise UsageError(f"{entry.label} cannot be dynamic: it has no constant weights")
+    tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
+    writer = Writer(frozenset(tables))
+    for item, layer, entry in chosen:
+        start = model.journal.position
+        try:
+            if isinstance(layer, Linear):
+                writer.linear(item.graph, layer, entry)
+            else:
+                writer.table(item.graph, layer, entry)
+        except Unfit as unfit:
+            model.journal.undo_to(start)
+            ctx.note(f"{nd.label(item.node)} stays float: it has {unfit}")
+
+
+def _require_supported(entry: Entry, layer: Layer) -> None:
+    axes = (0,) if isinstance(layer, Table) else (1, None)
+    if entry.weight != "int8" or not entry.symmetric or entry.axis not in axes:
+        listed = " or ".join(str(axis).lower() for axis in axes)
+        raise UsageError(
+            f"{entry.label} cannot be dynamic with these weights: they are symmetric int8, "
+            f"axis {listed}"
+        )
+
+
+def _layers(model: Model) -> Iterator[_Found]:
+    """The nodes with constant weights, in all graphs."""
+    for graph in list(model.graphs()):
+        for node in list(graph.nodes):
+            try:
+                layer = layer_of(graph, node)
+            except Miss as miss:
+                yield _Found(graph, node, None, str(miss))
+            else:
+                if layer is not None:
+                    yield _Found(graph, node, layer)
+
+
+def _not_for(model: Model) -> str:
+    """Why nothing in this model is to be quantized, if so."""
+    opset = model.opsets.get("", 0)
+    if opset < _MIN_OPSET:
+        return f"dynamic quantization needs opset {_MIN_OPSET}, and the model has {opset}"
+    made = next((node for node in _nodes(model) if node.op_type in _QUANTIZED), None)
+    return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""
+
+
+def _nodes(model: Model) -> Iterator[NodeProto]:
+    return (node for graph in model.graphs() for node in graph.nodes)
+
+
+def _note_left(plan: Plan, ctx: Context) -> None:
+    """One line for each reason, with the first of the nodes that it is about."""
+    left: dict[str, list[str]] = {}
+    for entry in plan.entries:
+        if entry.reason:
+            left.setdefault(entry.reason, []).append(entry.label)
+    for reason, labels in left.items():
+        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")

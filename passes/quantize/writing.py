@@ -1,0 +1,152 @@
+"""Writing layers with int8 weights, in the spelling that onnxruntime fuses when it loads a model.
+
+    xq, xs, xz = DynamicQuantizeLinear(x)          once for all layers that read x
+    y = Cast(MatMulInteger(xq, W, xz)) * (xs * s) + b
+
+With one reader of xq this becomes one DynamicQuantizeMatMul; with several, each becomes a
+MatMulIntegerToFloat behind one DynamicQuantizeLinear. For that, xs is the first factor, b a vector,
+and its sum an Add. All operators are standard ones.
+
+    y = Cast(T[i]) * s[i]
+
+dequantizes the rows that were taken, and never the table. A projection that is tied to the table
+reads its transpose, which the runtime computes once, when it loads the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.quantize.arithmetic import FULL, REDUCED, quantize
+from passes.quantize.layers import Linear, Table, Weight
+from passes.quantize.plan import Entry
+from toolkit import nodes as nd
+from toolkit.graph import Array, Graph
+
+
+@dataclass(slots=True, eq=False)
+class Writer:
+    """Writes layers one by one; a weight that several read is quantized and stored once."""
+
+    tables: frozenset[tuple[int, str]] = frozenset()
+    """Keys of the weights that are stored by rows, because a Table reads them."""
+    _stored: dict[tuple[object, ...], tuple[str, Array]] = field(
+        default_factory=dict[tuple[object, ...], tuple[str, Array]]
+    )
+    _scales: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+
+    def linear(self, g: Graph, layer: Linear, entry: Entry) -> None:
+        """Write a linear layer. Raises Unfit for weights that cannot be quantized."""
+        node, weight = layer.node, layer.weight
+        if not g.begin("quantize-linear", node):
+            return
+        by_rows = weight.turned and weight.key in self.tables
+        values, numbers = self._quantized(weight, entry, by_rows=by_rows)
+        scale = self._scale(weight.graph, values, numbers * np.float32(layer.alpha))
+        if by_rows:
+            values = g.op("Transpose", values, at=node, perm=[1, 0])
+        x, x_scale, x_zero = _activation(g, layer.x)
+        product = g.op("MatMulInteger", x, values, x_zero, at=node)
+        factor = g.op("Mul", x_scale, scale, at=node)
+        exact = g.op("Cast", product, at=node, to=TensorProto.FLOAT)
+        result = g.op("Mul", exact, factor, at=node)
+        if layer.bias:
+            result = g.op("Add", result, _bias(g, layer), at=node)
+        result = _put(g, node, result)
+        if not layer.bias:
+            _settle_bias(g, result, layer.outputs)
+        _drop(weight)
+
+    def table(self, g: Graph, layer: Table, entry: Entry) -> None:
+        """Write a table. Raises Unfit for one that cannot be quantized."""
+        node, weight = layer.node, layer.weight
+        if not g.begin("quantize-table", node):
+            return
+        values, numbers = self._quantized(weight, entry, by_rows=True)
+        scale = self._scale(weight.graph, values, numbers.reshape(-1, 1))
+        rows = g.op("Gather", values, layer.indices, at=node)
+        factor = g.op("Gather", scale, layer.indices, at=node)
+        exact = g.op("Cast", rows, at=node, to=TensorProto.FLOAT)
+        _put(g, node, g.op("Mul", exact, factor, at=node))
+        _drop(weight)
+
+    def _quantized(self, weight: Weight, entry: Entry, by_rows: bool) -> tuple[str, Array]:
+        """Name of the int8 weight, and its scales; `by_rows` keeps the layout of a table."""
+        limit = REDUCED if entry.reduce_range else FULL
+        turned = weight.turned and not by_rows
+        axis = None
+        if by_rows or entry.axis is not None:
+            axis = 0 if by_rows or turned else 1
+        key = (*weight.key, axis, limit, turned)
+        if key not in self._stored:
+            floats = weight.graph.const(weight.name)
+            assert floats is not None, weight.name
+            found = quantize(floats, axis, limit, turned)
+            name = weight.graph.constant(found.values, f"{weight.name}_int8")
+            self._stored[key] = name, found.scale
+        return self._stored[key]
+
+    def _scale(self, g: Graph, values: str, numbers: Array) -> str:
+        key = values, numbers.shape, numbers.tobytes()
+        if key not in self._scales:
+            self._scales[key] = g.constant(numbers, f"{values}_scale")
+        return self._scales[key]
+
+
+def _activation(g: Graph, x: str) -> tuple[str, str, str]:
+    """x as unsigned bytes, with its scale and zero point."""
+    for user in g.users(x):
+        if nd.is_op(user, "DynamicQuantizeLinear"):
+            return user.output[0], user.output[1], user.output[2]
+    made = g.add("DynamicQuantizeLinear", [x], 3)
+    return made.output[0], made.output[1], made.output[2]
+
+
+def _bias(g: Graph, layer: Linear) -> str:
+    """beta b of a Gemm, as a vector where it is the same for all rows."""
+    known = g.const(layer.bias)
+    if known is None:
+        return layer.bias
+    vector = known
+    if known.size in (1, layer.outputs) and known.shape[-1:] in ((), (1,), (layer.outputs,)):
+        vector = np.broadcast_to(known.reshape(-1), (layer.outputs,))
+    if layer.beta == 1 and vector.shape == known.shape:
+        return layer.bias
+    return g.constant(vector * np.float32(layer.beta), layer.bias)
+
+
+def _settle_bias(g: Graph, result: str, count: int) -> None:
+    """Make what adds a bias behind a MatMul an Add of a vector."""
+    users = g.users(result)
+    if len(users) != 1 or g.use_count(result) != 1:
+        return
+    (user,) = users
+    if not nd.is_op(user, "Add", "Sum") or len(user.input) != 2 or result not in user.input:
+        return
+    slot = 1 - list(user.input).index(result)
+    known = g.const(user.input[slot])
+    if known is None or known.size != count or known.shape[-1:] != (count,):
+        return
+    if nd.is_op(user, "Sum"):
+        g.set_op(user, "Add")
+    rank = g.rank(result)
+    if known.ndim > 1 and rank is not None and known.ndim <= rank:
+        g.set_input(user, slot, g.constant(known.reshape(count), user.input[slot]))
+
+
+def _put(g: Graph, node: NodeProto, result: str) -> str:
+    result = g.replace(node.output[0], result)
+    g.prune(node)
+    return result
+
+
+def _drop(weight: Weight) -> None:
+    """Remove the floats once nobody reads them; a caller's input and a pinned tensor stay."""
+    g, name = weight.graph, weight.name
+    if not g.is_unused(name) or g.is_pinned(name) or name not in g.initializers:
+        return
+    if not g.is_input(name):
+        g.drop_initializer(name)
