@@ -29,6 +29,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
     "lower": "passes.lower:Lower",
+    "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
     # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`
