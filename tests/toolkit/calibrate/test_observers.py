@@ -85,9 +85,11 @@ def test_the_histogram_counts_what_numpy_counts(batches):
     assert histogram.total() == values.size
     assert histogram.counts.size <= BINS
     assert histogram.zeros == np.count_nonzero(values == 0)
-    edges = histogram.edges()
-    for edge, below in zip(edges, np.concatenate([[0], np.cumsum(histogram.counts)]), strict=True):
-        assert np.count_nonzero(values < edge) == below or histogram.width < 1e-40
+    below = np.concatenate([[0], np.cumsum(histogram.counts)])
+    if histogram.width >= 1e-40:  # smaller ones are all in the bins beside zero
+        # The last border may be beyond the largest double: it is not compared.
+        for edge, count in zip(histogram.edges()[:-1], below[:-1], strict=True):
+            assert np.count_nonzero(values < edge) == count
 
 
 @given(batches=BATCHES)

@@ -134,6 +134,14 @@ def test_casts(tmp_path):
     assert "'k' is float64; the model takes int64[N]" in refused(path, TWO)
 
 
+def test_feeds_without_elements():
+    text = "g (float[N,T] x, float[N,P] past) => (float[N,T] y) { y = Relu(x) z = Relu(past) }"
+    empty = np.zeros((1, 0), np.float32)
+    assert read([{"x": ramp(1, 2), "past": empty}], text)[0]["past"].shape == (1, 0)
+    assert "feed 0 is empty" in refused([{"x": empty, "past": empty}], text)
+    assert "'x' is empty: it has shape [0, 3]" in refused([{"x": np.zeros((0, 3), np.float32)}])
+
+
 # Folders of arrays -------------------------------------------------------------------------------
 
 

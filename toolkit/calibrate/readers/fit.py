@@ -43,11 +43,14 @@ class Inputs:
         for name in raw:
             if name not in self.types:
                 note_once(self.notes, f"'{name}' is no input of the model: it was ignored")
-        return {
+        feed = {
             name: fit_array(value, name, self.types[name], what)
             for name, value in raw.items()
             if name in self.types
         }
+        if feed and not any(np.size(value) for value in feed.values()):
+            raise UsageError(f"{what} is empty: no input has an element")
+        return feed
 
 
 def fit_array(value: Any, name: str, declared: TensorType | None, what: str) -> Any:
@@ -83,7 +86,7 @@ def note_once(notes: list[str], note: str) -> None:
 
 
 def _require_shape(shape: tuple[int, ...], where: str, declared: TensorType) -> None:
-    if 0 in shape:
+    if shape and not shape[0]:  # along other axes, as a cache before the first token, it may be 0
         raise UsageError(f"{where} is empty: it has shape {list(shape)}")
     if declared.shape is None:
         return
