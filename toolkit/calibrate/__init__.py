@@ -1,0 +1,1 @@
+"""Calibration: readers of samples, statistics of tensors, and the collector between them."""

@@ -1,0 +1,126 @@
+"""Where to clip: ranges that are told by a histogram, narrower than its extremes.
+
+All of them are functions of the counts alone, so they inherit the histogram's exactness under
+merging. Candidates are multiples t of a 128th of the wider side: [max(low, -t), min(high, t)].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toolkit.calibrate.histogram import Histogram
+from toolkit.calibrate.statistics import Doubles
+
+_STEPS = 128
+_SMOOTHING = 1e-9
+"""The share that a bin of the quantized distribution has at least: KL is infinite at zero."""
+
+
+def percentile(histogram: Histogram, percent: float) -> tuple[float, float]:
+    """The interval in the middle that holds `percent` of the values.
+
+    (100 - percent) / 2 lie on either side of it. Values are spread evenly inside a bin; the
+    interval never leaves the extremes.
+    """
+    if not histogram.seen:
+        return 0.0, 0.0
+    # The share below each border of a bin, and its inverse.
+    below = np.concatenate([[0], np.cumsum(histogram.counts)]) / histogram.total()
+    tail = (100 - percent) / 200
+    edges = histogram.edges()
+    last = int(np.searchsorted(below, tail, side="right")) - 1
+    first = int(np.searchsorted(below, 1 - tail, side="left"))
+    low = _inverse(below, edges, last, tail)
+    high = _inverse(below, edges, first - 1, 1 - tail)
+    low, high = max(low, histogram.low), min(high, histogram.high)
+    return (low, high) if tail else (histogram.low, histogram.high)
+
+
+def _inverse(below: Doubles, edges: Doubles, at: int, share: float) -> float:
+    """Where inside bin `at` the share below is `share`."""
+    at = min(max(at, 0), edges.size - 2)
+    rise = below[at + 1] - below[at]
+    inside = (share - below[at]) / rise if rise > 0 else 0.0
+    return float(edges[at] + min(max(inside, 0.0), 1.0) * (edges[at + 1] - edges[at]))
+
+
+def least_squares(histogram: Histogram, levels: int) -> tuple[float, float]:
+    """The range with the least mean squared error of `levels` evenly spaced values.
+
+    Values inside lose s^2 / 12 on average, where s is the distance between two levels; exact zeros
+    lose nothing, since zero is a level; what lies outside loses its squared distance. Either side
+    is clipped on its own: all pairs of 128 candidates each.
+    """
+    # In units of the wider side, so that no square overflows.
+    unit = max(histogram.high, -histogram.low) or 1.0
+    low, high = histogram.low / unit, histogram.high / unit
+    lows = np.unique(low * np.arange(1, _STEPS + 1) / _STEPS)
+    highs = np.unique(high * np.arange(1, _STEPS + 1) / _STEPS)
+    edges = histogram.edges() / unit
+    centres = np.clip((edges[:-1] + edges[1:]) / 2, low, high)
+    counts = histogram.counts.astype(np.float64)
+    clipped_low, outside_low = _clipping(centres, counts, lows, below=True)
+    clipped_high, outside_high = _clipping(centres, counts, highs, below=False)
+    step = (highs[None, :] - lows[:, None]) / (levels - 1)
+    inside = counts.sum() - histogram.zeros - outside_low[:, None] - outside_high[None, :]
+    error = clipped_low[:, None] + clipped_high[None, :] + inside * step**2 / 12
+    # Of equal ones the widest.
+    order = np.argwhere(error == error.min())
+    widths = [highs[j] - lows[i] for i, j in order]
+    i, j = order[int(np.argmax(widths))]
+    return float(lows[i]) * unit, float(highs[j]) * unit
+
+
+def _clipping(
+    centres: Doubles, counts: Doubles, limits: Doubles, below: bool
+) -> tuple[Doubles, Doubles]:
+    """What clipping at each limit costs in squares, and how many values it moves."""
+    errors = np.empty(limits.size)
+    moved = np.empty(limits.size)
+    for at, limit in enumerate(limits):
+        distance = np.maximum(limit - centres if below else centres - limit, 0.0)
+        errors[at] = (counts * distance**2).sum()
+        moved[at] = counts[distance > 0].sum()
+    return errors, moved
+
+
+def least_divergence(histogram: Histogram, levels: int) -> tuple[float, float]:
+    """The range that keeps most of the distribution: the least Kullback-Leibler divergence.
+
+    P is the distribution clipped to the range, what lies outside counted at its ends. Q is what
+    `levels` levels tell of the values inside: each level's share, spread evenly over those of its
+    bins that are not empty. Among equal ones the widest range wins.
+    """
+    edges, counts = histogram.edges(), histogram.counts.astype(np.float64)
+    best, chosen = np.inf, (histogram.low, histogram.high)
+    reach = max(histogram.high, -histogram.low)
+    for step in range(_STEPS, 0, -1):
+        limit = reach * step / _STEPS
+        start = int(np.searchsorted(edges, max(histogram.low, -limit), side="right")) - 1
+        stop = int(np.searchsorted(edges, min(histogram.high, limit), side="left"))
+        stop = max(stop, start + 1)
+        if stop - start < levels:
+            break  # every bin is a level of its own: nothing is lost, and nothing told
+        divergence = _divergence(counts, start, stop, levels)
+        if divergence < best:
+            best, chosen = divergence, (float(edges[start]), float(edges[stop]))
+    low, high = chosen
+    return max(low, histogram.low), min(high, histogram.high)
+
+
+def _divergence(counts: Doubles, start: int, stop: int, levels: int) -> float:
+    inside = counts[start:stop]
+    clipped: Doubles = np.array(inside)
+    clipped[0] += counts[:start].sum()
+    clipped[-1] += counts[stop:].sum()
+    starts = np.arange(levels) * inside.size // levels
+    filled: Doubles = np.sign(clipped)
+    members = np.add.reduceat(filled, starts)
+    shares = np.add.reduceat(inside, starts) / np.maximum(members, 1)
+    lengths = np.diff(np.append(starts, inside.size))
+    quantized = np.repeat(shares, lengths) * filled
+    if not quantized.any():
+        return float("inf")
+    p, q = clipped / clipped.sum(), quantized / quantized.sum()
+    ratio = np.where(p > 0, p, 1.0) / np.maximum(q, _SMOOTHING)
+    return float((p * np.log(ratio)).sum())

@@ -1,0 +1,219 @@
+"""The collector: runs the float model on every feed and hands what tensors hold to statistics.
+
+Tensors to observe become extra outputs of a copy of the model. All that are outputs at once stay in
+memory during a run, so they are taken in sweeps over the data, as many tensors in each as fit into
+a budget of bytes. How large they are is measured on the first feed; a larger feed takes more in
+proportion. Memory does not grow with the number of feeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from onnx import ValueInfoProto
+
+from toolkit.calibrate.observers import Observer
+from toolkit.calibrate.statistics import Mismatch, NotFinite, Range, Statistic
+from toolkit.calibrate.store import Store, calibration_digest
+from toolkit.errors import RuntimeRefused, UsageError
+from toolkit.feeds import Feed
+from toolkit.model import Model
+
+if TYPE_CHECKING:
+    from toolkit.runtime import Session
+
+BUDGET = 1 << 28
+"""Bytes of observed tensors in one run, by default."""
+
+Progress = Callable[[int, "int | None", str], None]
+"""Told after each feed: (done, total, what); the total is None while nobody knows it."""
+
+
+class Feeds(Protocol):
+    """Feeds that can be read again; `toolkit.calibrate.readers.Reader` is one."""
+
+    def __iter__(self) -> Iterator[Feed]: ...
+
+    def count(self) -> int | None: ...
+
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was observed."""
+
+    observers: Mapping[str, Observer]
+    statistics: Mapping[str, Statistic]
+    failed: Mapping[str, str]
+    """Tensors without a range, and why: they hold NaN or infinity, or change their channels."""
+    sweeps: int
+    """How many times the data were read for it; 0 when all of it was known."""
+
+    def range(self, tensor: str) -> Range:
+        """The range of a tensor; raises NotFinite, with its name, when it has none."""
+        if tensor in self.failed:
+            raise NotFinite(self.failed[tensor])
+        return self.observers[tensor].range(self.statistics[tensor])
+
+    def ranges(self) -> dict[str, Range]:
+        """The ranges of all tensors that have one."""
+        return {tensor: self.range(tensor) for tensor in self.statistics}
+
+
+def observable(model: Model) -> list[str]:
+    """The values that may be observed: inputs and whatever a node of the main graph makes."""
+    graph = model.graph
+    made = (name for node in graph.nodes for name in node.output if name)
+    return list(dict.fromkeys((*graph.feeds, *made)))
+
+
+def collect(
+    model: Model,
+    feeds: Feeds,
+    observers: Mapping[str, Observer],
+    *,
+    budget: int = BUDGET,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    custom_ops: Sequence[str] = (),
+) -> Calibration:
+    """Observe the tensors that `observers` names, on every feed.
+
+    With a `cache` folder, statistics are kept in a file there, named by a digest of model and data.
+    It is written after each sweep, whole or not at all: what it holds is not collected again, be it
+    in another run, with another observer that reads the same statistic, or after an interruption.
+    """
+    known = set(observable(model))
+    strange = next((name for name in observers if name not in known), None)
+    if strange is not None:
+        raise UsageError(f"'{strange}' cannot be observed: no node of the main graph makes it")
+    store = Store(cache, calibration_digest(model, feeds.digest())) if cache else Store()
+    statistics: dict[str, Statistic] = {}
+    failed: dict[str, str] = {}
+    left: dict[str, Statistic] = {}
+    for name, observer in observers.items():
+        statistic = observer.start(name)
+        failure = store.failure(statistic)
+        if failure:
+            failed[name] = failure
+        else:
+            (statistics if store.load(statistic) else left)[name] = statistic
+    sweeps = _plan(model, feeds, list(left), budget, custom_ops)
+    tell = _Teller(progress, len(sweeps), feeds.count())
+    for names in sweeps:
+        chosen = {name: left[name] for name in names}
+        failures = _sweep(_Run(model, names, custom_ops), feeds, chosen, tell)
+        failed |= failures
+        statistics |= {name: chosen[name] for name in names if name not in failures}
+        kept = [chosen[name] for name in names if name not in failures]
+        store.keep(kept, [(chosen[name], why) for name, why in failures.items()])
+    ordered = {name: statistics[name] for name in observers if name in statistics}
+    return Calibration(dict(observers), ordered, failed, len(sweeps))
+
+
+def _sweep(
+    run: _Run, feeds: Iterable[Feed], statistics: Mapping[str, Statistic], tell: _Teller
+) -> dict[str, str]:
+    """Count every feed; returns the tensors that cannot be counted, and why."""
+    failed: dict[str, str] = {}
+    for index, feed in enumerate(feeds):
+        for name, values in run(feed, index):
+            if name in failed or isinstance(values, (list, dict)):
+                continue  # sequences and maps have no range
+            try:
+                statistics[name].update(np.asarray(values))
+            except (NotFinite, Mismatch) as error:
+                failed[name] = str(error)
+        tell.one_more()
+    tell.end_of_sweep()
+    return failed
+
+
+class _Run:
+    """The model with some of its values as outputs; inputs are read from the feed itself."""
+
+    def __init__(self, model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> None:
+        inputs = set(model.graph.inputs)
+        self._fed = [name for name in names if name in inputs]
+        self._made = [name for name in names if name not in inputs]
+        self._session = _session(model, self._made, custom_ops) if self._made else None
+
+    def __call__(self, feed: Feed, index: int) -> Iterator[tuple[str, Any]]:
+        yield from ((name, feed[name]) for name in self._fed if name in feed)
+        if self._session is None:
+            return
+        try:
+            outputs = self._session.run(feed, self._made)
+        except RuntimeRefused as refusal:
+            raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
+        outputs.reverse()
+        for name in self._made:
+            yield name, outputs.pop()  # each is freed when it was counted
+
+
+def _session(model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> Session:
+    from toolkit.runtime import Session
+
+    # Only these: outputs that nobody fetches would be kept until the end of the run as well.
+    copy = model.copy()
+    declared = {value.name: value for value in copy.graph.interface_outputs()}
+    # The runtime infers the type of an output that declares none.
+    outputs = [declared.get(name) or ValueInfoProto(name=name) for name in names]
+    copy.graph.set_interface(outputs=outputs)
+    return Session(copy, custom_ops=custom_ops)
+
+
+def _plan(
+    model: Model, feeds: Iterable[Feed], names: Sequence[str], budget: int, ops: Sequence[str]
+) -> list[list[str]]:
+    """The tensors of each sweep, such that those of the first feed fit into the budget.
+
+    Sizes are measured: of one tensor, then of twice as many as long as there is room for them.
+    """
+    if not names:
+        return []
+    first = next(iter(feeds))
+    sizes: dict[str, int] = {}
+    at, step = 0, 1
+    while at < len(names):
+        probed = names[at : at + step]
+        found = {n: np.asarray(v).nbytes for n, v in _Run(model, probed, ops)(first, 0)}
+        sizes |= found
+        at += step
+        largest = max(sizes.values(), default=1)
+        step = max(1, min(2 * step, budget // (2 * max(largest, 1))))
+    sweeps: list[list[str]] = [[]]
+    room = budget
+    for name in names:
+        size = sizes.get(name, 0)
+        if size > room and sweeps[-1]:
+            sweeps.append([])
+            room = budget
+        sweeps[-1].append(name)
+        room -= size
+    return sweeps
+
+
+class _Teller:
+    """Tells the progress over all sweeps; the first one finds out how many feeds there are."""
+
+    def __init__(self, progress: Progress | None, sweeps: int, count: int | None) -> None:
+        self._progress, self._sweeps, self._count = progress, sweeps, count
+        self._done = self._sweep = self._in_sweep = 0
+
+    def one_more(self) -> None:
+        self._done += 1
+        self._in_sweep += 1
+        if self._progress is not None:
+            total = self._count * self._sweeps if self._count is not None else None
+            what = f"calibrating, sweep {self._sweep + 1} of {self._sweeps}"
+            self._progress(self._done, total, what)
+
+    def end_of_sweep(self) -> None:
+        self._count, self._in_sweep = self._in_sweep, 0
+        self._sweep += 1

@@ -1,0 +1,162 @@
+"""Observers: which statistic of a tensor is gathered, and the range that is read from it.
+
+An observer is a decision, not a store: `start` makes the statistic that gathers, `range` reads a
+statistic. Percentile, entropy and MSE read the same histogram, so a second look costs no second
+run. See `Range` for the rules that all ranges keep.
+
+    observer  gathers              range
+    minmax    extremes             all that was seen
+    average   extremes by batch    their moving average; depends on the order of the samples
+    percentile, entropy, mse       histogram; see `toolkit.calibrate.clipping`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, cast
+
+from toolkit.calibrate import clipping
+from toolkit.calibrate.histogram import Histogram
+from toolkit.calibrate.statistics import Average, ChannelExtremes, Extremes, Range, Statistic
+from toolkit.errors import UsageError
+from toolkit.userfile import suggestion
+
+MOST_LEVELS = 1024
+"""Twice the bins that a histogram has at least would tell nothing of more levels than this."""
+
+
+class Observer(Protocol):
+    """How the range of a tensor is found."""
+
+    name: ClassVar[str]
+
+    def start(self, tensor: str) -> Statistic:
+        """An empty statistic for a tensor of this name."""
+        ...
+
+    def range(self, statistic: Statistic) -> Range:
+        """The range that a statistic made by `start` tells."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MinMax:
+    """From the least to the greatest value."""
+
+    name: ClassVar[str] = "minmax"
+
+    def start(self, tensor: str) -> Statistic:
+        return Extremes(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        found = cast(Extremes, statistic)
+        return Range.around(found.low, found.high) if found.seen else Range.around(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMinMax:
+    """From the least to the greatest value of each index along an axis.
+
+    `range` covers all channels; `ChannelExtremes.ranges` has them one by one.
+    """
+
+    name: ClassVar[str] = "channels"
+    axis: int = 1
+
+    def start(self, tensor: str) -> Statistic:
+        return ChannelExtremes(tensor, self.axis)
+
+    def range(self, statistic: Statistic) -> Range:
+        found = cast(ChannelExtremes, statistic)
+        if not found.seen:
+            return Range.around(0, 0)
+        return Range.around(float(found.low.min()), float(found.high.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class MovingAverage:
+    """The moving average of each batch's extremes: outliers of single batches fade."""
+
+    name: ClassVar[str] = "average"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum is {self.momentum}; it must be from 0 to below 1")
+
+    def start(self, tensor: str) -> Statistic:
+        return Average(tensor, self.momentum)
+
+    def range(self, statistic: Statistic) -> Range:
+        return Range.around(*cast(Average, statistic).bounds())
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """The interval in the middle that holds so many percent of the values."""
+
+    name: ClassVar[str] = "percentile"
+    percent: float = 99.99
+
+    def __post_init__(self) -> None:
+        if not 0 < self.percent <= 100:
+            raise UsageError(f"percent is {self.percent}; it must be above 0 and at most 100")
+
+    def start(self, tensor: str) -> Statistic:
+        return Histogram(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        return Range.around(*clipping.percentile(cast(Histogram, statistic), self.percent))
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """The range with the least Kullback-Leibler divergence after quantization."""
+
+    name: ClassVar[str] = "entropy"
+    levels: int = 256
+
+    def __post_init__(self) -> None:
+        _require_levels(self.levels)
+
+    def start(self, tensor: str) -> Statistic:
+        return Histogram(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        return Range.around(*clipping.least_divergence(cast(Histogram, statistic), self.levels))
+
+
+@dataclass(frozen=True, slots=True)
+class Mse:
+    """The range with the least mean squared error after quantization."""
+
+    name: ClassVar[str] = "mse"
+    levels: int = 256
+
+    def __post_init__(self) -> None:
+        _require_levels(self.levels)
+
+    def start(self, tensor: str) -> Statistic:
+        return Histogram(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        return Range.around(*clipping.least_squares(cast(Histogram, statistic), self.levels))
+
+
+OBSERVERS: tuple[type[Observer], ...] = (MinMax, MovingAverage, Percentile, Entropy, Mse)
+"""Those that a user chooses among; per channel is for who plans the quantization."""
+
+
+def observer_named(name: str) -> Observer:
+    """The observer of this name, as it is by default."""
+    known = {observer.name: observer for observer in OBSERVERS}
+    if name not in known:
+        listed = ", ".join(known)
+        hint = suggestion(name, list(known)) or f"; there are {listed}"
+        raise UsageError(f"no observer is called '{name}'{hint}")
+    return known[name]()
+
+
+def _require_levels(levels: int) -> None:
+    if not 2 <= levels <= MOST_LEVELS:
+        raise UsageError(f"levels is {levels}; it must be from 2 to {MOST_LEVELS}")

@@ -1,0 +1,188 @@
+"""Folders of images, prepared as the model was trained.
+
+pixel = (value * scale - mean) / std, by channel; the layout (NCHW or NHWC), the size and the number
+of channels come from the model's input. Needs Pillow, which the extra `calibrate` installs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from onnx import TensorProto
+
+from toolkit.calibrate.readers.fit import describe
+from toolkit.calibrate.readers.reader import file_bytes
+from toolkit.calibrate.statistics import Array
+from toolkit.errors import UsageError, summarize
+from toolkit.model import Model
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+
+_DEFAULT_SIZE = 224
+"""Height and width where both the model and the options leave them open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocess:
+    """What is done to an image before the model sees it; by default it is scaled to 0..1.
+
+    fit `stretch` resizes to the model's size, `crop` cuts it out of the middle of an image whose
+    shorter side was resized, `letterbox` keeps the proportions and fills up with `fill`.
+    """
+
+    fit: Literal["stretch", "crop", "letterbox"] = "stretch"
+    size: tuple[int, int] | None = None
+    """Height and width, where the model leaves them open."""
+    resize: int | None = None
+    """The shorter side before a crop; by default 256/224 of the size that is cut out."""
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    channels: Literal["rgb", "bgr"] = "rgb"
+    fill: int = 114
+
+    def __post_init__(self) -> None:
+        if any(not value > 0 for value in self.std):
+            raise UsageError(f"std is {self.std}; every number of it must be above 0")
+        sizes = (*(self.size or ()), *([self.resize] if self.resize is not None else []))
+        if any(size < 1 for size in sizes):
+            raise UsageError("the size of images must be 1 or more")
+
+    @classmethod
+    def preset(cls, name: str) -> Preprocess:
+        """`imagenet`: what most classifiers of photographs were trained with."""
+        if name != "imagenet":
+            raise UsageError(f"no image preset is called '{name}'; there is imagenet")
+        return cls(fit="crop", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the model's image input looks like."""
+
+    name: str
+    height: int
+    width: int
+    channels: int
+    channels_last: bool
+    batch: int
+    raw: bool
+    """Whether it takes bytes: those are neither scaled nor normalized."""
+
+
+class ImageFolder:
+    """Image files, one a sample; a model with a fixed batch gets as many at once."""
+
+    def __init__(self, files: Sequence[Path], model: Model, options: Preprocess) -> None:
+        self.notes: list[str] = []
+        self._files, self._options = files, options
+        self._target = _target(model, options)
+        for what, numbers in (("mean", options.mean), ("std", options.std)):
+            if len(numbers) not in (1, self._target.channels):
+                raise UsageError(
+                    f"{what} has {len(numbers)} numbers; the model's input '{self._target.name}' "
+                    f"has {self._target.channels} channels"
+                )
+        left = len(files) % self._target.batch
+        if len(files) < self._target.batch:
+            raise UsageError(f"{len(files)} images make no batch of {self._target.batch}")
+        if left:
+            self.notes.append(f"the last {left} images make no batch of {self._target.batch}")
+        self._pillow = _pillow()
+
+    def count(self) -> int | None:
+        return len(self._files) // self._target.batch
+
+    def fingerprint(self) -> Iterable[bytes] | None:
+        yield repr((self._options, self._target)).encode()
+        yield from file_bytes(self._files)
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        batch = self._target.batch
+        for at in range(0, len(self._files) - batch + 1, batch):
+            group = self._files[at : at + batch]
+            yield f"image '{group[0]}'", {self._target.name: np.stack([*map(self._read, group)])}
+
+    def _read(self, path: Path) -> Array:
+        target, options = self._target, self._options
+        try:
+            with self._pillow.open(path) as opened:
+                image = opened.convert("L" if target.channels == 1 else "RGB")
+        except Exception as error:  # damaged files raise whatever their decoder does
+            raise UsageError(f"image '{path}' cannot be read: {summarize(error)}") from error
+        pixels: Array = np.asarray(self._placed(image))
+        pixels = pixels.reshape(target.height, target.width, target.channels)
+        if options.channels == "bgr":
+            pixels = pixels[..., ::-1]
+        if not target.raw:
+            mean, std = np.asarray(options.mean), np.asarray(options.std)
+            pixels = np.asarray((pixels * options.scale - mean) / std, np.float32)
+        return np.ascontiguousarray(pixels if target.channels_last else np.moveaxis(pixels, 2, 0))
+
+    def _placed(self, image: Any) -> Any:
+        """The image in the model's height and width."""
+        height, width = self._target.height, self._target.width
+        bilinear = self._pillow.Resampling.BILINEAR
+        if self._options.fit == "stretch":
+            return image.resize((width, height), bilinear)
+        if self._options.fit == "letterbox":
+            ratio = min(width / image.width, height / image.height)
+            inner = _scaled(image.size, ratio)
+            fill: Any = self._options.fill
+            empty = self._pillow.new(
+                image.mode, (width, height), fill if image.mode == "L" else (fill,) * 3
+            )
+            empty.paste(image.resize(inner, bilinear), (0, 0))
+            return empty
+        shorter = self._options.resize or round(min(height, width) * 256 / 224)
+        ratio = shorter / min(image.size)
+        ratio = max(ratio, width / image.width, height / image.height)
+        resized = image.resize(_scaled(image.size, ratio), bilinear)
+        left, top = max(resized.width - width, 0) // 2, max(resized.height - height, 0) // 2
+        return resized.crop((left, top, left + width, top + height))
+
+
+def _scaled(size: tuple[int, int], ratio: float) -> tuple[int, int]:
+    return max(round(size[0] * ratio), 1), max(round(size[1] * ratio), 1)
+
+
+def _target(model: Model, options: Preprocess) -> _Target:
+    graph = model.graph
+    if len(graph.feeds) != 1:
+        listed = ", ".join(graph.feeds) or "nothing"
+        raise UsageError(f"images fit a model with one input, this takes {listed}; save .npz files")
+    name = graph.feeds[0]
+    declared = graph.type(name)
+    takes = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8)
+    if declared is None or declared.dtype not in takes or declared.rank != 4:
+        raise UsageError(f"input '{name}' takes no images: it is {describe(declared)}")
+    sizes = [d if isinstance(d, int) and d > 0 else None for d in declared.shape or ()]
+    last = sizes[3] in (1, 3) and sizes[1] not in (1, 3)
+    channels, height, width = (sizes[3], *sizes[1:3]) if last else (sizes[1], *sizes[2:])
+    if channels not in (None, 1, 3):
+        raise UsageError(f"input '{name}' takes no images: it has {channels} channels")
+    wanted = options.size or (_DEFAULT_SIZE, _DEFAULT_SIZE)
+    return _Target(
+        name=name,
+        height=height or wanted[0],
+        width=width or wanted[1],
+        channels=channels or 3,
+        channels_last=last,
+        batch=sizes[0] or 1,
+        raw=declared.dtype == TensorProto.UINT8,
+    )
+
+
+def _pillow() -> Any:
+    """Pillow's module of images; imported by name, since it is an extra."""
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise UsageError(
+            "images need Pillow: pip install 'onnx-toolkit-passes[calibrate]'"
+        ) from error

@@ -1,0 +1,148 @@
+"""Texts through a tokenizer: a line of .txt, a row of .csv or a record of .jsonl is a sample.
+
+The tokenizer is a folder on this machine, as `save_pretrained` writes it; nothing is downloaded.
+A model of fixed length gets padded rows; of any other, rows are as long as their texts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from toolkit.calibrate.readers.reader import file_bytes
+from toolkit.errors import UsageError, summarize
+from toolkit.model import Model
+
+TEXT_ENDINGS = (".txt", ".csv", ".jsonl")
+
+_USUAL_COLUMNS = ("text", "sentence", "content", "question", "review")
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How texts are found and tokenized."""
+
+    tokenizer: str | None = None
+    """The tokenizer's folder."""
+    columns: tuple[str, ...] = ()
+    """The column or field of the text, or two for a pair; by default `text` or the like."""
+    max_length: int = 128
+    """Tokens of a sample at most, where the model leaves the length open."""
+
+    def __post_init__(self) -> None:
+        if len(self.columns) > 2:
+            raise UsageError(f"{len(self.columns)} columns were named; a text has one or two")
+        if self.max_length < 1:
+            raise UsageError(f"max_length is {self.max_length}; it must be 1 or more")
+
+
+class TextFile:
+    """A file of texts."""
+
+    def __init__(self, path: Path, model: Model, options: TextOptions) -> None:
+        self.notes: list[str] = []
+        self._path, self._options = path, options
+        if options.tokenizer is None:
+            raise UsageError(f"'{path}' holds text: name the folder of the model's tokenizer")
+        self._folder = Path(options.tokenizer).expanduser()
+        self._tokenizer = _load_tokenizer(self._folder)
+        graph = model.graph
+        shapes = [shape for shape in map(graph.shape, graph.feeds) if shape and len(shape) == 2]
+        batch, length = shapes[0] if shapes else (None, None)
+        self._batch = batch if isinstance(batch, int) and batch > 0 else 1
+        self._length = length if isinstance(length, int) and length > 0 else None
+        if self._length is not None or self._batch > 1:
+            self._require_padding()
+
+    def count(self) -> int | None:
+        return None
+
+    def fingerprint(self) -> Iterable[bytes] | None:
+        options = (self._options.columns, self._options.max_length, self._batch, self._length)
+        yield repr(options).encode()
+        yield from file_bytes([self._path])
+        yield from file_bytes(sorted(f for f in self._folder.iterdir() if f.is_file()))
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        texts = self._texts()
+        index = 0
+        while group := list(islice(texts, self._batch)):
+            if len(group) < self._batch:
+                left = f"the last {len(group)} texts make no batch of {self._batch}"
+                self.notes.append(left)
+                return
+            yield f"'{self._path}', sample {index}", self._tokens(group)
+            index += 1
+
+    def _tokens(self, group: list[tuple[str, ...]]) -> dict[str, Any]:
+        columns: list[Any] = [list(column) for column in zip(*group, strict=True)]
+        padding: Any = "max_length" if self._length is not None else self._batch > 1
+        try:
+            made: Any = self._tokenizer(
+                *columns,
+                truncation=True,
+                max_length=self._length or self._options.max_length,
+                padding=padding,
+                return_tensors="np",
+            )
+        except Exception as error:  # tokenizers raise whatever they like
+            raise UsageError(f"'{self._folder}' cannot tokenize: {summarize(error)}") from error
+        return {str(name): made[name] for name in made}
+
+    def _texts(self) -> Iterator[tuple[str, ...]]:
+        ending = self._path.suffix.lower()
+        try:
+            with self._path.open(encoding="utf-8", newline="" if ending == ".csv" else None) as f:
+                if ending == ".txt":
+                    yield from ((line.strip(),) for line in f if line.strip())
+                elif ending == ".csv":
+                    yield from map(self._pick, csv.DictReader(f))
+                else:
+                    yield from (self._pick(json.loads(line)) for line in f if line.strip())
+        except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+            raise UsageError(f"'{self._path}' cannot be read: {summarize(error)}") from error
+
+    def _pick(self, row: Any) -> tuple[str, ...]:
+        """The text of a row, or the two of a pair."""
+        if not isinstance(row, dict):
+            raise UsageError(f"'{self._path}' holds a line that is no record of named fields")
+        record = cast("dict[str, Any]", row)
+        columns = self._options.columns
+        if not columns:
+            usual = [name for name in _USUAL_COLUMNS if name in record]
+            columns = (usual[0],) if usual else tuple(record)[:1] if len(record) == 1 else ()
+        listed = ", ".join(map(str, record))
+        if not columns:
+            raise UsageError(f"'{self._path}' has the columns {listed}: name that of the text")
+        absent = next((name for name in columns if not isinstance(record.get(name), str)), None)
+        if absent is not None:
+            raise UsageError(f"'{self._path}' has no text in '{absent}'; its columns are {listed}")
+        return tuple(record[name] for name in columns)
+
+    def _require_padding(self) -> None:
+        """Rows of one length need a padding token; decoders often have none of their own."""
+        if self._tokenizer.pad_token is None:
+            if self._tokenizer.eos_token is None:
+                raise UsageError(f"tokenizer '{self._folder}' has no padding token")
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    if not folder.is_dir():
+        raise UsageError(f"tokenizer '{folder}' is no folder on this machine")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UsageError(
+            "texts need transformers: pip install 'onnx-toolkit-passes[export]'"
+        ) from error
+    loader: Any = AutoTokenizer
+    try:
+        return loader.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # anything may be in that folder
+        raise UsageError(f"'{folder}' holds no tokenizer: {summarize(error)}") from error
