@@ -7,6 +7,7 @@ A model of fixed length gets padded rows; of any other, rows are as long as thei
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -136,13 +137,12 @@ def _load_tokenizer(folder: Path) -> Any:
     if not folder.is_dir():
         raise UsageError(f"tokenizer '{folder}' is no folder on this machine")
     try:
-        from transformers import AutoTokenizer
+        transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise UsageError(
             "texts need transformers: pip install 'onnx-toolkit-passes[export]'"
         ) from error
-    loader: Any = AutoTokenizer
     try:
-        return loader.from_pretrained(str(folder), local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # anything may be in that folder
         raise UsageError(f"'{folder}' holds no tokenizer: {summarize(error)}") from error
