@@ -64,6 +64,8 @@ def check_proto(proto: ModelProto) -> None:
             f"onnx knows is {IR_VERSION}; update onnx, or export for an older one"
         )
     functions = {(nd.plain_domain(f.domain), f.name) for f in proto.functions}
+    known = [f"{f.domain}::{f.name}{f.overload and ':' + f.overload}" for f in proto.functions]
+    _require_distinct(known, "functions are")
     opsets = _opsets(proto.opset_import, "the model")
     if not opsets and proto.ir_version < 3:
         opsets = {"": 1}  # before IR 3 there was no choice

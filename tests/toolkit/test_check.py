@@ -31,6 +31,20 @@ def tensor(kind: int, dims: list[int], **data) -> TensorProto:
 # What comes in -----------------------------------------------------------------------------------
 
 
+def test_two_functions_of_one_name():
+    proto = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    for overload in ("", "other", ""):
+        function = helper.make_function(
+            "own", "twin", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], []
+        )
+        function.overload = overload
+        proto.functions.append(function)
+    with pytest.raises(ModelError, match="two functions are called 'own::twin'"):
+        check_proto(proto)
+    del proto.functions[2]
+    check_proto(proto)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
