@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolkit.api import load, optimize
+    from toolkit.calibrate.data import Calib
     from toolkit.errors import ModelError, NotProven, SaveError, ToolkitError, UsageError
     from toolkit.graph import Graph
     from toolkit.model import Model
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "toolkit.api": ("load", "optimize"),
+    "toolkit.calibrate.data": ("Calib",),
     "toolkit.errors": ("ModelError", "NotProven", "SaveError", "ToolkitError", "UsageError"),
     "toolkit.graph": ("Graph",),
     "toolkit.model": ("Model",),
@@ -51,6 +53,7 @@ __all__ = [
     "EXACT",
     "FLOAT",
     "QUANT",
+    "Calib",
     "Context",
     "Graph",
     "Miss",

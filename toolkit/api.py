@@ -13,6 +13,7 @@ from toolkit.registry import parse_passes
 from toolkit.result import Result
 
 if TYPE_CHECKING:
+    from toolkit.calibrate.data import Calib
     from toolkit.feeds import Sample
 
 
@@ -31,6 +32,7 @@ def optimize(
     samples: Sequence[Sample] = (),
     seed: int = 0,
     custom_ops: Sequence[str] = (),
+    calib: Calib | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Run passes over a model and prove the result against the original.
@@ -39,7 +41,8 @@ def optimize(
     rules and such strings. `opset` is the newest opset that they may lift the model to where they
     would take a newer one than it has; `"keep"` means none at all. `samples` are real inputs to
     validate with, as dicts of arrays by input name or as .npz files; besides them, inputs are made
-    up inside each input's domain. The source is never modified. Raises `NotProven` when the result
+    up inside each input's domain. `calib` names the data that quantization measures ranges with, as
+    `Calib("samples.npz")`. The source is never modified. Raises `NotProven` when the result
     differs from the original beyond the tolerance of its passes.
     """
     listed = [passes] if isinstance(passes, str) else passes
@@ -51,6 +54,7 @@ def optimize(
         seed=seed,
         custom_ops=tuple(custom_ops),
         opset=opset,
+        calib=calib,
         progress=progress or (lambda _: None),
     )
     model = Model.of(source)

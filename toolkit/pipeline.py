@@ -21,9 +21,10 @@ from toolkit.errors import NotProven, ToolkitError, UsageError, summarize
 from toolkit.journal import Rewrite
 from toolkit.model import Model
 from toolkit.result import ModelStats, PassResult, Result, Status, Undone
-from toolkit.tolerance import EXACT, Tolerance
+from toolkit.tolerance import EXACT, QUANT, Tolerance
 
 if TYPE_CHECKING:
+    from toolkit.calibrate.data import Calib, CalibrationData
     from toolkit.feeds import Sample
     from toolkit.misses import Misses
     from toolkit.validate import Validator, Verdict
@@ -63,13 +64,16 @@ class Context:
     """What a pass may know beside the model.
 
     `misses` records where rules nearly matched. `opset` bounds how far a pass may lift the model
-    where the user did not name an opset to that pass itself.
+    where the user did not name an opset to that pass itself. `calibration` are the user's samples,
+    None without any. `floats` is the model as it was before the first pass that quantizes.
     """
 
     target: str = "ort-cpu"
     custom_ops: tuple[str, ...] = ()
     misses: Misses | None = None
     opset: OpsetLimit = None
+    calibration: CalibrationData | None = None
+    floats: Model | None = None
     notes: list[str] = field(default_factory=list[str])
 
     def note(self, text: str) -> None:
@@ -92,7 +96,8 @@ class Progress:
 class Pipeline:
     """Passes in order, with a proof behind each one.
 
-    `opset` bounds how far the model may be lifted; `misses` gets the near misses of all rules.
+    `opset` bounds how far the model may be lifted; `misses` gets the near misses of all rules;
+    `calib` says where calibration data come from, for passes that quantize by them.
     """
 
     passes: Sequence[Pass]
@@ -104,6 +109,7 @@ class Pipeline:
     progress: Callable[[Progress], None] = lambda _: None
     opset: OpsetLimit = None
     misses: Misses | None = None
+    calib: Calib | None = None
 
     def __post_init__(self) -> None:
         require_choice("validate", self.validate, Validate)
@@ -125,14 +131,19 @@ class Pipeline:
         check_input(model)
         before = ModelStats.of(model)
         validator = self._validator(model)
+        data = self.calib.open(model, self.custom_ops) if self.calib is not None else None
+        floats: Model | None = None
         results: list[PassResult] = []
         settled: list[tuple[Pass, int]] = []
         for index, item in enumerate(self.passes):
             if any(item == other and model.revision == at for other, at in settled):
                 results.append(_skipped(item))
                 continue
+            if floats is None and item.tolerance is QUANT:
+                floats = model.copy()
             self._tell(index, item.name, "running")
-            results.append(self._run_pass(index, item, model, validator))
+            ctx = Context(self.target, self.custom_ops, self.misses, self.opset, data, floats)
+            results.append(self._run_pass(index, item, model, validator, ctx))
             if getattr(item, "idempotent", False):
                 settled.append((item, model.revision))
         proof = self._prove_end(model, validator, results)
@@ -149,10 +160,9 @@ class Pipeline:
     # -- one pass
 
     def _run_pass(
-        self, index: int, item: Pass, model: Model, validator: Validator | None
+        self, index: int, item: Pass, model: Model, validator: Validator | None, ctx: Context
     ) -> PassResult:
         started = time.perf_counter()
-        ctx = Context(self.target, self.custom_ops, self.misses, self.opset)
         undone: list[Undone] = []
         given_up: list[str] = []
         status: Status = "unchanged"

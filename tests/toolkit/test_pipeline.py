@@ -13,6 +13,8 @@ from passes.shapes import Shapes
 from toolkit import (
     EXACT,
     FLOAT,
+    QUANT,
+    Calib,
     Context,
     Model,
     NotProven,
@@ -23,6 +25,7 @@ from toolkit import (
     rewrite,
     var,
 )
+from toolkit.calibrate.observers import MinMax
 
 LAYERS = 12
 
@@ -400,3 +403,44 @@ def test_a_pass_answers_for_what_it_adds() -> None:
     # Those that may do the same mathematics in another order share one allowance.
     result = run(tower(), *(Nudge(f"w{i}", 3e-5, FLOAT) for i in range(5)))
     assert [done.status for done in result.passes] == ["applied"] * 3 + ["reverted"] * 2
+
+
+# Calibration data
+
+
+@dataclass(frozen=True)
+class Observing:
+    """Writes what it is given into its context's notes, and moves the output by nothing."""
+
+    name: str = "observing"
+    tolerance: Tolerance = QUANT
+
+    def run(self, model: Model, ctx: Context) -> None:
+        assert ctx.calibration is not None
+        assert ctx.floats is not None
+        (made,) = ctx.floats.graph.nodes
+        found = ctx.calibration.collect(ctx.floats, {made.output[0]: MinMax()})
+        ctx.note(f"{made.op_type} reaches {found.range(made.output[0]).high:.0f}")
+
+
+def doubled() -> Model:
+    return Model.from_proto(
+        parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        main (float[batch, 2] x) => (float[batch, 2] y) { y = Add(x, x) }
+    """)
+    )
+
+
+def test_calibration_reaches_the_passes() -> None:
+    model = doubled()
+    feeds = [{"x": np.full((1, 2), value, np.float32)} for value in (1, 4, 3)]
+    pipeline = Pipeline([Observing(), Observing()], calib=Calib(feeds))
+    first, second = pipeline.run(model).passes
+    assert first.notes == second.notes == ["Add reaches 8"]
+
+
+def test_a_calibration_source_that_is_none() -> None:
+    model = doubled()
+    with pytest.raises(UsageError, match="does not exist"):
+        Pipeline([Observing()], calib=Calib("nowhere.npz")).run(model)

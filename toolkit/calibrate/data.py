@@ -1,0 +1,59 @@
+"""Calibration data: where samples come from, and, for one model, the feeds that passes observe.
+
+`Calib` is what a user says; `CalibrationData` is what a pass gets in its context. A pass may change
+the graph but never the model's inputs, so the feeds of the original serve all passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.calibrate.collect import Calibration, Feeds, Progress, collect
+from toolkit.calibrate.observers import Observer
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.readers import ReaderOptions
+    from toolkit.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationData:
+    """Feeds for a model, and how statistics of them are gathered."""
+
+    feeds: Feeds
+    cache: Path | None = None
+    """A folder in which statistics are kept between runs."""
+    custom_ops: tuple[str, ...] = ()
+    progress: Progress | None = None
+
+    def collect(self, model: Model, observers: Mapping[str, Observer]) -> Calibration:
+        """Observe tensors of `model`, as it is now, on every feed."""
+        return collect(
+            model,
+            self.feeds,
+            observers,
+            cache=self.cache,
+            progress=self.progress,
+            custom_ops=self.custom_ops,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calib:
+    """What a user says of calibration: a source (see `toolkit.calibrate.readers`) and options."""
+
+    source: object
+    options: ReaderOptions | None = None
+    cache: Path | None = None
+
+    def open(
+        self, model: Model, custom_ops: Sequence[str] = (), progress: Progress | None = None
+    ) -> CalibrationData:
+        """The data for this model; raises UsageError when there is no such source."""
+        from toolkit.calibrate.readers import reader_for
+
+        reader = reader_for(self.source, model, self.options)
+        return CalibrationData(reader, self.cache, tuple(custom_ops), progress)
