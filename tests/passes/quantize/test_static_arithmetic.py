@@ -125,7 +125,8 @@ def test_convolutions(x: str, w: tuple[int, ...], attributes: str, options: dict
 def test_gemm(turned: int) -> None:
     shape = (8, 16) if turned else (16, 8)
     constants = f"{floats('m', *shape)}, {floats('b', 8)}, {floats('n', 8, 8)}"
-    nodes = f"h = Gemm <transB = {turned}> (x, m, b) r = Relu (h) y = Gemm (r, n)"
+    first = f"h = Gemm <transB = {turned}, alpha = 1.0, beta = 1.0> (x, m, b)"
+    nodes = f"{first} r = Relu (h) y = Gemm (r, n)"
     subject = written(typed("g (float[N, 16] x) => (float[N, 8] y)", constants, nodes, 21))
     _, reads, (found,) = the(subject, "QGemm")
     a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = reads
