@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from passes import views
-from passes.cleanup import casts, elementwise, indexing, pieces, shape, windows
+from passes.cleanup import casts, elementwise, indexing, parts, pieces, shape, windows
 from toolkit.model import Model
 from toolkit.rules import apply_rules
 from toolkit.tolerance import EXACT, Tolerance
@@ -25,6 +25,7 @@ RULES = (
     *elementwise.RULES,
     *pieces.RULES,
     *indexing.RULES,
+    *parts.RULES,
     *windows.RULES,
 )
 

@@ -17,8 +17,8 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.axes import positive_axes
-from passes.indices import Count, count, size_in_inputs
-from passes.operands import broadcast, int_operand, int_vector, operand, unsqueeze
+from passes.indices import Count, count, size_in_inputs, truth
+from passes.operands import broadcast, int_operand, int_vector, operand, same_shape, unsqueeze
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.pattern import const, op, var
@@ -215,4 +215,17 @@ def _only_row(g: Graph, value: str) -> Array | None:
     return table[index] if -rows <= index < rows else None
 
 
-RULES = (gather_nd_of_all, gather_in_order, gather_of_positions, operand_of_one_row)
+# -- known conditions
+
+
+@rewrite(op.any("And", "Or")(x, var("c")), opset=7)
+def known_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
+    """x and true, x or false, where comparing counts tells."""
+    wanted = nd.is_op(node, "And")
+    for value, other in ((x, c), (c, x)):
+        if same_shape(g, value, node.output[0]) and truth(g, other) is wanted:
+            return value
+    return None
+
+
+RULES = (known_operand, gather_nd_of_all, gather_in_order, gather_of_positions, operand_of_one_row)

@@ -248,6 +248,33 @@ def operand_expanded_in_vain(g: Graph, node: NodeProto) -> str | None:
     return g.op(node.op_type, *values, at=node, **nd.attrs(node))
 
 
+unsqueezed = op.Unsqueeze(x, ...).shared()
+
+
+@rewrite(
+    broadcasting(unsqueezed, ...),
+    broadcasting(var(), unsqueezed, ...),
+    broadcasting(var(), var(), unsqueezed, ...),
+    opset=8,
+)
+def operand_unsqueezed_in_vain(g: Graph, node: NodeProto) -> str | None:
+    """Axes of size 1 in front are what broadcasting adds."""
+    values = list(node.input)
+    for place, value in enumerate(values):
+        producer = g.producer(value)
+        if producer is None or not nd.is_op(producer, "Unsqueeze"):
+            continue
+        axes = positive_axes(int_operand(g, producer, "axes", 1), g.rank(value))
+        if axes is None or sorted(axes) != list(range(len(axes))):
+            continue
+        values[place] = producer.input[0]
+        if not _same_result(g, values, node.output[0]):
+            values[place] = value
+    if values == list(node.input):
+        return None
+    return g.op(node.op_type, *values, at=node, **nd.attrs(node))
+
+
 def _same_result(g: Graph, values: Sequence[str], result: str) -> bool:
     shapes: list[Shape] = []
     for value in values:
@@ -271,4 +298,5 @@ RULES = (
     expand_to_same_shape,
     tile_by_one,
     operand_expanded_in_vain,
+    operand_unsqueezed_in_vain,
 )

@@ -123,13 +123,14 @@ def _only_user(g: Graph, value: str) -> NodeProto | None:
 def _meets_at(g: Graph, value: str) -> NodeProto | None:
     """The first operator behind `value` that reads another varying value beside it."""
     for _ in range(_LONGEST_WAY):
-        reader = _only_user(g, value)
+        users = [user for user in g.users(value) if nd.is_op(user, "Attention")]
+        reader = users[0] if len(users) == 1 else _only_user(g, value)
         if reader is None or reader.domain not in nd.STANDARD_DOMAINS:
             return None
         others = [name for name in nd.inputs_of(reader) if name != value]
-        if nd.is_op(reader, "Attention") or not all(map(g.is_const, others)):
-            if not nd.is_op(reader, "RotaryEmbedding"):
-                return reader
+        varies = not all(map(g.is_const, others)) and not nd.is_op(reader, "RotaryEmbedding")
+        if varies or nd.is_op(reader, "Attention"):
+            return reader
         value = reader.output[0]
     return None
 
