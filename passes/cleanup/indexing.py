@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from passes.axes import positive_axes
 from passes.indices import Count, count, size_in_inputs, truth
@@ -215,6 +215,28 @@ def _only_row(g: Graph, value: str) -> Array | None:
     return table[index] if -rows <= index < rows else None
 
 
+# -- narrow detours
+
+_narrow = op.Cast(op.CumSum(var("steps"), ...).shared().named("total"), to=TensorProto.INT32)
+_flag = op.Cast(var("flag"), to=TensorProto.INT32).shared()
+
+
+@rewrite(op.Cast(op.Mul(_narrow, _flag), to=TensorProto.INT64), opset=13)
+def counted_in_narrow_integers(
+    g: Graph, steps: str, flag: str, total: NodeProto, node: NodeProto
+) -> str | None:
+    """How many were true so far, in 32 bits and back: no axis is so long that it would matter."""
+    counted = g.producer(steps)
+    if counted is None or not nd.is_op(counted, "Cast"):
+        return None
+    if g.dtype(total.output[0]) != TensorProto.INT64 or g.dtype(flag) != TensorProto.BOOL:
+        return None
+    if g.dtype(counted.input[0]) != TensorProto.BOOL:
+        return None
+    wide = steps if counted.input[0] == flag else g.op("Cast", flag, at=node, to=TensorProto.INT64)
+    return g.op("Mul", total.output[0], wide, at=node)
+
+
 # -- known conditions
 
 
@@ -228,4 +250,11 @@ def known_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
     return None
 
 
-RULES = (known_operand, gather_nd_of_all, gather_in_order, gather_of_positions, operand_of_one_row)
+RULES = (
+    counted_in_narrow_integers,
+    known_operand,
+    gather_nd_of_all,
+    gather_in_order,
+    gather_of_positions,
+    operand_of_one_row,
+)

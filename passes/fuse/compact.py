@@ -2,6 +2,8 @@
 
     merged maps     query, key and value are one MatMul, one Add and a Split
     sum             a + b + c = Sum(a, b, c), added in the same order
+    added tokens    Concat(tokens for each image, x) + c = Pad(x) + (c + tokens)
+    rows moved      windows are cut and merged by one Gather of rows (`moves`)
     boolean mask    Attention takes the condition itself where the mask adds 0 or minus infinity
 
 None of it is faster on the runtime's CPU kernels, so no other target does it: `merged` says what
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.fuse.merged import merges, write
+from passes.fuse import merged, moves
+from passes.fuse.tokens import added_tokens
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -76,7 +79,7 @@ def _is_all(g: Graph, value: str, number: float) -> bool:
     return stored is not None and stored.size == 1 and stored.reshape(-1)[0] == number
 
 
-RULES = (sum_of_all, boolean_mask)
+RULES = (added_tokens, sum_of_all, boolean_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,12 @@ class Compact:
             return
         for graph in model.graphs():
             self._merge(graph, ctx)
+            for chain in moves.chains(graph):
+                moves.write(graph, chain)
         apply_rules(model, RULES, ctx)
 
     def _merge(self, g: Graph, ctx: Context) -> None:
-        found = merges(g)
+        found = merged.merges(g)
         unique = {merge.weights: merge for merge in found}
         total = sum(merge.bytes(g) for merge in unique.values())
         if total > self.max_bytes:
@@ -108,4 +113,4 @@ class Compact:
         stored: dict[tuple[str, ...], str] = {}
         for merge in found:
             if g.begin("merged-maps", merge.members[0].node):
-                write(g, merge, stored)
+                merged.write(g, merge, stored)
