@@ -18,13 +18,15 @@ from onnx import NodeProto, TensorProto
 
 from passes.axes import positive_axes
 from passes.indices import Count, count, size_in_inputs, truth
-from passes.operands import broadcast, int_operand, int_vector, operand, same_shape, unsqueeze
+from passes.operands import broadcast, dims, int_operand, int_vector, operand, same_shape, unsqueeze
+from passes.shapes.dims import sliced
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
+from toolkit.optypes import BROADCASTING
 from toolkit.pattern import const, op, var
 from toolkit.rules import rewrite
 from toolkit.symbolic import Dim
-from toolkit.types import Shape
+from toolkit.types import Shape, TensorType
 
 x = var("x")
 
@@ -153,14 +155,38 @@ def gather_of_positions(g: Graph, table: str, at: str, node: NodeProto) -> str |
     if changed and g.use_count(table) != 1:
         return None  # it would be stored twice
     end = _length(g, at, found.shape[axis], rows, node)
-    if not end:
+    known = dims(g, end) if end else None
+    size = sliced(rows - first, 0, known[0], 1) if known else None
+    if size is None or (size != found.shape[axis] and not _is_measured(g, node, axis)):
         return None
     if changed:
         shape = [1] * len(found.shape)
         shape[axis] = rows - first
         table = g.constant(stored[first:].reshape(*shape, -1), "positions")
     bounds = int_vector(g, [0], "start"), end, int_vector(g, [axis], "axes")
-    return g.op("Slice", table, *bounds, at=node)
+    result = g.op("Slice", table, *bounds, at=node)
+    sizes: list[Dim] = [1] * len(found.shape)
+    sizes[axis] = size
+    # Not the size that the Gather had: where the table is too short, a Slice ends.
+    g.learn_type(result, TensorType(g.dtype(table), (*sizes, stored.shape[1])))
+    return result
+
+
+def _is_measured(g: Graph, node: NodeProto, axis: int) -> bool:
+    """Whether all that reads the rows broadcasts them against as many as the indices ask for.
+
+    Then their number is known without them, and a table that is too short still fails.
+    """
+    value = node.output[0]
+    shape = g.shape(value) or ()
+    back = axis - len(shape)
+    for user in g.users(value):
+        if not nd.is_op(user, *BROADCASTING):
+            return False
+        others = [g.shape(name) or () for name in user.input if name != value]
+        if not any(-back <= len(other) and other[back] == shape[axis] for other in others):
+            return False
+    return not g.is_output(value) and bool(shape)
 
 
 def _length(g: Graph, at: str, size: Dim, rows: int, node: NodeProto) -> str:
