@@ -204,8 +204,9 @@ RULES = (
     reshape_of_view,
     merged_axes,
     view_of_view,
-    reshape_by_ones,
-    views_by_ones,
     transpose_without_effect,
     transpose_of_transpose,
 )
+
+BY_ONES = (reshape_by_ones, views_by_ones)
+"""For computed shapes: once, when all sizes are known."""

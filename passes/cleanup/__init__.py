@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RULES = (
     *shape.RULES,
     *views.RULES,
+    *views.BY_ONES,
     *casts.RULES,
     *elementwise.RULES,
     *pieces.RULES,

@@ -154,9 +154,8 @@ def gather_of_positions(g: Graph, table: str, at: str, node: NodeProto) -> str |
     changed = first > 0 or len(found.shape) > 1
     if changed and g.use_count(table) != 1:
         return None  # it would be stored twice
-    end = _length(g, at, found.shape[axis], rows, node)
-    known = dims(g, end) if end else None
-    size = sliced(rows - first, 0, known[0], 1) if known else None
+    end, length = _length(g, at, found.shape[axis], rows, node)
+    size = sliced(rows - first, 0, length, 1)
     if size is None or (size != found.shape[axis] and not _is_measured(g, node, axis)):
         return None
     if changed:
@@ -189,21 +188,21 @@ def _is_measured(g: Graph, node: NodeProto, axis: int) -> bool:
     return not g.is_output(value) and bool(shape)
 
 
-def _length(g: Graph, at: str, size: Dim, rows: int, node: NodeProto) -> str:
-    """A vector with the number of positions, which may say more than there are; else blank."""
+def _length(g: Graph, at: str, size: Dim, rows: int, node: NodeProto) -> tuple[str, Dim | None]:
+    """A vector with the number of positions, which may say more than there are, and the number."""
     if isinstance(size, int):
-        return int_vector(g, [size], "end")
+        return int_vector(g, [size], "end"), size
     cut = g.producer(at)
     if cut is not None and nd.is_op(cut, "Slice") and len(cut.input) > 2:
         # A table of positions cut to the length: the table of rows is as long.
-        whole = g.shape(cut.input[0]) or ()
+        whole, ends = g.shape(cut.input[0]) or (), dims(g, cut.input[2])
         starts, axes = operand(g, cut, "starts", 1), int_operand(g, cut, "axes", 3, absent=[0])
-        if starts == [0] and axes and len(axes) == 1 and whole[axes[0]] == rows:
-            return cut.input[2]
+        if starts == [0] and ends and axes and len(axes) == 1 and whole[axes[0]] == rows:
+            return cut.input[2], ends[0]
     place = size_in_inputs(g, size)
     if place is None or g.opset() < 15:
-        return ""
-    return g.op("Shape", place[0], at=node, start=place[1], end=place[1] + 1)
+        return "", None
+    return g.op("Shape", place[0], at=node, start=place[1], end=place[1] + 1), size
 
 
 # -- one row for all

@@ -78,21 +78,21 @@ def transpose_of_split_axis(
 # -- a Split in disguise
 
 
-@rewrite(op.Reshape(x, var()), opset=13)
-def parts_of_last_axis(g: Graph, x: str, node: NodeProto) -> str | None:
+@rewrite(op.any("Slice", "Gather")(op.Reshape(x, ...).shared().named("view"), ...), opset=13)
+def parts_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> str | None:
     """All entries of an axis that a Reshape has split off the last one, viewed as parts of that."""
-    shape, view = g.shape(x), g.shape(node.output[0])
-    if not shape or view is None or len(view) < len(shape) + 1:
+    shape, apart = g.shape(x), g.shape(view.output[0])
+    if not shape or apart is None or len(apart) < len(shape) + 1:
         return None
     axis = len(shape) - 1
-    count, whole = view[axis], shape[-1]
-    if view[:axis] != shape[:axis] or not isinstance(count, int) or not isinstance(whole, int):
+    count, whole = apart[axis], shape[-1]
+    if apart[:axis] != shape[:axis] or not isinstance(count, int) or not isinstance(whole, int):
         return None
-    if not 1 < count <= 8 or whole % count or g.is_output(node.output[0]):
+    if not 1 < count <= 8 or whole % count or g.is_output(view.output[0]):
         return None
     part = (*shape[:axis], whole // count)
     ends: list[tuple[int, NodeProto]] = []
-    for user in g.users(node.output[0]):
+    for user in g.users(view.output[0]):
         index = _entry(g, user, axis)
         found = None if index is None else _viewed_as(g, user, part)
         if index is None or found is None:
@@ -101,7 +101,7 @@ def parts_of_last_axis(g: Graph, x: str, node: NodeProto) -> str | None:
     if {index for index, _ in ends} != set(range(count)):
         return None
     sizes = int_vector(g, [whole // count] * count, "sizes")
-    split = g.add("Split", [x, sizes], count, {"axis": axis}, at=node)
+    split = g.add("Split", [x, sizes], count, {"axis": axis}, at=view)
     for index, end in ends:
         g.replace(end.output[0], split.output[index])
         g.prune(end)
@@ -114,7 +114,10 @@ def _entry(g: Graph, node: NodeProto, axis: int) -> int | None:
     if nd.is_op(node, "Gather"):
         indices = ints(g, node.input[1])
         axes = positive_axes([nd.attr(node, "axis", 0)], rank)
-        return indices[0] if axes == [axis] and indices and len(indices) == 1 else None
+        size = (g.shape(node.input[0]) or ())[axis] if axes == [axis] else None
+        if not isinstance(size, int) or not indices or len(indices) != 1:
+            return None
+        return indices[0] % size
     if not nd.is_op(node, "Slice"):
         return None
     found = cut(g, node)

@@ -154,7 +154,8 @@ class BiasWriter:
             raise Miss(f"the bias '{value}' makes the scores larger")
         if bias.masked is not None and rank > 3:
             value = _decisive(g, value, bias.where_true)
-            shape = g.shape(value) or shape
+            stripped = g.shape(value)
+            shape = shape if stripped is None else stripped
         if all(size == 1 for size in shape[:-2]):
             return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
         if rank > 3 and bias.matrices[-1] != layout.heads:

@@ -4,8 +4,8 @@
 
 Windows of an image are cut, shifted and merged like this (Swin): whatever the chain does, it does
 alike to every image of the batch, and whole rows of the last axis stay together. Which row goes
-where is found by running the chain on numbers, for one image and for two: if the second image ends
-up behind the first, in the same order, the batch has no part in it.
+where is found by running the chain on numbers, for one image and for three: if the others end up
+behind the first, in the same order, the batch has no part in it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from toolkit.types import Shape
 
 _MOVES = ("Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Gather")
 _MOST_NODES = 24
+_IMAGES = 3
 _MOST_ELEMENTS = 1 << 21
 """Of one image: beyond, finding out would take longer than a moment."""
 
@@ -144,11 +145,11 @@ def _rows(g: Graph, chain: Chain, pieces: int, sizes: list[int]) -> Array | None
     count, width = pieces * math.prod(sizes), sizes[-1]
     if not 0 < count <= _MOST_ELEMENTS or width < 2:
         return None
-    one, two = (_moved(g, chain, images * pieces, sizes) for images in (1, 2))
-    if one is None or two is None or one.size % width or two.size != 2 * one.size:
+    one, more = (_moved(g, chain, images * pieces, sizes) for images in (1, _IMAGES))
+    if one is None or more is None or one.size % width or more.size != _IMAGES * one.size:
         return None
     first = one.reshape(-1)
-    if not np.array_equal(two.reshape(2, -1), np.stack([first, first + count])):
+    if not np.array_equal(more.reshape(_IMAGES, -1), first + count * np.arange(_IMAGES)[:, None]):
         return None
     places = first.reshape(-1, width)
     starts = places[:, :1]
