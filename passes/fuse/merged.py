@@ -140,7 +140,7 @@ def write(g: Graph, merge: Merge, stored: dict[tuple[str, ...], str]) -> None:
     members, first = merge.members, merge.members[0].node
     turned = bool(nd.attr(first, "transB", 0))
     joined = _joined(g, merge, stored, axis=0 if turned else 1)
-    bias = _bias(g, merge)
+    bias = _bias(g, merge, stored)
     sizes = [member.size for member in members]
     if nd.is_op(first, "Gemm"):
         inputs = nd.without_blanks([first.input[0], joined, bias])
@@ -174,8 +174,11 @@ def _joined(g: Graph, merge: Merge, stored: dict[tuple[str, ...], str], axis: in
     return name
 
 
-def _bias(g: Graph, merge: Merge) -> str:
+def _bias(g: Graph, merge: Merge, stored: dict[tuple[str, ...], str]) -> str:
     """The members' biases in a row, 0 for one without; blank when none has any."""
+    names = ("bias", *(member.bias for member in merge.members), *merge.weights)
+    if names in stored:
+        return stored[names]
     parts: list[Array | None] = [g.const(m.bias) if m.bias else None for m in merge.members]
     known = next((part for part in parts if part is not None), None)
     if known is None:
@@ -184,4 +187,5 @@ def _bias(g: Graph, merge: Merge) -> str:
         np.zeros(member.size, known.dtype) if part is None else part.reshape(-1)
         for part, member in zip(parts, merge.members, strict=True)
     ]
-    return g.constant(np.concatenate(filled), "bias")
+    stored[names] = g.constant(np.concatenate(filled), "bias")
+    return stored[names]
