@@ -29,6 +29,8 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
     "lower": "passes.lower:Lower",
+    "smooth": "passes.quantize.smooth:Smooth",
+    "equalize": "passes.quantize.equalize:Equalize",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
