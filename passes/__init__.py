@@ -31,7 +31,9 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "lower": "passes.lower:Lower",
     "smooth": "passes.quantize.smooth:Smooth",
     "equalize": "passes.quantize.equalize:Equalize",
+    "clip-weights": "passes.quantize.clip:ClipWeights",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+    "correct-bias": "passes.quantize.correct:CorrectBias",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
     # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`

@@ -18,7 +18,6 @@ import mmap
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -58,12 +57,12 @@ def quantize(
         raise ValueError("only a matrix can be turned")
     scale = scale_of(_largest(weights, axis), limit)
     shape = weights.shape[::-1] if turned else weights.shape
-    values = allocate(shape, np.dtype(np.int8))
+    values = _allocate(shape)
     by_axis = scale
     if axis is not None:
         by_axis = scale.reshape([-1 if i == axis else 1 for i in range(weights.ndim)])
     there = left = 0
-    for rows, block in blocks(weights):
+    for rows, block in _blocks(weights):
         factor = by_axis[rows] if axis == 0 else by_axis
         rounded = np.rint(block / factor)
         np.clip(rounded, -limit, limit, out=rounded)
@@ -92,7 +91,7 @@ def _largest(weights: Array, axis: int | None) -> Array:
         raise ValueError(f"weights of {weights.dtype}, not float32")
     others = tuple(i for i in range(weights.ndim) if i != axis)
     found: Array = np.zeros(() if axis is None else weights.shape[axis], dtype=np.float32)
-    for rows, block in blocks(weights):
+    for rows, block in _blocks(weights):
         # NaN passes through both.
         most = np.maximum(block.max(axis=others, initial=0), -block.min(axis=others, initial=0))
         if axis == 0:
@@ -104,7 +103,7 @@ def _largest(weights: Array, axis: int | None) -> Array:
     return found
 
 
-def blocks(weights: Array) -> Iterator[tuple[slice, Array]]:
+def _blocks(weights: Array) -> Iterator[tuple[slice, Array]]:
     """Rows in groups of a few megabytes; an array without rows has none."""
     if not weights.size:
         return
@@ -115,11 +114,11 @@ def blocks(weights: Array) -> Iterator[tuple[slice, Array]]:
         yield rows, weights[rows]
 
 
-def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array; a large one is mapped to a file without a name, and takes no memory."""
-    size = int(np.prod(shape)) * dtype.itemsize
+def _allocate(shape: tuple[int, ...]) -> Array:
+    """An int8 array; a large one is mapped to a file without a name, and takes no memory."""
+    size = int(np.prod(shape))
     if size < _FILE_FROM:
-        return np.empty(shape, dtype=dtype)
+        return np.empty(shape, dtype=np.int8)
     with tempfile.TemporaryFile(prefix="toolkit-") as file:
         file.truncate(size)
-        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).reshape(shape)
+        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.int8).reshape(shape)

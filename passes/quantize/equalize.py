@@ -24,6 +24,7 @@ from onnx import NodeProto
 from passes.quantize.kernels import Kernel
 from passes.quantize.plan import Selection
 from passes.quantize.scaling import Group, group_of
+from passes.shapes import Shapes
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
@@ -56,6 +57,7 @@ class Equalize:
             raise UsageError(f"equalize: rounds is {self.rounds}; it must be at least 1")
 
     def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
         selection = Selection(self.include, self.exclude)
         for g in list(model.graphs()):
             nodes = filter(selection.takes, g.nodes)

@@ -28,6 +28,7 @@ from passes.quantize.plan import Selection
 from passes.quantize.samples import Sample, Sampling
 from passes.quantize.scaling import Group, Part, Source, group_of
 from passes.quantize.trial import Trial
+from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from toolkit.pipeline import Context
 
 _ALPHAS = tuple(n / 20 for n in range(4, 20))
-_GAIN = 0.95
-"""A search must bring the error down to this share of what it was, or nothing is done."""
+_USUAL = 0.5
+_GAIN = 0.2
+"""What a search must bring, in dB, or nothing is done."""
 _SETTLED = 0.02
 """Factors this close to 1 are not worth a rewrite."""
 _MOST = 2.0**20
@@ -57,9 +59,12 @@ class Smooth:
     alpha: float | Literal["search"] = field(
         default="search", metadata={"help": "How much moves, 0 to 1; by default searched."}
     )
-    insert: bool = field(
-        default=False,
-        metadata={"help": "Where nothing before a layer takes the factor, put a Mul there."},
+    insert: float | None = field(
+        default=None,
+        metadata={
+            "help": "Where nothing before a layer takes the factor, put a Mul if it brings so many "
+            "dB of the layer's output; none: never."
+        },
     )
     include: tuple[str, ...] = field(
         default=("*",), metadata={"help": "Patterns of the layers whose input is smoothed."}
@@ -69,12 +74,15 @@ class Smooth:
     )
 
     def __post_init__(self) -> None:
+        if self.insert is not None and not self.insert >= 0:
+            raise UsageError(f"smooth: insert is {self.insert}; it must be at least 0 dB, or none")
         if self.alpha != "search" and not 0 <= self.alpha <= 1:
             raise UsageError(f"smooth: alpha is {self.alpha}; it must be from 0 to 1, or 'search'")
 
     def run(self, model: Model, ctx: Context) -> None:
         if ctx.calibration is None:
             raise UsageError("smooth needs calibration data: name their source with --calib")
+        Shapes(annotate=False).run(model, ctx)
         g = model.graph
         groups = list(self._groups(g))
         if not groups:
@@ -102,25 +110,28 @@ class Smooth:
             if all(selection.takes(sink.node) for sink in sinks):
                 taken.update(id(sink.node) for sink in sinks)
                 yield group
-        if self.insert:
+        if self.insert is not None:
             yield from _inserted(g, taken, selection)
 
     def _smooth(self, g: Graph, group: Group, found: Calibration) -> None:
         samples = _samples(group, found)
-        largest, weights = _sizes(g, group, samples)
-        if self.alpha != "search":
-            factors = _factors(largest, weights, self.alpha)
-        elif all(sink.kernel.is_matrix for sink in group.spread.sinks):
-            searched = _search(g, group, samples, largest, weights)
-            if searched is None:
-                return
-            factors = searched
+        sizes = _sizes(g, group, samples)
+        alphas = _ALPHAS if self.alpha == "search" else (self.alpha,)
+        candidates = [group.limited(_factors(*sizes, alpha)) for alpha in alphas]
+        least = 0.0
+        if isinstance(group, Inserted):
+            least = self.insert or 0.0
+        elif self.alpha == "search":
+            least = _GAIN
+        if not all(sink.kernel.is_matrix for sink in group.spread.sinks):
+            # No rows are tried on a convolution.
+            factors: Array | None = group.limited(_factors(*sizes, _USUAL))
+        elif len(candidates) == 1 and not least:
+            (factors,) = candidates
         else:
-            factors = _factors(largest, weights, 0.5)
-        factors = group.limited(factors)
-        if np.abs(np.log(factors)).max() < _SETTLED:
-            return
-        group.apply(g, self.name, factors)
+            factors = best_of(g, group, samples, candidates, least)
+        if factors is not None and np.abs(np.log(factors)).max() >= _SETTLED:
+            group.apply(g, self.name, factors)
 
 
 # -- factors
@@ -154,18 +165,16 @@ def _factors(largest: Array, weights: Array, alpha: float) -> Array:
     return np.clip(np.where(there, x**alpha / w ** (1 - alpha), 1.0), 1 / _MOST, _MOST)
 
 
-def _search(
-    g: Graph, group: Group, samples: list[Sample], largest: Array, weights: Array
+def best_of(
+    g: Graph, group: Group, samples: list[Sample], candidates: list[Array], least: float
 ) -> Array | None:
-    """The factors with the least error in int8; None where no factors are as good."""
-    trials = [
-        Trial.of(g, sink, sample) for sink, sample in zip(group.spread.sinks, samples, strict=True)
-    ]
-    candidates = [group.limited(_factors(largest, weights, alpha)) for alpha in _ALPHAS]
+    """The factors with the least error in int8; None where they do not bring so many dB."""
+    pairs = zip(group.spread.sinks, samples, strict=True)
+    trials = [Trial.of(g, sink, sample) for sink, sample in pairs]
     errors = [sum(trial.error(factors) for trial in trials) for factors in candidates]
     best = int(np.argmin(errors))
     before = sum(trial.error(np.ones(group.spread.count)) for trial in trials)
-    return candidates[best] if errors[best] < _GAIN * before else None
+    return candidates[best] if errors[best] * 10 ** (least / 10) < before else None
 
 
 # -- a product where there is nothing to scale
@@ -187,11 +196,11 @@ def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[Group
             count = counts.pop()
             made = nd.make_node("Mul", [value, ""], [value])
             source = Source(made, np.arange(count), (Part(1, (count,), (count,)),))
-            yield _Inserted(source, Spread(np.zeros(count, bool), sinks))
+            yield Inserted(source, Spread(np.zeros(count, bool), sinks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Inserted(Group):
+class Inserted(Group):
     """A group whose source is a product that is put into the graph with the factors."""
 
     def write(self, g: Graph, factors: Array) -> None:
