@@ -4,8 +4,8 @@
                                   behind a DequantizeLinear, or floats, or not there yet
     MatMul, MatMulInteger, ...    the bias is a constant that an Add puts to the product
 
-`value` is where the layer's output can be compared with the float model's: it has a name that the
-float model has too. That may be the output itself, or what is read of it in 8 bits.
+`value` is where the layer's output can be seen, and `counterpart` the value of the float model that
+it is: it has the name of the output, or of what is read of it in 8 bits.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Biased:
-    """A quantized layer: `node` reads the bias in `slot`; outputs lie along `axis` of `value`."""
+    """A quantized layer: `node` reads the bias in `slot`, outputs lie along `axis`."""
 
     layer: NodeProto
     node: NodeProto
     slot: int
     value: str
+    counterpart: str
     axis: int
     outputs: int
 
@@ -59,7 +60,7 @@ class Biased:
             return floats, floats
         steps = np.rint(wanted.astype(np.float64) / scale)
         integers = np.clip(steps, -_MOST, _MOST).astype(np.int32)
-        return integers, integers * scale.astype(np.float32)
+        return integers, (integers * scale).astype(np.float32)
 
     def put(self, g: Graph, wanted: Array) -> None:
         """Write the bias."""
@@ -144,8 +145,8 @@ def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | No
     name = given(node, 2)
     if name and not _is_vector(g, name, outputs):
         return None
-    value = _comparable(g, node.output[0], names)
-    return Biased(node, node, 2, value, axis, outputs) if value else None
+    seen = _comparable(g, node.output[0], names)
+    return Biased(node, node, 2, *seen, axis, outputs) if seen is not None else None
 
 
 def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
@@ -163,23 +164,35 @@ def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None
                 return None
             outputs = known.shape[-1]
             seen = _comparable(g, user.output[0], names)
-            if known.size != outputs or not seen or outputs == 1:
+            if known.size != outputs or seen is None or outputs == 1:
                 return None
-            return Biased(node, user, slot, seen, -1, outputs)
+            return Biased(node, user, slot, *seen, -1, outputs)
         integer = node.op_type == "MatMulInteger" and nd.is_op(user, "Cast", "Mul")
         if not integer and not nd.is_op(user, "QuantizeLinear", "DequantizeLinear"):
             return None
         value = user.output[0]
 
 
-def _comparable(g: Graph, value: str, names: Container[str]) -> str:
-    """The value, or what is read of it in 8 bits, by a name that the float model has."""
-    while value not in names:
-        users = g.users(value)
-        if len(users) != 1 or not nd.is_op(users[0], "QuantizeLinear", "DequantizeLinear"):
-            return ""
-        value = users[0].output[0]
-    return value
+def _comparable(g: Graph, value: str, names: Container[str]) -> tuple[str, str] | None:
+    """Where to look, and which value of the float model it is.
+
+    What is only read in 8 bits is looked at there: a quantizer may have left out a Relu in front,
+    whose work the zero point does.
+    """
+    read = _in_8_bits(g, value)
+    if value in names:
+        return read or value, value
+    return (read, read) if read in names else None
+
+
+def _in_8_bits(g: Graph, value: str) -> str:
+    """The value behind its QuantizeLinear and DequantizeLinear, if that is how all read it."""
+    users = g.users(value)
+    if len(users) != 1 or not nd.is_op(users[0], "QuantizeLinear") or g.is_output(value):
+        return ""
+    readers = g.users(users[0].output[0])
+    views = [user for user in readers if nd.is_op(user, "DequantizeLinear")]
+    return views[0].output[0] if views else ""
 
 
 def _is_vector(g: Graph, name: str, outputs: int) -> bool:

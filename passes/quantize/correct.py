@@ -22,12 +22,13 @@ import numpy as np
 
 from passes.quantize.biases import Biased, biased_layers
 from passes.quantize.outputs import OutputError
-from passes.quantize.walk import Stuck, Walk
+from passes.quantize.walk import Step, Stuck, Walk
 from toolkit import nodes as nd
 from toolkit.calibrate.collect import Feeds, observable
 from toolkit.calibrate.statistics import Array, Range, State, Statistic, finite_bounds
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
+from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
 
@@ -38,6 +39,9 @@ _MEMORY = 1 << 28
 """Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""
 _FEWEST = 4
 _NAMED = 3
+_TRIES = 3
+_SETTLED = 0.9
+"""A try that leaves more than this share of the squared shift is the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class CorrectBias:
         if not layers:
             return
         data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, self.samples))
-        found = data.collect(floats, {layer.value: Means(layer.axis) for layer in layers})
+        found = data.collect(floats, {layer.counterpart: Means(layer.axis) for layer in layers})
         wanted = {name: cast(SampleMeans, means) for name, means in found.statistics.items()}
         feeds = list(data.feeds)
         ends = [model.journal.position]
@@ -98,22 +102,41 @@ def corrected(
     g = model.graph
     walk = Walk(model, feeds, custom_ops)
     for layer in layers:
-        floats = wanted.get(layer.value)
+        floats = wanted.get(layer.counterpart)
         step = walk.step(layer.value, layer.node, layer.slot)
         if step is None or floats is None:
             continue
         old = layer.bias(g)
-        shift = _shift(layer, step.run(old), floats)
-        new = layer.rounded(g, old - _lasting(shift))[1]
-        after = _shift(layer, step.run(new), floats) if (new != old).any() else shift
-        falls = (_mean(after) ** 2).sum() < (_mean(shift) ** 2).sum()
-        falls = falls and g.begin("correct-bias", layer.layer)
-        step.go(new if falls else old)
-        if falls:
+        new = _corrected(g, layer, step, floats)
+        changed = bool((new != old).any()) and g.begin("correct-bias", layer.layer)
+        step.go(new if changed else old)
+        if changed:
             layer.put(g, new)
             yield layer
         while walk.nbytes() > _MEMORY and len(walk.kept) > _FEWEST:
             walk.forget_from(max(_FEWEST, len(walk.kept) // 2))
+
+
+def _corrected(g: Graph, layer: Biased, step: Step, floats: SampleMeans) -> Array:
+    """The bias with the least shift. Behind a Relu a part of it is lost: hence several tries."""
+    bias = layer.bias(g)
+    shift = _shift(layer, step.run(bias), floats)
+    for _ in range(_TRIES):
+        tried = layer.rounded(g, bias - _lasting(shift))[1]
+        if not (tried != bias).any():
+            break
+        after = _shift(layer, step.run(tried), floats)
+        if not _size(after) < _size(shift):
+            break
+        settled = _size(after) > _SETTLED * _size(shift)
+        bias, shift = tried, after
+        if settled:
+            break
+    return bias
+
+
+def _size(shift: _Shift) -> float:
+    return float((_mean(shift) ** 2).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,10 @@ is done again and again until little changes. A channel without weights on a sid
 no channel is enlarged so far that its bias would be larger than the largest was: a dead channel
 with a bias would take the range of all others.
 
+Weights alone do not tell how large activations get, and where channels differ by little, making
+their weights alike makes activations unlike: a trained keyword spotter lost 3 dB by it. So factors
+are taken relative to the usual one of the pair, and only what they are beyond `slack` is applied.
+
     M. Nagel et al., Data-free quantization through weight equalization and bias correction, 2019
 """
 
@@ -44,6 +48,10 @@ class Equalize:
 
     name: ClassVar[str] = "equalize"
     tolerance: ClassVar[Tolerance] = FLOAT
+    slack: float = field(
+        default=4.0,
+        metadata={"help": "Channels this many times off the usual stay; 1 makes all alike."},
+    )
     rounds: int = field(default=20, metadata={"help": "At most so many times over all layers."})
     include: tuple[str, ...] = field(
         default=("*",), metadata={"help": "Patterns of the first layers of pairs."}
@@ -55,15 +63,19 @@ class Equalize:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UsageError(f"equalize: rounds is {self.rounds}; it must be at least 1")
+        if not self.slack >= 1:
+            raise UsageError(f"equalize: slack is {self.slack}; it must be at least 1")
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
         selection = Selection(self.include, self.exclude)
         for g in list(model.graphs()):
             nodes = filter(selection.takes, g.nodes)
-            for group, factors in equalized(g, nodes, self.rounds, ctx):
+            for group, found in equalized(g, nodes, self.rounds, ctx):
+                factors = _beyond(group, found, self.slack)
                 try:
-                    group.apply(g, "equalize", factors)
+                    if _distance(factors) >= _SETTLED:
+                        group.apply(g, self.name, factors)
                 except Miss as miss:
                     ctx.note(f"{group.label} is not equalized: {miss}")
 
@@ -71,7 +83,7 @@ class Equalize:
 def equalized(
     g: Graph, nodes: Iterable[NodeProto], rounds: int, ctx: Context
 ) -> list[tuple[Group, Array]]:
-    """The factors of every pair of layers that has some, once they have settled."""
+    """The factors of every pair of layers, once they have settled."""
     pairs: list[_Pair] = []
     state = _State(g)
     for node in nodes:
@@ -85,7 +97,7 @@ def equalized(
     for _ in range(rounds):
         if max((pair.balance() for pair in pairs), default=0.0) < _SETTLED:
             break
-    return [(p.group, p.factors) for p in pairs if _distance(p.factors) >= _SETTLED]
+    return [(pair.group, pair.factors) for pair in pairs]
 
 
 class _State:
@@ -160,6 +172,15 @@ def _least_factors(g: Graph, group: Group) -> Array:
         np.maximum.at(sizes, channels[there], np.abs(np.broadcast_to(term, shape))[there])
     largest = sizes.max(initial=0.0)
     return sizes / largest if largest > 0 else sizes
+
+
+def _beyond(group: Group, factors: Array, slack: float) -> Array:
+    """What factors are beyond `slack` times the usual one, or below its inverse."""
+    if slack == 1:
+        return factors
+    sizes = np.log(factors)
+    sizes -= np.median(sizes[group.spread.free])
+    return group.limited(np.exp(np.sign(sizes) * np.maximum(np.abs(sizes) - np.log(slack), 0.0)))
 
 
 def _distance(factors: Array) -> float:
