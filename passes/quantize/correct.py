@@ -122,7 +122,7 @@ def _corrected(g: Graph, layer: Biased, step: Step, floats: SampleMeans) -> Arra
     bias = layer.bias(g)
     shift = _shift(layer, step.run(bias), floats)
     for _ in range(_TRIES):
-        tried = layer.rounded(g, bias - _lasting(shift))[1]
+        tried = layer.rounded(g, bias - lasting(shift))[1]
         if not (tried != bias).any():
             break
         after = _shift(layer, step.run(tried), floats)
@@ -135,19 +135,19 @@ def _corrected(g: Graph, layer: Biased, step: Step, floats: SampleMeans) -> Arra
     return bias
 
 
-def _size(shift: _Shift) -> float:
+def _size(shift: Shift) -> float:
     return float((_mean(shift) ** 2).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Shift:
+class Shift:
     """How far each channel's mean is from the float model's, for every sample, and its weight."""
 
     means: Array
     weights: Array
 
 
-def _shift(layer: Biased, values: list[Array], floats: SampleMeans) -> _Shift:
+def _shift(layer: Biased, values: list[Array], floats: SampleMeans) -> Shift:
     seen = SampleMeans(layer.value, layer.axis)
     for value in values:
         seen.update(value)
@@ -155,14 +155,14 @@ def _shift(layer: Biased, values: list[Array], floats: SampleMeans) -> _Shift:
     if not count or seen.means[0].shape != floats.means[0].shape:
         raise Stuck(f"'{layer.value}' is not what it is in the float model")
     off = np.array(seen.means[:count]) - np.array(floats.means[:count])
-    return _Shift(off, np.array(floats.counts[:count], np.float64))
+    return Shift(off, np.array(floats.counts[:count], np.float64))
 
 
-def _mean(shift: _Shift, part: slice = slice(None)) -> Array:
+def _mean(shift: Shift, part: slice = slice(None)) -> Array:
     return np.average(shift.means[part], axis=0, weights=shift.weights[part])
 
 
-def _lasting(shift: _Shift) -> Array:
+def lasting(shift: Shift) -> Array:
     """The mean shift of the channels in which correcting by one half helps the other.
 
     A shift e of one half, taken from one of d, changes its square by e (e - 2 d).

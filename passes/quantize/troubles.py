@@ -65,8 +65,7 @@ def weight_troubles(model: Model) -> Iterator[Trouble]:
     for g in model.graphs():
         for node in g.nodes:
             kernel = kernel_of(g, node)
-            key = id(g.scope_of(node.input[1])), node.input[1] if kernel is not None else ""
-            if kernel is None or key in seen:
+            if kernel is None or (key := (id(g.scope_of(kernel.name)), kernel.name)) in seen:
                 continue
             seen.add(key)
             found = _weight_trouble(g, kernel)

@@ -10,6 +10,7 @@ from tests.checks import check, model, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import in_int8, sqnr
 from toolkit.errors import UsageError
+from toolkit.graph import Array
 from toolkit.model import Model
 from toolkit.pipeline import Context
 
@@ -20,7 +21,7 @@ TWO = f"{floats('v', 8, 6)}, {floats('w', 6, 5)}"
 CONVS = f"{floats('v', 6, 4, 3, 3)}, {floats('b', 6)}, {floats('w', 5, 6, 1, 1)}"
 
 
-def weights(changed: Model) -> list[np.ndarray]:
+def weights(changed: Model) -> list[Array]:
     """The stored matrices and kernels in the order of the layers that read them."""
     g = changed.graph
     kinds = ("Conv", "ConvTranspose", "MatMul", "Gemm")
@@ -225,10 +226,7 @@ def test_a_residual_stays() -> None:
 
 
 def test_weights_that_are_not_finite_stay_and_are_named() -> None:
-    v = np.ones((8, 6))
-    v[0, 0] = np.inf
-    text = typed(ROWS, f"{TWO}", RELU).replace("float[8,6] v =", "float[8,6] v =")
-    subject = model(text)
+    subject = model(typed(ROWS, TWO, RELU))
     broken = np.array(subject.graph.const("v"))
     broken[0, 0] = np.inf
     subject.graph.put_initializer(subject.weights.put("v", broken))
