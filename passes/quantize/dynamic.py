@@ -45,7 +45,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class Found:
     """A layer with weights, where it is, and why it cannot be quantized, if so."""
 
     graph: Graph
@@ -84,21 +84,21 @@ class QuantizeDynamic:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is None:
-            reason = _not_for(model)
+            reason = not_for(model, "dynamic quantization", _MIN_OPSET)
             if reason:
                 ctx.note(reason)
                 return
             plan = self.make_plan(model)
-            for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
+            for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
                 ctx.note(f"no node matches '{pattern}'")
-            _note_left(plan, ctx)
+            note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
         apply_plan(model, plan, ctx)
 
     def make_plan(self, model: Model) -> Plan:
         """What this pass would do, for every node that has weights."""
-        found = list(_layers(model))
+        found = list(layers_in(model))
         entries = {id(item.node): self._entry(item) for item in found}
         for item in found:
             if isinstance(item.layer, Table) and entries[id(item.node)].scheme == "dynamic":
@@ -111,7 +111,7 @@ class QuantizeDynamic:
                     entries[id(item.node)] = Entry.of(item.node, reason=reason)
         return Plan(tuple(entries.values()))
 
-    def _entry(self, item: _Found) -> Entry:
+    def _entry(self, item: Found) -> Entry:
         node, layer = item.node, item.layer
         if layer is None:
             return Entry.of(node, reason=item.reason)
@@ -142,9 +142,9 @@ def read_plan(path: Path, model: Model) -> Plan:
 
 def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize what the plan calls dynamic; other schemes are for other passes."""
-    chosen: list[tuple[_Found, Layer, Entry]] = []
+    chosen: list[tuple[Found, Layer, Entry]] = []
     waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "dynamic"}
-    for item in _layers(model):
+    for item in layers_in(model):
         entry = plan.find(item.node)
         if entry is None or entry.scheme != "dynamic":
             continue
@@ -179,33 +179,34 @@ def _require_supported(entry: Entry, layer: Layer) -> None:
         )
 
 
-def _layers(model: Model) -> Iterator[_Found]:
+def layers_in(model: Model) -> Iterator[Found]:
     """The nodes with constant weights, in all graphs."""
     for graph in list(model.graphs()):
         for node in list(graph.nodes):
             try:
                 layer = layer_of(graph, node)
             except Miss as miss:
-                yield _Found(graph, node, None, str(miss))
+                yield Found(graph, node, None, str(miss))
             else:
                 if layer is not None:
-                    yield _Found(graph, node, layer)
+                    yield Found(graph, node, layer)
 
 
-def _not_for(model: Model) -> str:
+def not_for(model: Model, what: str, min_opset: int) -> str:
     """Why nothing in this model is to be quantized, if so."""
     opset = model.opsets.get("", 0)
-    if opset < _MIN_OPSET:
-        return f"dynamic quantization needs opset {_MIN_OPSET}, and the model has {opset}"
-    made = next((node for node in _nodes(model) if node.op_type in _QUANTIZED), None)
+    if opset < min_opset:
+        return f"{what} needs opset {min_opset}, and the model has {opset}"
+    made = next((node for node in nodes_of(model) if node.op_type in _QUANTIZED), None)
     return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""
 
 
-def _nodes(model: Model) -> Iterator[NodeProto]:
+def nodes_of(model: Model) -> Iterator[NodeProto]:
+    """The nodes of all graphs."""
     return (node for graph in model.graphs() for node in graph.nodes)
 
 
-def _note_left(plan: Plan, ctx: Context) -> None:
+def note_left(plan: Plan, ctx: Context) -> None:
     """One line for each reason, with the first of the nodes that it is about."""
     left: dict[str, list[str]] = {}
     for entry in plan.entries:
