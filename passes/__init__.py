@@ -31,6 +31,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "lower": "passes.lower:Lower",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
+    "fp16": "passes.precision:Float16",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
     # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`
