@@ -27,7 +27,7 @@ FULL, REDUCED = 127, 64
 """The largest integers: of the whole range, and of the one for processors without VNNI."""
 
 _BLOCK_BYTES = 1 << 22
-_FILE_FROM = 1 << 24
+_FILE_FROM = 1 << 16
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _VANISHED = 0.5
 """A weight is not quantized when more than this share of what is not zero would become zero."""

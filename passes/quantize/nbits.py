@@ -55,6 +55,7 @@ class BlockWriter:
     _stored: dict[tuple[object, ...], _Stored] = field(
         default_factory=dict[tuple[object, ...], _Stored]
     )
+    _scales: dict[tuple[str, float], str] = field(default_factory=dict[tuple[str, float], str])
     _dequantized: dict[tuple[object, ...], str] = field(
         default_factory=dict[tuple[object, ...], str]
     )
@@ -80,7 +81,7 @@ class BlockWriter:
         if not g.begin("quantize-table", node):
             return
         found = self._blob(weight, True, entry, method)
-        scale = self._rows.scale(weight.graph, found.codes, found.scale)
+        scale = self._scale(weight.graph, found)
         codes = g.op("Gather", found.codes, layer.indices, at=node)
         steps = g.op("Gather", scale, layer.indices, at=node)
         bits = _BITS[entry.weight]
@@ -105,8 +106,7 @@ class BlockWriter:
     def _nbits(self, g: Graph, layer: Linear, entry: Entry, method: Method) -> None:
         node, weight = layer.node, layer.weight
         found = self._blob(weight, weight.turned, entry, method)
-        scale = found.scale * np.float32(layer.alpha)
-        inputs = [layer.x, found.codes, self._rows.scale(weight.graph, found.codes, scale)]
+        inputs = [layer.x, found.codes, self._scale(weight.graph, found, layer.alpha)]
         bias = ""
         if layer.bias:
             bias = bias_of(g, layer)
@@ -131,6 +131,14 @@ class BlockWriter:
         result = put(g, node, result)
         if not layer.bias:
             _take_bias(g, made, result, layer.outputs)
+
+    def _scale(self, g: Graph, found: _Stored, factor: float = 1.0) -> str:
+        """Name of a stored weight's scales, times the factor of the layer that reads it."""
+        key = found.codes, factor
+        if key not in self._scales:
+            numbers = found.scale if factor == 1 else found.scale * np.float32(factor)
+            self._scales[key] = g.constant(numbers, f"{found.codes}_scale")
+        return self._scales[key]
 
     def _blob(self, weight: Weight, turned: bool, entry: Entry, method: Method) -> _Stored:
         """The weight as `MatMulNBits` reads it; outputs are the rows of a turned one."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from passes.quantize.arithmetic import Unfit
+from passes.quantize.arithmetic import Unfit, allocate
 from passes.quantize.blocks import Fit, Grid, fit_nearest
 from passes.quantize.gptq import Solver
 from passes.quantize.hqq import fit_half_quadratic
@@ -95,8 +95,8 @@ def quantize_blocks(
     """Put the codes of a float32 matrix into `sink`. Raises Unfit for what cannot be quantized."""
     outputs, inputs = weights.shape if turned else weights.shape[::-1]
     blocks = -(-inputs // block)
-    scale = np.empty((outputs, blocks), np.float32)
-    zero = np.empty((outputs, blocks), np.uint8)
+    scale = allocate((outputs, blocks), np.float32)
+    zero = allocate((outputs, blocks), np.uint8)
     there = left = 0
     for rows, columns, piece in _pieces(weights, turned, block, method.whole):
         if not np.isfinite(piece).all():

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
+from onnx import NodeProto
+
 from passes.opset import Opset
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.dynamic import (
-    Found,
     layers_in,
     nodes_of,
     not_for,
@@ -28,9 +29,11 @@ from passes.quantize.layers import Layer, Linear, Table, readers_of
 from passes.quantize.nbits import BlockWriter, Form
 from passes.quantize.plan import BLOCK_SIZES, Entry, Plan, Selection, WeightType
 from passes.quantize.plan import Method as MethodName
+from passes.quantize.recurrent import Recurrent
 from passes.quantize.streaming import Compensated, HalfQuadratic, Method, Nearest
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
+from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
 
@@ -116,7 +119,7 @@ class QuantizeWeights:
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """What this pass would do, for every node that has weights."""
-        found = list(layers_in(model))
+        found = list(_layers(model))
         entries = {id(item.node): self._entry(item) for item in found}
         tables = self._settle_tables(found, entries)
         for item in found:
@@ -137,7 +140,7 @@ class QuantizeWeights:
             return "nbits" if on_runtime else "qdq"
         return self.form
 
-    def _entry(self, item: Found) -> Entry:
+    def _entry(self, item: _Weighted) -> Entry:
         node, layer = item.node, item.layer
         if layer is None:
             return Entry.of(node, reason=item.reason)
@@ -181,7 +184,7 @@ class QuantizeWeights:
     def _block(self, weight: str) -> int:
         return self.block_size or _BLOCKS[weight]
 
-    def _settle_tables(self, found: list[Found], entries: dict[int, Entry]) -> set[object]:
+    def _settle_tables(self, found: list[_Weighted], entries: dict[int, Entry]) -> set[object]:
         """Leave tables alone that stay as floats anyway; the others that a projection is tied to.
 
         A projection counts when it is to be quantized and has the rows of the table as outputs.
@@ -242,19 +245,38 @@ def apply_weight_only(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Weighted:
+    """A node with weights, where it is, and why it cannot be quantized, if so."""
+
+    graph: Graph
+    node: NodeProto
+    layer: Layer | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """A layer to write. `x` is what it reads before any other is written."""
 
-    found: Found
+    found: _Weighted
     layer: Layer
     entry: Entry
     x: str
 
 
+def _layers(model: Model) -> Iterator[_Weighted]:
+    """The layers of which weights alone can be quantized, and why others cannot."""
+    for item in layers_in(model):
+        if isinstance(item.layer, Recurrent):
+            yield _Weighted(item.graph, item.node, None, "a recurrent layer")
+        else:
+            yield _Weighted(item.graph, item.node, item.layer, item.reason)
+
+
 def _jobs(model: Model, plan: Plan) -> Iterator[_Job]:
     waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "weight-only"}
     jobs: list[_Job] = []
-    for item in layers_in(model):
+    for item in _layers(model):
         entry = plan.find(item.node)
         if entry is None or entry.scheme != "weight-only":
             continue
