@@ -34,6 +34,8 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "equalize": "passes.quantize.equalize:Equalize",
     "clip-weights": "passes.quantize.clip:ClipWeights",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+    "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
+    "fp16": "passes.precision:Float16",
     "correct-bias": "passes.quantize.correct:CorrectBias",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from passes.quantize.blocks import allocate, blocks
+from passes.quantize.large import allocate, blocks
 from passes.quantize.kernels import Kernel, drop_unused, kernel_of
 from passes.quantize.plan import Selection
 from passes.quantize.troubles import note_troubles, weight_troubles

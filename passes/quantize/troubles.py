@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.quantize.blocks import blocks
+from passes.quantize.large import blocks
 from passes.quantize.kernels import Kernel, kernel_of
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
