@@ -23,7 +23,7 @@ from typing import Literal
 Kind = Literal["classes", "scores", "embedding", "regression", "state", "exact"]
 """What an output is: see `toolkit.quality.kinds`."""
 
-Measure = Literal["top1", "cosine", "sqnr", "variance", "agreement", "error", "score"]
+Measure = Literal["top1", "decisions", "cosine", "sqnr", "variance", "agreement", "error", "score"]
 """What is measured of it: see `toolkit.quality.measures`."""
 
 
@@ -38,11 +38,11 @@ class Limit:
 
 BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     "classes": (
-        Limit("top1", 0.02, "int8 classifiers within half a point of accuracy flip up to 2 %"),
-        Limit("sqnr", 0.2, "flips say nothing where the samples are all of one class: 7 dB"),
+        Limit("top1", 0.01, "what costs no accuracy flips up to 0.6 %, by weight; 3 points cost 2.4"),
+        Limit("sqnr", 0.1, "flips say nothing where the samples are all of one class: 10 dB"),
     ),
     "scores": (
-        Limit("top1", 0.02, "decisions at one half, as for classes"),
+        Limit("decisions", 0.01, "each score is an answer at one half, as of classes"),
         Limit("sqnr", 0.1, "most scores are near zero, and noise there decides nothing: 10 dB"),
         Limit("variance", 0.2, "what tells samples apart must be left"),
     ),
@@ -60,8 +60,9 @@ BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     "exact": (Limit("agreement", 0.02, "integers of a decision inside the model, as for classes"),),
 }
 
-UNSURE = 1.64
-"""Standard deviations of chance that a count of flips may exceed its budget by (one in twenty)."""
+UNSURE, UNSURE_MADE_UP = 1.0, 3.0
+"""Standard deviations of chance that a count of flips may exceed its budget by: on real samples, and
+on made-up ones, of which a model need not be sure at all."""
 
 DECIDED = 0.5
 """A class leads for sure when its margin is this share of the spread of all; flips of a lesser one
@@ -77,6 +78,7 @@ def decibels(loss: float) -> float:
     return -10 * math.log10(loss) if loss > 0 else math.inf
 
 
-def chance(loss: float, count: int) -> float:
+def chance(loss: float, count: int, real: bool = True) -> float:
     """The flips that `count` answers may have when a budget of `loss` is kept on the whole."""
-    return loss + UNSURE * math.sqrt(loss * (1 - loss) / count) if count else loss
+    deviations = UNSURE if real else UNSURE_MADE_UP
+    return loss + deviations * math.sqrt(loss * (1 - loss) / count) if count else loss

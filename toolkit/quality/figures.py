@@ -75,6 +75,7 @@ class Figure:
 
 _NAMES: dict[Measure, str] = {
     "top1": "top-1 agreement",
+    "decisions": "equal decisions",
     "cosine": "cosine",
     "sqnr": "SQNR",
     "variance": "SQNR around the mean",

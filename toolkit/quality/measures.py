@@ -1,7 +1,7 @@
 """Measures of two outputs, gathered sample by sample: reference and actual as rows of channels.
 
-    top1       1 - the share of rows whose greatest channel is the same; of a single channel, whose
-               side of one half is
+    top1       1 - the share of rows whose greatest channel is the same
+    decisions  1 - the share of elements on the same side of one half
     cosine     1 - the mean cosine of the rows
     sqnr       noise power / signal power
     variance   noise power / power of the signal around each channel's mean: constants are no signal
@@ -46,41 +46,50 @@ class Tally(Protocol):
 
 
 class Flips:
-    """Changed answers; `weighed` counts those less that were a close call in the reference."""
+    """Changed answers; `weighed` counts those less that were a close call in the reference.
+
+    A margin is measured by how far the channels of a row spread, on the mean of all rows.
+    """
 
     def __init__(self, weighed: bool) -> None:
         self.count = 0
         self._weighed = weighed
-        self._flips = 0.0
+        self._flips = 0
+        self._spread = 0.0
+        self._margins: list[Doubles] = []
 
     def add(self, reference: Array, actual: Array) -> None:
-        floats = np.asarray(reference, np.float64)
-        others = np.asarray(actual, np.float64)
-        if floats.shape[1] == 1:  # a decision at one half
-            floats = np.hstack([floats, 1 - floats])
-            others = np.hstack([others, 1 - others])
+        floats, others = _with_alternative(reference), _with_alternative(actual)
         flipped = floats.argmax(axis=1) != others.argmax(axis=1)
         self.count += flipped.size
-        if not flipped.any():
+        self._flips += int(np.count_nonzero(flipped))
+        if not self._weighed:
             return
-        weights = _margins(floats[flipped]) if self._weighed else np.ones(1)
-        self._flips += float(np.broadcast_to(weights, (int(flipped.sum()),)).sum())
+        if floats.size and floats.min() >= 0 and floats.max() <= 1:
+            floats = np.log(np.maximum(floats, _LEAST_PROBABILITY))
+        self._spread += float(floats.std(axis=1).sum())
+        two = np.partition(floats[flipped], -2, axis=1)[:, -2:]
+        self._margins.append(two[:, 1] - two[:, 0])
 
     def miss(self) -> None:
         self.count += 1
         self._flips += 1
+        self._margins.append(np.full(1, np.inf))
 
     def loss(self) -> float:
-        return self._flips / self.count if self.count else 0.0
+        if not self._flips:
+            return 0.0
+        if not self._weighed:
+            return self._flips / self.count
+        sure = max(DECIDED * self._spread / self.count, _TINY)
+        margins = np.concatenate(self._margins)
+        return float(np.minimum(margins / sure, 1).sum()) / self.count
 
 
-def _margins(rows: Doubles) -> Doubles:
-    """How sure each row is of its greatest channel, from 0 to 1."""
-    if (rows >= 0).all() and (rows <= 1).all():
-        rows = np.log(np.maximum(rows, _LEAST_PROBABILITY))
-    two = np.partition(rows, -2, axis=1)[:, -2:]
-    spread = rows.std(axis=1)
-    return np.minimum(1.0, (two[:, 1] - two[:, 0]) / np.maximum(DECIDED * spread, _TINY))
+def _with_alternative(rows: Array) -> Doubles:
+    """Rows of classes; a single channel is a decision at one half, against all else."""
+    doubles = np.asarray(rows, np.float64)
+    return np.hstack([doubles, 1 - doubles]) if doubles.shape[1] == 1 else doubles
 
 
 class Angles:

@@ -13,7 +13,7 @@ from toolkit.quality.figures import Figure
 from toolkit.quality.kinds import Group, OutputKind
 from toolkit.quality.measures import Angles, Array, Flips, Gap, Inequality, Noise, Tally
 
-_COUNTS: tuple[Measure, ...] = ("top1", "agreement")
+_COUNTS: tuple[Measure, ...] = ("top1", "decisions", "agreement")
 """Measures of answers that are counted: on few samples chance has a say."""
 
 _REPORTED = 0.1
@@ -37,6 +37,7 @@ class GroupTally:
     group: Group
     limits: Sequence[tuple[Limit, Tally]]
     built_in: bool
+    real: bool
     scores: tuple[int, ...] = ()
     """The channels of the output that are scores, where this group is of other ones."""
     noise: Noise = field(default_factory=Noise)
@@ -54,8 +55,11 @@ class GroupTally:
             reference, actual = reference[told], actual[told]
         if self.group.channels is not None:
             reference, actual = (rows[:, self.group.channels] for rows in (reference, actual))
-        for _, tally in self.limits:
-            tally.add(reference, actual)
+        for limit, tally in self.limits:
+            if limit.measure == "decisions":  # each element is one of its own
+                tally.add(reference.reshape(-1, 1), actual.reshape(-1, 1))
+            else:
+                tally.add(reference, actual)
         if self.group.kind != "exact":
             self.noise.add(reference, actual)
 
@@ -63,7 +67,7 @@ class GroupTally:
         made: list[Figure] = []
         for limit, tally in self.limits:
             by_chance = self.built_in and limit.measure in _COUNTS
-            allowed = chance(limit.loss, tally.count) if by_chance else limit.loss
+            allowed = chance(limit.loss, tally.count, self.real) if by_chance else limit.loss
             loss = tally.loss()
             made.append(Figure(self.output, limit.measure, loss, allowed, self.group.label))
         return made
@@ -83,7 +87,7 @@ def tallies_of(
             built_in = demand.metric is None and demand.most is None
             tallies = [(limit, _tally(limit, built_in)) for limit in limits]
             others = scores if group.kind != "scores" and group.channels is not None else ()
-            made[name].append(GroupTally(name, group, tallies, built_in, others))
+            made[name].append(GroupTally(name, group, tallies, built_in, real, others))
     return made
 
 
@@ -103,7 +107,9 @@ def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit
             return built_in
         return [Limit(built_in[0].measure, demand.most, "asked for")]
     measure: Measure = demand.metric
-    fits = kind != "exact" and (measure != "top1" or not counted or kind in ("classes", "scores"))
+    if measure == "top1" and kind == "scores":
+        measure = "decisions"
+    fits = kind != "exact" and (measure != "top1" or not counted or kind == "classes")
     if not fits:
         return built_in
     allowed = demand.allowed(measure)
@@ -112,6 +118,6 @@ def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit
 
 
 def _tally(limit: Limit, built_in: bool) -> Tally:
-    if limit.measure == "top1":
+    if limit.measure in ("top1", "decisions"):
         return Flips(weighed=built_in)
     return _MAKERS[limit.measure]()
