@@ -72,6 +72,8 @@ def print_result(out: Console, result: Result) -> None:
     print_passes(out, result.passes)
     _print_before_after(out, result.before, result.after)
     line(out, "proof", result.proof)
+    for note in result.notes:
+        line(out, "note", note)
     line(out, "time", text.duration(result.seconds))
 
 
@@ -152,6 +154,7 @@ def progress_bar(wanted: bool) -> Generator[Callable[[Progress], None]]:
         def show(where: Progress) -> None:
             name = f"{where.name}: " if where.name else ""
             description = f"{name}{where.stage}"
-            bar.update(task, completed=where.index, total=where.total, description=description)
+            done = where.index + where.part
+            bar.update(task, completed=done, total=where.total, description=description)
 
         yield show
