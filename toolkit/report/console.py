@@ -158,3 +158,24 @@ def progress_bar(wanted: bool) -> Generator[Callable[[Progress], None]]:
             bar.update(task, completed=done, total=where.total, description=description)
 
         yield show
+
+
+@contextmanager
+def steps_bar(wanted: bool, first: str) -> Generator[Callable[[int, int | None, str], None]]:
+    """A bar on standard error for (done, total, what); only on a terminal."""
+    out = console(stderr=True)
+    if not wanted or not out.is_terminal:
+        yield lambda done, total, what: None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    what = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(24), what, TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(first, total=None)
+
+        def advance(done: int, total: int | None, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield advance
