@@ -153,7 +153,7 @@ def _settle(part: Part, request: Request) -> ExportedGraph:
                 break
             draft = _at_opset(draft, request)
         except ExportFailed as error:
-            failures.append(Failure(error.exporter, str(error), final=error.final))
+            failures.append(Failure(error.exporter, str(error), dims=error.dims))
             if error.final:
                 break
             continue
@@ -171,7 +171,7 @@ def _settle(part: Part, request: Request) -> ExportedGraph:
                 notes=draft.notes,
                 seconds=time.perf_counter() - started,
             )
-        failures.append(Failure(draft.exporter, proof.summary(), proof))
+        failures.append(Failure(draft.exporter, proof.summary(), proof, proof.failing))
     raise _none_holds(part, failures)
 
 

@@ -8,7 +8,7 @@ the draft did not hold; None means that there is no other way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 class ExportFailed(ToolkitError):
     """An exporter could not write the graph; `exporter` is the one that failed.
 
-    With `final` there is nothing else to try: the same would happen to every exporter.
+    With `final` there is nothing else to try: the same would happen to every exporter. `dims` are
+    the dynamic dimensions that it could not leave open.
     """
 
-    def __init__(self, exporter: str, reason: str, *, final: bool = False) -> None:
+    def __init__(
+        self, exporter: str, reason: str, *, final: bool = False, dims: Iterable[str] = ()
+    ) -> None:
         super().__init__(reason)
         self.exporter = exporter
         self.final = final
+        self.dims = frozenset(dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Failure:
     exporter: str
     reason: str
     proof: Proof | None = None
-    final: bool = False
+    dims: frozenset[str] = frozenset()
+    """The dynamic dimensions that it depends on, where it is the sizes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,9 @@ class Proof:
         return {name: sorted(found) for name, found in seen.items()}
 
     @property
-    def failing(self) -> set[str]:
+    def failing(self) -> frozenset[str]:
         """The dynamic dimensions that the failures depend on; empty when it is not the sizes."""
-        return {name for name in _dimensions(self.runs) if _blamed(name, self.runs)}
+        return frozenset(name for name in _dimensions(self.runs) if _blamed(name, self.runs))
 
     def summary(self) -> str:
         """`equal to 1.2e-07 on 8 inputs (batch 1, 2, 5)`"""
