@@ -24,6 +24,7 @@ from toolkit.errors import ToolkitError
 from toolkit.export.contract import rename_values
 from toolkit.export.draft import ExportFailed
 from toolkit.export.operators import origin_of
+from toolkit.export.pytorch import outside
 from toolkit.export.pytorch.calling import Call, evaluating, tensors_in
 from toolkit.export.pytorch.customops import Translations
 from toolkit.export.pytorch.reasons import reason_of, unsupported, unsupported_in_trace
@@ -216,7 +217,14 @@ def write_torchscript(
     low, high = _TORCHSCRIPT_OPSETS
     version = min(max(opset or _TORCHSCRIPT_DEFAULT, low), high)
     module, args = _flat(call, feed)
-    with quiet(), evaluating(call.module), torch.no_grad(), translations.for_torchscript(version):
+    large = outside.is_large(module)
+    with (
+        quiet(),
+        evaluating(call.module),
+        torch.no_grad(),
+        _plain_attention(),
+        translations.for_torchscript(version),
+    ):
         try:
             torch.onnx.export(
                 module,
@@ -229,10 +237,27 @@ def write_torchscript(
                 output_names=list(call.outputs),
                 dynamic_axes={**axes, **output_axes},
                 custom_opsets=translations.opsets() or None,
+                export_params=not large,
+                do_constant_folding=not large,
+                keep_initializers_as_inputs=large,
             )
+            if large:
+                outside.attach(path, module)
         except Exception as error:  # the exporter raises a dozen unrelated classes
             listed = unsupported_in_trace(module, args, version)
             raise ExportFailed(TORCHSCRIPT, listed or reason_of(error)) from error
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Generator[None]:
+    """nn.MultiheadAttention in operators that have a translation, not in one that has none."""
+    backend = importlib.import_module("torch").backends.mha
+    before = backend.get_fastpath_enabled()
+    backend.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        backend.set_fastpath_enabled(before)
 
 
 def _flat(call: Call, feed: Feed) -> tuple[Any, tuple[Any, ...]]:
