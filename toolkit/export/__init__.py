@@ -31,6 +31,7 @@ from toolkit.export.draft import (
 from toolkit.export.exported import Exported, ExportedGraph
 from toolkit.export.proof import Proof, Run, prove
 from toolkit.export.request import Axes, Exporter, Request, parse_dynamic
+from toolkit.files import sidecar_of
 from toolkit.model import Model
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def export_as(source: Any, request: Request) -> Exported:
     scratch = tempfile.TemporaryDirectory(prefix="toolkit-export-")
     try:
         plan = chosen.front_end.plan(chosen.source, chosen.request, Path(scratch.name))
-        graphs = {part.name: _settle(part, chosen.request) for part in plan.parts}
+        folder = Path(scratch.name)
+        graphs = {part.name: _settle(part, chosen.request, folder) for part in plan.parts}
     except BaseException:
         scratch.cleanup()
         raise
@@ -142,7 +144,7 @@ def _axes(given: Axes | str | Iterable[str] | None) -> Axes | None:
 # One graph ---------------------------------------------------------------------------------------
 
 
-def _settle(part: Part, request: Request) -> ExportedGraph:
+def _settle(part: Part, request: Request, scratch: Path) -> ExportedGraph:
     """The first draft of a part that holds; raises when none does."""
     started = time.perf_counter()
     failures: list[Failure] = []
@@ -173,7 +175,15 @@ def _settle(part: Part, request: Request) -> ExportedGraph:
                 seconds=time.perf_counter() - started,
             )
         failures.append(Failure(draft.exporter, proof.summary(), proof, proof.failing))
+        _discard(draft, scratch)
     raise _none_holds(part, failures)
+
+
+def _discard(draft: Draft, scratch: Path) -> None:
+    """Make room: a large model's weights are on the disk once, not once for each attempt."""
+    if draft.path.is_relative_to(scratch):  # an exporter may have named a file of the user's own
+        draft.path.unlink(missing_ok=True)
+        sidecar_of(draft.path).unlink(missing_ok=True)
 
 
 def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProven:

@@ -222,7 +222,7 @@ def write_torchscript(
         quiet(),
         evaluating(call.module),
         torch.no_grad(),
-        _plain_attention(),
+        _traceable_attention(),
         translations.for_torchscript(version),
     ):
         try:
@@ -249,15 +249,34 @@ def write_torchscript(
 
 
 @contextlib.contextmanager
-def _plain_attention() -> Generator[None]:
-    """nn.MultiheadAttention in operators that have a translation, not in one that has none."""
-    backend = importlib.import_module("torch").backends.mha
-    before = backend.get_fastpath_enabled()
-    backend.set_fastpath_enabled(False)
+def _traceable_attention() -> Generator[None]:
+    """nn.MultiheadAttention in operators that have a translation, and that the tracer takes.
+
+    Its fused kernel has none. While tracing, its `is_causal` is a tensor, which torch's own
+    function refuses.
+    """
+    torch = importlib.import_module("torch")
+    backend, functional = torch.backends.mha, torch.nn.functional
+    fused, attention = backend.get_fastpath_enabled(), functional.scaled_dot_product_attention
+
+    def traceable(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: Any = 0.0,
+        is_causal: Any = False,
+        **more: Any,
+    ) -> Any:
+        return attention(query, key, value, attn_mask, dropout_p, bool(is_causal), **more)
+
     try:
+        backend.set_fastpath_enabled(False)
+        functional.scaled_dot_product_attention = traceable
         yield
     finally:
-        backend.set_fastpath_enabled(before)
+        functional.scaled_dot_product_attention = attention
+        backend.set_fastpath_enabled(fused)
 
 
 def _flat(call: Call, feed: Feed) -> tuple[Any, tuple[Any, ...]]:
