@@ -179,6 +179,34 @@ def test_values_stay_in_the_examples_range():
         assert shapes == {(case.sizes["batch"], case.sizes["length"])}
 
 
+def test_masks_are_padded_on_both_sides():
+    ids = np.array([[5, 6, 7, 8], [5, 6, 7, 8]])
+    feed = {"ids": ids, "attention_mask": np.ones_like(ids), "flags": ids > 0}
+    cases = {case.label: case.feed for case in cases_from(feed, {})}
+    right, left = cases["padded on the right"], cases["padded on the left"]
+    assert 0 in right["attention_mask"][1]
+    assert right["attention_mask"][:, 0].all()
+    assert left["attention_mask"][:, -1].all()
+    assert (left["flags"] == (left["attention_mask"] == 1)).all()
+    assert (left["ids"] == ids).all()
+
+
+@pytest.mark.parametrize(("kind", "error"), [("float16", 4e-3), ("float32", 1e-5)])
+def test_no_type_is_held_to_more_digits_than_it_has(draft, kind, error):
+    text = DOUBLE.replace("float two = {2}", "").replace("Mul(x, two)", "Add(x, x)")
+    text = text.replace("float", kind if kind == "float16" else "float")
+    x = np.random.default_rng(0).standard_normal((2, 6)).astype(kind)
+
+    def near(feed):
+        return {"y": (feed["x"].astype(np.float64) * 2 * (1 + error)).astype(kind)}
+
+    def far(feed):
+        return {"y": (feed["x"].astype(np.float64) * 2 * (1 + 20 * error)).astype(kind)}
+
+    assert prove(draft(near, text, feed={"x": x}), Request()).ok
+    assert "off by" in found(draft(far, text, feed={"x": x}))
+
+
 def test_a_dimension_of_two_sizes_is_refused():
     feed = {"x": np.zeros((1, 2)), "y": np.zeros((3, 2))}
     with pytest.raises(UsageError, match="dimension 'batch' is 1 in 'x' and 3 in 'y'"):

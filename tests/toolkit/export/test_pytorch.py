@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import NamedTuple
@@ -67,6 +68,22 @@ def test_the_opset_is_the_one_asked_for(opset):
     exported = toolkit.export(small(), torch.randn(1, 10), opset=opset)
     assert exported.model.opsets == {"": opset}
     assert exported.only.dynamic == {"input": {0: "batch"}}
+
+
+def test_a_trace_is_lifted_to_an_opset_that_its_exporter_does_not_know():
+    exported = toolkit.export(small(), torch.randn(1, 10), opset=23, exporter="torchscript")
+    assert exported.model.opsets == {"": 23}
+
+
+def test_a_model_of_half_precision():
+    exported = toolkit.export(small().half(), torch.randn(1, 10).half())
+    assert exported.only.proof.ok
+
+
+def test_no_folder_of_this_machine_is_in_the_file():
+    content = toolkit.export(TargetMLP(), torch.randn(1, 784)).to_bytes()
+    assert b"test_pytorch.py" in content
+    assert os.path.dirname(__file__).encode() not in content
 
 
 def test_dynamo_is_first_and_torchscript_says_why_it_took_over():

@@ -163,20 +163,38 @@ def write_program(
     proto = onnx.load(path, load_external_data=False)
     _name_dimensions(proto, axes)
     _name_values(proto)
+    _drop_folders(proto)
     path.write_bytes(proto.SerializeToString())
 
 
 def _name_values(proto: onnx.ModelProto) -> None:
-    """Names that lead back to modules: `linear_3` becomes `encoder.layer.0/linear_3`."""
+    """Names that lead back to modules: `linear_3` becomes `encoder.layer.0/linear_3`.
+
+    So do weights that the exporter has folded, and named anew, if one module alone reads them.
+    """
     outputs = {value.name for value in proto.graph.output}
     names: dict[str, str] = {}
+    readers: dict[str, set[str]] = {}
     for node in proto.graph.node:
         module = origin_of(node).module
-        if not module:
-            continue
-        node.name = f"{module}/{node.name}"
-        names |= {out: f"{module}/{out}" for out in node.output if out and out not in outputs}
+        for name in node.input:
+            readers.setdefault(name, set()).add(module)
+        if module:
+            node.name = f"{module}/{node.name}"
+            names |= {out: f"{module}/{out}" for out in node.output if out and out not in outputs}
+    for tensor in proto.graph.initializer:
+        (module, *others) = readers.get(tensor.name, {""})
+        if module and not others and "." not in tensor.name:
+            names[tensor.name] = f"{module}/{tensor.name}"
     rename_values(proto.graph, names)
+
+
+def _drop_folders(proto: onnx.ModelProto) -> None:
+    """Leave files and lines in the stacks that torch stores, not where they are on this machine."""
+    for node in proto.graph.node:
+        for entry in node.metadata_props:
+            if entry.key.endswith("stack_trace"):
+                entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', entry.value)
 
 
 def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
