@@ -57,6 +57,8 @@ __all__ = [
 ]
 
 _MOST_ATTEMPTS = 12
+_USUAL_OPSET = 18
+"""What exporters write on their own."""
 
 
 def export(
@@ -176,7 +178,7 @@ def _settle(part: Part, request: Request, scratch: Path) -> ExportedGraph:
             )
         failures.append(Failure(draft.exporter, proof.summary(), proof, proof.failing))
         _discard(draft, scratch)
-    raise _none_holds(part, failures)
+    raise _none_holds(part, failures, request)
 
 
 def _discard(draft: Draft, scratch: Path) -> None:
@@ -186,7 +188,9 @@ def _discard(draft: Draft, scratch: Path) -> None:
         sidecar_of(draft.path).unlink(missing_ok=True)
 
 
-def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProven:
+def _none_holds(
+    part: Part, failures: Sequence[Failure], request: Request
+) -> UsageError | NotProven:
     """Why there is no graph: not proven if there was one at all, else bad input."""
     distinct = list(dict.fromkeys(f.reason for f in failures))
     reasons = "; ".join(distinct)
@@ -194,7 +198,10 @@ def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProv
         reasons = "; ".join(dict.fromkeys(f"{f.exporter}: {f.reason}" for f in failures))
     if any(f.proof is not None and f.proof.loads for f in failures):
         return NotProven(f"the exported {part.name} is not the same as the original: {reasons}")
-    return UsageError(f"the {part.name} cannot be exported: {reasons or 'there is no way to'}")
+    hint = ""
+    if request.opset is not None and request.opset < _USUAL_OPSET:
+        hint = f"; opset {request.opset} may lack what it needs, {_USUAL_OPSET} is usual"
+    return UsageError(f"the {part.name} cannot be exported: {reasons or 'no way is known'}{hint}")
 
 
 def _at_opset(draft: Draft, request: Request) -> Draft:
