@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from toolkit.export.draft import (
 from toolkit.export.exported import Exported, ExportedGraph
 from toolkit.export.proof import Proof, Run, prove
 from toolkit.export.request import Axes, Exporter, Request, parse_dynamic
+from toolkit.export.scratch import Scratch
 from toolkit.files import sidecar_of
 from toolkit.model import Model
 
@@ -118,14 +118,15 @@ def export_as(source: Any, request: Request) -> Exported:
 
     started = time.perf_counter()
     chosen = choose(source, request)
-    scratch = tempfile.TemporaryDirectory(prefix="toolkit-export-")
+    scratch = Scratch()
     try:
-        plan = chosen.front_end.plan(chosen.source, chosen.request, Path(scratch.name))
-        folder = Path(scratch.name)
-        graphs = {part.name: _settle(part, chosen.request, folder) for part in plan.parts}
+        plan = chosen.front_end.plan(chosen.source, chosen.request, scratch.path)
+        graphs = {part.name: _settle(part, chosen.request, scratch.path) for part in plan.parts}
     except BaseException:
-        scratch.cleanup()
+        scratch.remove()
         raise
+    for graph in graphs.values():
+        graph.model.weights.depend_on(scratch)
     return Exported(
         graphs=graphs,
         framework=chosen.front_end.name,
