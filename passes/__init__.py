@@ -30,7 +30,13 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-attention": "passes.fuse.attention:FuseAttention",
     "compact": "passes.fuse.compact:Compact",
     "lower": "passes.lower:Lower",
+    "smooth": "passes.quantize.smooth:Smooth",
+    "equalize": "passes.quantize.equalize:Equalize",
+    "clip-weights": "passes.quantize.clip:ClipWeights",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+    "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
+    "fp16": "passes.precision:Float16",
+    "correct-bias": "passes.quantize.correct:CorrectBias",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
     # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`

@@ -27,7 +27,7 @@ FULL, REDUCED = 127, 64
 """The largest integers: of the whole range, and of the one for processors without VNNI."""
 
 _BLOCK_BYTES = 1 << 22
-_FILE_FROM = 1 << 24
+_FILE_FROM = 1 << 16
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _VANISHED = 0.5
 """A weight is not quantized when more than this share of what is not zero would become zero."""
@@ -57,7 +57,7 @@ def quantize(
         raise ValueError("only a matrix can be turned")
     scale = scale_of(_largest(weights, axis), limit)
     shape = weights.shape[::-1] if turned else weights.shape
-    values = _allocate(shape)
+    values = allocate(shape, np.int8)
     by_axis = scale
     if axis is not None:
         by_axis = scale.reshape([-1 if i == axis else 1 for i in range(weights.ndim)])
@@ -114,11 +114,11 @@ def _blocks(weights: Array) -> Iterator[tuple[slice, Array]]:
         yield rows, weights[rows]
 
 
-def _allocate(shape: tuple[int, ...]) -> Array:
-    """An int8 array; a large one is mapped to a file without a name, and takes no memory."""
-    size = int(np.prod(shape))
+def allocate(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """An empty array; a large one is mapped to a file without a name, and takes no memory."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size < _FILE_FROM:
-        return np.empty(shape, dtype=np.int8)
+        return np.empty(shape, dtype=dtype)
     with tempfile.TemporaryFile(prefix="toolkit-") as file:
         file.truncate(size)
-        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.int8).reshape(shape)
+        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).reshape(shape)

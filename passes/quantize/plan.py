@@ -27,13 +27,18 @@ from toolkit.model import Model
 
 Scheme = Literal["float", "dynamic", "static", "weight-only"]
 WeightType = Literal["int8", "uint8", "int4", "uint4"]
+Method = Literal["rtn", "hqq", "gptq"]
+BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one node computes. `axis` is that of the weight's scales; None: one scale for all."""
+    """How one node computes. `axis` is that of the weight's scales; None: one scale for all.
+
+    `block_size` weights along an input's axis share a scale; None: all of them.
+    """
 
     node: str = ""
     output: str = ""
@@ -43,6 +48,8 @@ class Entry:
     symmetric: bool = True
     reduce_range: bool = False
     axis: int | None = None
+    block_size: int | None = None
+    method: Method = "rtn"
     reason: str = ""
 
     @classmethod
@@ -152,6 +159,8 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "weight": get_args(WeightType),
     "symmetric": (True, False),
     "reduce_range": (True, False),
+    "block_size": (*BLOCK_SIZES, None),
+    "method": get_args(Method),
 }
 
 
