@@ -18,6 +18,7 @@ from toolkit.cli.export import export
 from toolkit.cli.inspect import inspect
 from toolkit.cli.optimize import optimize
 from toolkit.cli.passes import passes
+from toolkit.cli.sensitivity import sensitivity
 from toolkit.cli.tune import tune
 from toolkit.cli.verify import verify
 
@@ -49,7 +50,10 @@ app = typer.Typer(
 )
 
 # In the order of the help.
-for _command in (optimize, export, explain, inspect, verify, passes, tune, demo):
+for _command in (
+    *(optimize, export, explain, inspect, verify),
+    *(sensitivity, passes, tune, demo),
+):
     app.command(cls=_Command)(_command)
 
 
