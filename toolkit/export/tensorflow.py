@@ -16,7 +16,6 @@ import importlib
 import io
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from toolkit.export.contract import new_names, opened, renamed
 from toolkit.export.draft import Draft, ExportFailed, InOrder, Plan
 from toolkit.export.foreign import follow
 from toolkit.export.request import Axes, Request, resolve_axes
+from toolkit.export.tflite import Lite, Value, plain_names
 from toolkit.feeds.samples import Feed
 from toolkit.model import Model
 
@@ -44,7 +44,6 @@ _DEFAULT_OPSET, _NEWEST_OPSET = 17, 18
 """What tf2onnx 1.17 writes; the core lifts to newer ones."""
 _OPEN_SIZES = (2, 8)
 """Of an example that nobody gave: the batch, and any other open size."""
-_NAMELESS = re.compile(r"^keras_tensor(_\d+)?$")
 
 
 class TensorFlow:
@@ -101,20 +100,11 @@ def _quiet() -> Generator[None]:
 # What there is to export -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """An input: its name in the graph, and its sizes, None where they are open."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: np.dtype[Any]
-
-
 class _Source(Protocol):
     """A model as a function of arrays that tf2onnx can write."""
 
     @property
-    def inputs(self) -> Sequence[_Value]: ...
+    def inputs(self) -> Sequence[Value]: ...
 
     @property
     def outputs(self) -> Sequence[str]: ...
@@ -129,7 +119,7 @@ class _Source(Protocol):
 def _open(tensorflow: Any, tf2onnx: Any, source: Any, example: Any) -> _Source:
     if isinstance(source, Path):
         if source.suffix.lower() == ".tflite":
-            return _Lite(tensorflow, tf2onnx, source)
+            return Lite(tensorflow, tf2onnx, source)
         try:
             if source.is_dir():
                 return _of_signature(tensorflow, tf2onnx, tensorflow.saved_model.load(str(source)))
@@ -152,7 +142,7 @@ class _Function:
     owner: Any
     """What the variables belong to: TensorFlow frees them with it."""
     call: Callable[..., list[Any]]
-    inputs: Sequence[_Value]
+    inputs: Sequence[Value]
     outputs: Sequence[str]
 
     def __call__(self, feed: Feed) -> Mapping[str, Any]:
@@ -177,15 +167,15 @@ def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Funct
     tensors = getattr(model, "inputs", None)
     given = _as_list(example)
     if tensors:
-        names = _plain_names([tensor.name for tensor in tensors], "input")
+        names = plain_names([tensor.name for tensor in tensors], "input")
         values = [
-            _Value(name, tuple(tensor.shape), np.dtype(tensor.dtype))
+            Value(name, tuple(tensor.shape), np.dtype(tensor.dtype))
             for name, tensor in zip(names, tensors, strict=True)
         ]
     elif given and callable(model):
-        names = _plain_names([], "input", len(given))
+        names = plain_names([], "input", len(given))
         values = [
-            _Value(name, (None, *array.shape[1:]), array.dtype)
+            Value(name, (None, *array.shape[1:]), array.dtype)
             for name, array in zip(names, map(np.asarray, given), strict=True)
         ]
     else:
@@ -205,7 +195,7 @@ def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Funct
 
     sample = [tensorflow.zeros([_size(v, a) for a in range(len(v.shape))], v.dtype) for v in values]
     count = len(call(*sample))
-    names = _plain_names(list(getattr(model, "output_names", []) or []), "output", count)
+    names = plain_names(list(getattr(model, "output_names", []) or []), "output", count)
     return _Function(tensorflow, tf2onnx, model, call, values, names)
 
 
@@ -218,8 +208,8 @@ def _of_signature(tensorflow: Any, tf2onnx: Any, loaded: Any) -> _Function:
     specs: dict[str, Any] = signature.structured_input_signature[1]
     keys = list(specs)
     values = [
-        _Value(name, tuple(specs[key].shape), np.dtype(specs[key].dtype.as_numpy_dtype))
-        for name, key in zip(_plain_names(keys, "input"), keys, strict=True)
+        Value(name, tuple(specs[key].shape), np.dtype(specs[key].dtype.as_numpy_dtype))
+        for name, key in zip(plain_names(keys, "input"), keys, strict=True)
     ]
     outputs = list(signature.structured_outputs)
 
@@ -227,73 +217,8 @@ def _of_signature(tensorflow: Any, tf2onnx: Any, loaded: Any) -> _Function:
         found = signature(**dict(zip(keys, inputs, strict=True)))
         return [found[name] for name in outputs]
 
-    names = _plain_names(["" if o == "output_0" else o for o in outputs], "output", len(outputs))
+    names = plain_names(["" if o == "output_0" else o for o in outputs], "output", len(outputs))
     return _Function(tensorflow, tf2onnx, loaded, call, values, names)
-
-
-def _plain_names(names: Sequence[str], kind: str, count: int | None = None) -> list[str]:
-    """The names where the model gave some, else `input`, or `input_0` and on of several."""
-    wanted = len(names) if count is None else count
-    listed = list(names) if len(names) == wanted else [""] * wanted
-    plain = [kind] if wanted == 1 else [f"{kind}_{index}" for index in range(wanted)]
-    clean = ["" if _NAMELESS.match(name) else re.sub(r"\W", "_", name) for name in listed]
-    chosen = [name or other for name, other in zip(clean, plain, strict=True)]
-    return chosen if len(set(chosen)) == wanted else plain
-
-
-class _Lite:
-    """A TFLite file, run by its interpreter."""
-
-    def __init__(self, tensorflow: Any, tf2onnx: Any, path: Path) -> None:
-        self._tf2onnx, self._path = tf2onnx, path
-        try:
-            self._interpreter: Any = tensorflow.lite.Interpreter(model_path=str(path))
-            self._interpreter.allocate_tensors()
-        except Exception as error:
-            raise UsageError(f"'{path}' cannot be read: {summarize(error)}") from error
-        self._in = list(self._interpreter.get_input_details())
-        self._out = list(self._interpreter.get_output_details())
-        names = self._signature_names()
-        inputs = _plain_names([names.get(d["index"], "") for d in self._in], "input", len(self._in))
-        self.inputs: Sequence[_Value] = [
-            _Value(name, _open_sizes(detail), np.dtype(detail["dtype"]))
-            for name, detail in zip(inputs, self._in, strict=True)
-        ]
-        found = [
-            "" if names.get(d["index"]) == "output_0" else names.get(d["index"], "")
-            for d in self._out
-        ]
-        self.outputs: Sequence[str] = _plain_names(found, "output", len(self._out))
-
-    def _signature_names(self) -> dict[int, str]:
-        """Tensor indices to what the file's signature calls them."""
-        if not self._interpreter.get_signature_list():
-            return {}
-        runner = self._interpreter.get_signature_runner()
-        details = {**runner.get_input_details(), **runner.get_output_details()}
-        return {detail["index"]: name for name, detail in details.items()}
-
-    def __call__(self, feed: Feed) -> Mapping[str, Any]:
-        run = self._interpreter
-        for value, detail in zip(self.inputs, self._in, strict=True):
-            run.resize_tensor_input(detail["index"], feed[value.name].shape)
-        run.allocate_tensors()
-        for value, detail in zip(self.inputs, self._in, strict=True):
-            run.set_tensor(detail["index"], feed[value.name])
-        run.invoke()
-        pairs = zip(self.outputs, self._out, strict=True)
-        return {name: np.array(run.get_tensor(detail["index"])) for name, detail in pairs}
-
-    def write(self, opset: int, fixed: Mapping[str, tuple[int | None, ...]]) -> Any:
-        names = [detail["name"] for detail in self._in], [detail["name"] for detail in self._out]
-        made, _ = self._tf2onnx.convert.from_tflite(
-            str(self._path), input_names=names[0], output_names=names[1], opset=opset
-        )
-        return made
-
-
-def _open_sizes(detail: Mapping[str, Any]) -> tuple[int | None, ...]:
-    return tuple(None if size < 0 else int(size) for size in detail["shape_signature"])
 
 
 # The example -------------------------------------------------------------------------------------
@@ -354,7 +279,7 @@ def _given(model: _Source, example: Any) -> Feed:
 def _drawn(model: _Source, seed: int) -> Feed:
     random = np.random.default_rng(seed)
 
-    def draw(value: _Value) -> Array:
+    def draw(value: Value) -> Array:
         shape = [_size(value, axis) for axis in range(len(value.shape))]
         if value.dtype.kind == "f":
             return random.standard_normal(shape).astype(value.dtype)
@@ -364,7 +289,7 @@ def _drawn(model: _Source, seed: int) -> Feed:
     return {value.name: draw(value) for value in model.inputs}
 
 
-def _size(value: _Value, axis: int) -> int:
+def _size(value: Value, axis: int) -> int:
     size = value.shape[axis]
     return _OPEN_SIZES[min(axis, 1)] if size is None else size
 
