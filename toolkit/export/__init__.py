@@ -160,12 +160,13 @@ def _settle(part: Part, request: Request) -> ExportedGraph:
         request.progress(f"{part.name}: proving what {draft.exporter} wrote")
         proof = prove(draft, request)
         if proof.ok:
+            model = Model.load(draft.path)
             return ExportedGraph(
                 name=part.name,
-                model=Model.load(draft.path),
+                model=model,
                 proof=proof,
                 exporter=draft.exporter,
-                dynamic=draft.dynamic,
+                dynamic={n: dims for n, dims in draft.dynamic.items() if n in model.graph.inputs},
                 cases=tuple(draft.cases),
                 failures=tuple(failures),
                 notes=draft.notes,
@@ -177,12 +178,11 @@ def _settle(part: Part, request: Request) -> ExportedGraph:
 
 def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProven:
     """Why there is no graph: not proven if there was one at all, else bad input."""
-    if len({(f.exporter, f.reason) for f in failures}) == 1:
-        reasons = failures[0].reason
-    else:
-        reasons = "; ".join(f"{f.exporter}: {f.reason}" for f in failures)
-    unproven = [f for f in failures if f.proof is not None]
-    if unproven:
+    distinct = list(dict.fromkeys(f.reason for f in failures))
+    reasons = "; ".join(distinct)
+    if len(distinct) > 1:
+        reasons = "; ".join(dict.fromkeys(f"{f.exporter}: {f.reason}" for f in failures))
+    if any(f.proof is not None and f.proof.loads for f in failures):
         return NotProven(f"the exported {part.name} is not the same as the original: {reasons}")
     return UsageError(f"the {part.name} cannot be exported: {reasons or 'there is no way to'}")
 

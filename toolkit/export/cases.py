@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.errors import RuntimeRefused, summarize
+from toolkit.errors import RuntimeRefused, UsageError, summarize
 from toolkit.export.draft import Case
 from toolkit.export.request import Axes
 from toolkit.feeds.samples import Feed
@@ -29,9 +29,19 @@ _LARGE = 30.0
 
 
 def sizes_in(feed: Feed, axes: Axes) -> dict[str, int]:
-    """The size of every dynamic dimension in a feed."""
-    named = ((dim, feed[name].shape[axis]) for name in axes for axis, dim in axes[name].items())
-    return {dim: int(size) for dim, size in named}
+    """The size of every dynamic dimension in a feed; UsageError if one has two."""
+    sizes: dict[str, int] = {}
+    where: dict[str, str] = {}
+    for name, dims in axes.items():
+        for axis, dim in dims.items():
+            size = int(feed[name].shape[axis])
+            if sizes.setdefault(dim, size) != size:
+                raise UsageError(
+                    f"dimension '{dim}' is {sizes[dim]} in '{where[dim]}' and {size} in '{name}' "
+                    "of the example: it needs two names, or another example"
+                )
+            where.setdefault(dim, name)
+    return sizes
 
 
 def resized(feed: Feed, axes: Axes, sizes: Mapping[str, int]) -> Feed:
@@ -52,18 +62,22 @@ def cases_from(feed: Feed, axes: Axes, seed: int = 0) -> list[Case]:
     cases = [Case(feed, base)]
     for sizes in several_sizes(base, axes):
         cases.append(Case(redrawn(resized(feed, axes, sizes), random), sizes))
-    cases += (Case(values, base, label) for label, values in odd_values(feed, random))
+    for label, values in odd_values(feed, random):
+        cases.append(Case(values, base, label, tied=label == "zeros"))
     return cases
 
 
 def several_sizes(base: Mapping[str, int], axes: Axes) -> Iterator[dict[str, int]]:
     """Each dimension changed alone, then all at their smallest, then all at their largest."""
     choices = {dim: _sizes_of(dim, size, axes) for dim, size in base.items()}
-    for dim, sizes in choices.items():
-        yield from ({**base, dim: size} for size in sizes)
-    if len(choices) > 1:
-        yield {dim: sizes[0] for dim, sizes in choices.items()}
-        yield {dim: sizes[-1] for dim, sizes in choices.items()}
+    listed = [{**base, dim: size} for dim, sizes in choices.items() for size in sizes]
+    listed.append({dim: sizes[0] for dim, sizes in choices.items()})
+    listed.append({dim: sizes[-1] for dim, sizes in choices.items()})
+    seen = [dict(base)]
+    for sizes in listed:
+        if sizes not in seen:
+            seen.append(sizes)
+            yield sizes
 
 
 def is_batch(dim: str, axes: Axes) -> bool:

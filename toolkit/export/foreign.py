@@ -103,7 +103,9 @@ class _Graph:
         if asked is not None:
             if failures:
                 return None
-            wanted = resolve_axes(asked, {name: value.ndim for name, value in feed.items()})
+            wanted = resolve_axes(
+                asked, {name: value.ndim for name, value in feed.items()}, self.call.outputs
+            )
             return self._draft(feed, wanted, ())
         if declared:
             return None if failures else self._draft(feed, declared, ())

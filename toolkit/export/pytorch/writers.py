@@ -21,10 +21,13 @@ from typing import Any
 import onnx
 
 from toolkit.errors import ToolkitError
+from toolkit.export.contract import rename_values
 from toolkit.export.draft import ExportFailed
+from toolkit.export.operators import origin_of
+from toolkit.export.pytorch import outside
 from toolkit.export.pytorch.calling import Call, evaluating, tensors_in
 from toolkit.export.pytorch.customops import Translations
-from toolkit.export.pytorch.reasons import reason_of, unsupported
+from toolkit.export.pytorch.reasons import reason_of, unsupported, unsupported_in_trace
 from toolkit.export.request import Axes
 from toolkit.feeds.samples import Feed
 
@@ -154,14 +157,30 @@ def write_program(
     except ToolkitError:
         raise
     except Exception as error:  # the translator raises a dozen unrelated classes
-        listed = unsupported(program, translations)
+        with quiet():
+            listed = unsupported(program, translations)
         raise ExportFailed(DYNAMO, listed or reason_of(error), final=bool(listed)) from error
-    _name_dimensions(path, axes)
-
-
-def _name_dimensions(path: Path, axes: Axes) -> None:
-    """Put our names in place of torch's symbols, also inside of expressions as `2*s17`."""
     proto = onnx.load(path, load_external_data=False)
+    _name_dimensions(proto, axes)
+    _name_values(proto)
+    path.write_bytes(proto.SerializeToString())
+
+
+def _name_values(proto: onnx.ModelProto) -> None:
+    """Names that lead back to modules: `linear_3` becomes `encoder.layer.0/linear_3`."""
+    outputs = {value.name for value in proto.graph.output}
+    names: dict[str, str] = {}
+    for node in proto.graph.node:
+        module = origin_of(node).module
+        if not module:
+            continue
+        node.name = f"{module}/{node.name}"
+        names |= {out: f"{module}/{out}" for out in node.output if out and out not in outputs}
+    rename_values(proto.graph, names)
+
+
+def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
+    """Put our names in place of torch's symbols, also inside of expressions as `2*s17`."""
     symbols: dict[str, str] = {}
     for value in proto.graph.input:
         for axis, dim in axes.get(value.name, {}).items():
@@ -179,7 +198,6 @@ def _name_dimensions(path: Path, axes: Axes) -> None:
                 if dim.dim_param:
                     dim.dim_param = pattern.sub(lambda found: symbols[found[0]], dim.dim_param)
         pending += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-    path.write_bytes(proto.SerializeToString())
 
 
 # TorchScript -------------------------------------------------------------------------------------
@@ -199,39 +217,53 @@ def write_torchscript(
     low, high = _TORCHSCRIPT_OPSETS
     version = min(max(opset or _TORCHSCRIPT_DEFAULT, low), high)
     module, args = _flat(call, feed)
-    try:
-        with (
-            quiet(),
-            evaluating(call.module),
-            torch.no_grad(),
-            translations.for_torchscript(version),
-        ):
+    large = outside.is_large(module)
+    with (
+        quiet(),
+        evaluating(call.module),
+        torch.no_grad(),
+        _plain_attention(),
+        translations.for_torchscript(version),
+    ):
+        try:
             torch.onnx.export(
                 module,
                 args,
                 str(path),
                 dynamo=False,
+                verbose=False,
                 opset_version=version,
                 input_names=call.inputs,
                 output_names=list(call.outputs),
                 dynamic_axes={**axes, **output_axes},
                 custom_opsets=translations.opsets() or None,
+                export_params=not large,
+                do_constant_folding=not large,
+                keep_initializers_as_inputs=large,
             )
-    except ToolkitError:
-        raise
-    except Exception as error:  # the exporter raises a dozen unrelated classes
-        raise ExportFailed(TORCHSCRIPT, reason_of(error)) from error
+            if large:
+                outside.attach(path, module)
+        except Exception as error:  # the exporter raises a dozen unrelated classes
+            listed = unsupported_in_trace(module, args, version)
+            raise ExportFailed(TORCHSCRIPT, listed or reason_of(error)) from error
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Generator[None]:
+    """nn.MultiheadAttention in operators that have a translation, not in one that has none."""
+    backend = importlib.import_module("torch").backends.mha
+    before = backend.get_fastpath_enabled()
+    backend.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        backend.set_fastpath_enabled(before)
 
 
 def _flat(call: Call, feed: Feed) -> tuple[Any, tuple[Any, ...]]:
     """The module as one of plain tensors: tracing takes no other arguments, and no dataclasses."""
-    torch = importlib.import_module("torch")
     tensors = call.tensors(feed)
-    args, kwargs = call.arranged(tensors)
-    is_plain = all(not leaf.path for leaf in call.leaves) and len(args) == len(call.leaves)
-    if isinstance(call.module, torch.jit.ScriptModule) and is_plain and not kwargs:
-        return call.module, args
-    return _flat_class()(call), tuple(tensors)
+    return (call.module if call.plain else _flat_class()(call)), tuple(tensors)
 
 
 def _flat_class() -> Any:
@@ -259,10 +291,13 @@ def _flat_class() -> Any:
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
     """Exporters print progress and warn about every traced condition: the proof says more."""
+    internals: Any = importlib.import_module("torch")._C
+    log = internals._jit_onnx_log  # prints whole graphs, past Python's streams
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     sink = io.StringIO()
     try:
+        internals._jit_onnx_log = print  # into the sink
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(sink),
@@ -271,4 +306,5 @@ def quiet() -> Generator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
+        internals._jit_onnx_log = log
         logging.disable(before)
