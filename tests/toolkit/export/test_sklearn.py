@@ -26,6 +26,8 @@ from sklearn import (  # noqa: E402
     tree,
 )
 
+pytestmark = pytest.mark.export
+
 LABELS = ["label", "probabilities"]
 
 CLASSIFIERS = [

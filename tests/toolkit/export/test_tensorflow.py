@@ -11,6 +11,8 @@ from toolkit.errors import UsageError
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("tf2onnx")
 
+pytestmark = pytest.mark.tensorflow
+
 keras = tf.keras
 layers = keras.layers
 
