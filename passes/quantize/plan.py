@@ -208,6 +208,18 @@ class Plan:
         return {entry.node: entry for entry in self.entries if not entry.output}
 
 
+def as_applied(model: Model, plan: Plan) -> Plan:
+    """The plan with what was not done as float: what cannot be quantized, or did not hold."""
+    sites = {site for places in model.journal.places_by_rule().values() for site in places}
+    entries = [
+        replace(entry, scheme="float", reason="it could not be kept")
+        if entry.scheme != "float" and entry.output not in sites
+        else entry
+        for entry in plan.entries
+    ]
+    return replace(plan, entries=tuple(entries))
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which nodes to consider: patterns of an operator's name, a node's, or its first output's."""

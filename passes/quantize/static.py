@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from onnx import NodeProto
 
 from passes.quantize.dynamic import read_plan
-from passes.quantize.plan import ActivationType, Entry, Plan, Selection, TensorEntry
+from passes.quantize.plan import ActivationType, Entry, Plan, Selection, TensorEntry, as_applied
 from passes.quantize.static_apply import Format, apply_static, not_for
 from passes.quantize.static_region import Region, Results, as_made, behind_limits, settle
 from passes.quantize.static_sites import CARRIERS, PRODUCTS, Site, site_of
@@ -107,6 +107,7 @@ class QuantizeStatic:
         else:
             plan = read_plan(self.plan, model)
         apply_static(model, plan, ctx, self.format)
+        ctx.plans.append(as_applied(model, plan))
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
         """What this pass would do: an entry for every layer, and the range of every tensor."""

@@ -27,7 +27,7 @@ from passes.quantize.gptq import Solver
 from passes.quantize.gram import Gram, GramObserver
 from passes.quantize.layers import Layer, Linear, Table, readers_of
 from passes.quantize.nbits import BlockWriter, Form
-from passes.quantize.plan import BLOCK_SIZES, Entry, Plan, Selection, WeightType
+from passes.quantize.plan import BLOCK_SIZES, Entry, Plan, Selection, WeightType, as_applied
 from passes.quantize.plan import Method as MethodName
 from passes.quantize.recurrent import Recurrent
 from passes.quantize.streaming import Compensated, HalfQuadratic, Method, Nearest
@@ -116,6 +116,7 @@ class QuantizeWeights:
         else:
             plan = read_plan(self.plan, model)
         apply_weight_only(model, plan, ctx, form, self.accuracy_level, self.act_order)
+        ctx.plans.append(as_applied(model, plan))
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """What this pass would do, for every node that has weights."""
