@@ -30,6 +30,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-attention": "passes.fuse.attention:FuseAttention",
     "lower": "passes.lower:Lower",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+    "quantize-static": "passes.quantize.static:QuantizeStatic",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
     # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`

@@ -1,8 +1,10 @@
-"""Weights as signed integers: w ~ s q, with q in -limit..limit and one scale s a channel, or one.
+"""Weights as integers: w ~ s (q - z), with one scale s a channel, or one for all.
 
-    s = max |w| / limit,    q = round(w / s), halves to even
+    symmetric   s = max |w| / limit,                  q = round(w / s), halves to even
+    lopsided    s = (max w - min w) / (2 limit + 1),  q = round(w / s) + z,  z = round(-min w / s)
 
-All in 32-bit floats, symmetric around zero, so that zero is exact and no zero point is needed. A
+All in 32-bit floats. Symmetric ones are signed, in -limit..limit, and need no zero point; the
+same numbers plus 128 are unsigned. Lopsided ones are unsigned, and zero lies in their range. A
 channel of zeros, or of numbers too small to be told from zero, has the scale 1 and is all zeros.
 
 The limit is 127; 64 keeps the sum of two products of an unsigned and a signed byte inside 16 bits,
@@ -14,10 +16,12 @@ of its own. No float copy of a weight is made, so memory does not grow with it.
 
 from __future__ import annotations
 
+import math
 import mmap
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,30 +41,48 @@ class Unfit(Exception):
     """Weights that no scale fits; the message says what they have."""
 
 
+class Rows(Protocol):
+    """What weights are read from, some rows at a time: an array, or what is computed as read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, rows: slice, /) -> Array: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantized:
-    """Weights in int8, and their scale: one number, or one for each channel."""
+    """Weights in 8 bits, and their scale: one number, or one for each channel."""
 
     values: Array
     scale: Array
+    zero: int = 0
 
 
-def quantize(
-    weights: Array, axis: int | None, limit: int = FULL, turned: bool = False
-) -> Quantized:
+def quantize(weights: Rows, axis: int | None, limit: int = FULL, turned: bool = False) -> Quantized:
     """Float32 weights in int8, with a scale for each index of `axis`, or one for all.
 
     `turned` gives the transpose of a matrix; `axis` is one of the matrix as it comes in. Raises
     Unfit for weights with NaN or infinity, and where the largest would make zeros of most others.
     """
-    if turned and weights.ndim != 2:
+    scale = scale_of(largest(weights, axis), limit)
+    return quantize_by(weights, axis, scale, limit, turned)
+
+
+def quantize_by(
+    weights: Rows, axis: int | None, scale: Array, limit: int = FULL, turned: bool = False
+) -> Quantized:
+    """The same by scales that are given."""
+    if turned and len(weights.shape) != 2:
         raise ValueError("only a matrix can be turned")
-    scale = scale_of(_largest(weights, axis), limit)
     shape = weights.shape[::-1] if turned else weights.shape
-    values = _allocate(shape)
+    values = _allocate(shape, np.int8)
     by_axis = scale
     if axis is not None:
-        by_axis = scale.reshape([-1 if i == axis else 1 for i in range(weights.ndim)])
+        by_axis = scale.reshape([-1 if i == axis else 1 for i in range(len(weights.shape))])
     there = left = 0
     for rows, block in _blocks(weights):
         factor = by_axis[rows] if axis == 0 else by_axis
@@ -79,17 +101,42 @@ def quantize(
     return Quantized(values, scale)
 
 
-def scale_of(largest: Array, limit: int) -> Array:
+def unsigned(signed: Quantized) -> Quantized:
+    """The same numbers in uint8, around the zero point 128."""
+    values = _allocate(signed.values.shape, np.uint8)
+    for rows, block in _blocks(signed.values):
+        values[rows] = block.astype(np.int16) + 128
+    values.flags.writeable = False
+    return Quantized(values, signed.scale, 128)
+
+
+def quantize_lopsided(weights: Rows, limit: int = FULL) -> Quantized:
+    """Float32 weights in uint8 with one scale and one zero point. Raises Unfit as `quantize`."""
+    _require_floats(weights)
+    ends: Array = np.zeros(2)
+    for _, block in _blocks(weights):
+        ends = np.array([np.minimum(ends[0], block.min()), np.maximum(ends[1], block.max())])
+    _require_finite(ends)
+    steps = 2 * limit + 1
+    scale = scale_of((ends[1] - ends[0]) / steps, 1)
+    zero = int(np.rint(-ends[0] / float(scale)))
+    values = _allocate(weights.shape, np.uint8)
+    for rows, block in _blocks(weights):
+        values[rows] = np.clip(np.rint(block / scale) + zero, 0, steps)
+    values.flags.writeable = False
+    return Quantized(values, scale, zero)
+
+
+def scale_of(most: Array, limit: int) -> Array:
     """max |w| / limit, and 1 where that is as good as zero."""
-    scale = np.asarray(largest, dtype=np.float32) / np.float32(limit)
+    scale = np.asarray(most, dtype=np.float32) / np.float32(limit)
     return np.where(scale < _SMALLEST, np.float32(1), scale).astype(np.float32)
 
 
-def _largest(weights: Array, axis: int | None) -> Array:
-    """max |w| of each channel, or of all."""
-    if weights.dtype != np.float32:
-        raise ValueError(f"weights of {weights.dtype}, not float32")
-    others = tuple(i for i in range(weights.ndim) if i != axis)
+def largest(weights: Rows, axis: int | None) -> Array:
+    """max |w| of each channel, or of all. Raises Unfit for NaN and infinity."""
+    _require_floats(weights)
+    others = tuple(i for i in range(len(weights.shape)) if i != axis)
     found: Array = np.zeros(() if axis is None else weights.shape[axis], dtype=np.float32)
     for rows, block in _blocks(weights):
         # NaN passes through both.
@@ -98,27 +145,36 @@ def _largest(weights: Array, axis: int | None) -> Array:
             found[rows] = most
         else:
             found = np.maximum(found, most)
-    if not np.all(np.isfinite(found)):
-        raise Unfit("NaN among its weights" if np.isnan(found).any() else "infinite weights")
+    _require_finite(found)
     return found
 
 
-def _blocks(weights: Array) -> Iterator[tuple[slice, Array]]:
+def _require_floats(weights: Rows) -> None:
+    if weights.dtype != np.float32:
+        raise ValueError(f"weights of {weights.dtype}, not float32")
+
+
+def _require_finite(found: Array) -> None:
+    if not np.all(np.isfinite(found)):
+        raise Unfit("NaN among its weights" if np.isnan(found).any() else "infinite weights")
+
+
+def _blocks(weights: Rows) -> Iterator[tuple[slice, Array]]:
     """Rows in groups of a few megabytes; an array without rows has none."""
-    if not weights.size:
+    if not all(weights.shape):
         return
-    row_bytes = weights.nbytes // weights.shape[0]
+    row_bytes = math.prod(weights.shape[1:]) * weights.dtype.itemsize
     step = max(1, _BLOCK_BYTES // row_bytes)
     for start in range(0, weights.shape[0], step):
         rows = slice(start, start + step)
         yield rows, weights[rows]
 
 
-def _allocate(shape: tuple[int, ...]) -> Array:
-    """An int8 array; a large one is mapped to a file without a name, and takes no memory."""
-    size = int(np.prod(shape))
+def _allocate(shape: tuple[int, ...], dtype: type[np.int8 | np.uint8]) -> Array:
+    """An array of bytes; a large one is mapped to a file without a name, and takes no memory."""
+    size = math.prod(shape)
     if size < _FILE_FROM:
-        return np.empty(shape, dtype=np.int8)
+        return np.empty(shape, dtype=dtype)
     with tempfile.TemporaryFile(prefix="toolkit-") as file:
         file.truncate(size)
-        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.int8).reshape(shape)
+        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).reshape(shape)

@@ -4,17 +4,26 @@ As JSON a user can print it, edit it and feed it back:
 
     {"version": 1, "nodes": [
       {"node": "MatMul_3", "output": "y", "op": "MatMul", "scheme": "dynamic", "axis": 1},
-      {"node": "MatMul_4", "output": "z", "op": "MatMul", "scheme": "float", "reason": "..."}]}
+      {"node": "MatMul_4", "output": "z", "op": "MatMul", "scheme": "float", "reason": "..."},
+      {"node": "Conv_1", "output": "c", "op": "Conv", "scheme": "static", "axis": 0},
+      {"node": "MaxPool_2", "output": "p", "op": "MaxPool", "scheme": "static", "tied": true}],
+     "tensors": [
+      {"tensor": "x", "low": -1.5, "high": 2.0},
+      {"tensor": "c", "dtype": "int8", "scale": 0.02, "zero": -5}]}
 
 A node is known by its first output, whose name is unique, or else by its own name. What a plan does
-not mention stays in floats.
+not mention stays in floats. A static node reads tensors that have a range here; `tied` makes what
+it reads and what it makes share one: the least that covers all of theirs.
+
+Dynamic layers and static ones live in one plan: each pass applies the entries of its scheme.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
@@ -27,6 +36,7 @@ from toolkit.model import Model
 
 Scheme = Literal["float", "dynamic", "static", "weight-only"]
 WeightType = Literal["int8", "uint8", "int4", "uint4"]
+ActivationType = Literal["uint8", "int8"]
 
 _VERSION = 1
 
@@ -43,6 +53,7 @@ class Entry:
     symmetric: bool = True
     reduce_range: bool = False
     axis: int | None = None
+    tied: bool = False
     reason: str = ""
 
     @classmethod
@@ -55,11 +66,28 @@ class Entry:
         return f"{self.op} '{self.node or self.output}'".strip()
 
 
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What an activation can hold: a range, or the scale and the zero point themselves.
+
+    See `passes.quantize.static_ranges` for how these follow from a range.
+    """
+
+    tensor: str = ""
+    dtype: ActivationType = "uint8"
+    symmetric: bool = False
+    low: float | None = None
+    high: float | None = None
+    scale: float | None = None
+    zero: int | None = None
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The entries of all nodes that were considered, in the order of the graph."""
+    """The entries of all nodes that were considered, in the order of the graph; and of tensors."""
 
     entries: tuple[Entry, ...] = ()
+    tensors: tuple[TensorEntry, ...] = ()
 
     def find(self, node: NodeProto) -> Entry | None:
         """What the plan says about a node."""
@@ -69,6 +97,40 @@ class Plan:
     def quantized(self) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.entries if entry.scheme != "float")
 
+    def tensor(self, name: str) -> TensorEntry | None:
+        """What the plan says about a tensor."""
+        return self._by_tensor.get(name)
+
+    def turned(
+        self, which: Iterable[Entry | str], scheme: Scheme = "float", reason: str = ""
+    ) -> Plan:
+        """The plan with other schemes for some nodes: entries, or names of outputs or nodes.
+
+        The rest of an entry stays, so that what is turned to float can be turned back.
+        """
+        keys = {_key(entry): entry for entry in self.entries}
+        chosen: set[str] = set()
+        for item in which:
+            known = (item.node and item.node) or item.output if isinstance(item, Entry) else item
+            found = keys.get(_key(item)) if isinstance(item, Entry) else self._named(item)
+            if found is None:
+                raise UsageError(f"the plan has no node '{known}'")
+            chosen.add(_key(found))
+        turned = (
+            replace(e, scheme=scheme, reason=reason) if _key(e) in chosen else e
+            for e in self.entries
+        )
+        return replace(self, entries=tuple(turned))
+
+    def merged(self, other: Plan) -> Plan:
+        """Both plans in one. Of a node or tensor in both, `other` counts unless it says float."""
+        entries = {_key(entry): entry for entry in self.entries}
+        for entry in other.entries:
+            if entry.scheme != "float" or _key(entry) not in entries:
+                entries[_key(entry)] = entry
+        tensors = {entry.tensor: entry for entry in (*self.tensors, *other.tensors)}
+        return Plan(tuple(entries.values()), tuple(tensors.values()))
+
     def to_json(self) -> str:
         """One entry a line, without what is as usual."""
         usual = asdict(Entry())
@@ -76,8 +138,12 @@ class Plan:
             json.dumps({k: v for k, v in asdict(e).items() if k == "scheme" or v != usual[k]})
             for e in self.entries
         ]
-        body = ",\n    ".join(lines)
-        return f'{{\n  "version": {_VERSION},\n  "nodes": [\n    {body}\n  ]\n}}\n'
+        parts = [f'"version": {_VERSION}', _listed("nodes", lines)]
+        if self.tensors:
+            plain = asdict(TensorEntry())
+            shown = ({k: v for k, v in asdict(t).items() if v != plain[k]} for t in self.tensors)
+            parts.append(_listed("tensors", [json.dumps(item) for item in shown]))
+        return "{\n  " + ",\n  ".join(parts) + "\n}\n"
 
     @classmethod
     def from_json(cls, text: str, source: str = "plan") -> Plan:
@@ -91,14 +157,18 @@ class Plan:
         found = cast("dict[str, Any]", data)
         if found.get("version") != _VERSION:
             raise UsageError(f"{source}: version {found.get('version')!r} is not {_VERSION}")
-        nodes = found.get("nodes")
-        if not isinstance(nodes, list):
-            raise UsageError(f"{source}: 'nodes' is not a list")
-        listed = cast("list[Any]", nodes)
-        return cls(tuple(_entry(item, f"{source}: node {i}") for i, item in enumerate(listed)))
+        unknown = sorted(set(found) - {"version", "nodes", "tensors"})
+        if unknown:
+            raise UsageError(f"{source}: '{unknown[0]}' is none of version, nodes, tensors")
+        nodes = _items(found.get("nodes"), f"{source}: 'nodes'")
+        tensors = _items(found.get("tensors", []), f"{source}: 'tensors'")
+        return cls(
+            tuple(_entry(item, f"{source}: node {i}") for i, item in enumerate(nodes)),
+            tuple(_tensor(item, f"{source}: tensor {i}") for i, item in enumerate(tensors)),
+        )
 
     def require_known(self, model: Model, source: str = "plan") -> None:
-        """UsageError unless every entry is about a node of the model."""
+        """UsageError unless every entry is about a node or a tensor of the model."""
         nodes = [node for graph in model.graphs() for node in graph.nodes]
         outputs = {name for node in nodes for name in nd.outputs_of(node)[:1]}
         names = {node.name for node in nodes if node.name}
@@ -107,9 +177,20 @@ class Plan:
             for entry in self.entries
             if (entry.output not in outputs if entry.output else entry.node not in names)
         ]
-        if unknown:
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            raise UsageError(f"{source}: the model has no node {unknown[0]}{more}")
+        _refuse(unknown, f"{source}: the model has no node")
+        values = {name for node in model.graph.nodes for name in nd.outputs_of(node)}
+        values.update(model.graph.inputs)
+        strange = [f"'{t.tensor}'" for t in self.tensors if t.tensor not in values]
+        _refuse(strange, f"{source}: the main graph has no tensor")
+
+    def _named(self, name: str) -> Entry | None:
+        if name in self._by_output:
+            return self._by_output[name]
+        return next((e for e in self.entries if name and e.node == name), None)
+
+    @cached_property
+    def _by_tensor(self) -> Mapping[str, TensorEntry]:
+        return {entry.tensor: entry for entry in self.tensors}
 
     @cached_property
     def _by_output(self) -> Mapping[str, Entry]:
@@ -147,32 +228,95 @@ def matches(node: NodeProto, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names if name)
 
 
+def _key(entry: Entry) -> str:
+    """What tells an entry's node from others."""
+    return f"output {entry.output}" if entry.output else f"node {entry.node}"
+
+
+def _refuse(unknown: list[str], what: str) -> None:
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise UsageError(f"{what} {unknown[0]}{more}")
+
+
+# -- JSON
+
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "scheme": get_args(Scheme),
     "weight": get_args(WeightType),
+    "dtype": get_args(ActivationType),
     "symmetric": (True, False),
     "reduce_range": (True, False),
+    "tied": (True, False),
 }
+_NUMBERS = ("low", "high", "scale")
+_WHOLE = ("axis", "zero")
+_SMALLEST, _LARGEST = 2.0**-126, 3.4e38
+"""Scales that 32-bit floats hold as normal numbers."""
+
+
+def _listed(name: str, lines: list[str]) -> str:
+    body = ",\n    ".join(lines)
+    return f'"{name}": [\n    {body}\n  ]'
+
+
+def _items(listed: Any, what: str) -> list[Any]:
+    if not isinstance(listed, list):
+        raise UsageError(f"{what} is not a list")
+    return cast("list[Any]", listed)
 
 
 def _entry(item: Any, where: str) -> Entry:
+    given = _checked(item, [field.name for field in fields(Entry)], where)
+    if not given.get("node") and not given.get("output"):
+        raise UsageError(f"{where}: give its 'output' or 'node'")
+    return Entry(**given)
+
+
+def _tensor(item: Any, where: str) -> TensorEntry:
+    given = _checked(item, [field.name for field in fields(TensorEntry)], where)
+    if not given.get("tensor"):
+        raise UsageError(f"{where}: give its name as 'tensor'")
+    found = TensorEntry(**given)
+    where = f"{where} ('{found.tensor}')"
+    ranged = found.low is not None and found.high is not None
+    if ranged == (found.scale is not None):
+        raise UsageError(f"{where}: give either 'low' and 'high', or 'scale' and 'zero'")
+    if found.low is not None and found.high is not None and found.low > found.high:
+        raise UsageError(f"{where}: low {found.low} is above high {found.high}")
+    if found.scale is not None:
+        least, most = (0, 255) if found.dtype == "uint8" else (-128, 127)
+        if not _SMALLEST <= found.scale <= _LARGEST:
+            raise UsageError(f"{where}: scale {found.scale} is no positive 32-bit float")
+        if found.zero is None or not least <= found.zero <= most:
+            raise UsageError(f"{where}: zero {found.zero} is not in {least}..{most}")
+    return found
+
+
+def _checked(item: Any, names: list[str], where: str) -> dict[str, Any]:
+    """The object's members, each of its field's kind."""
     if not isinstance(item, dict):
         raise UsageError(f"{where} is not an object")
     given = cast("dict[str, Any]", item)
-    names = [field.name for field in fields(Entry)]
     unknown = sorted(set(given) - set(names))
     if unknown:
         raise UsageError(f"{where}: '{unknown[0]}' is none of {', '.join(names)}")
-    if not given.get("node") and not given.get("output"):
-        raise UsageError(f"{where}: give its 'output' or 'node'")
     for name, value in given.items():
         if name in _CHOICES:
             if not any(value == c and type(value) is type(c) for c in _CHOICES[name]):
                 listed = ", ".join(map(str, _CHOICES[name])).lower()
                 raise UsageError(f"{where}: {name} {value!r} is none of {listed}")
-        elif name == "axis":
+        elif name in _WHOLE:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise UsageError(f"{where}: axis {value!r} is no whole number")
+                raise UsageError(f"{where}: {name} {value!r} is no whole number")
+        elif name in _NUMBERS:
+            if value is not None and not _is_finite(value):
+                raise UsageError(f"{where}: {name} {value!r} is no number")
         elif not isinstance(value, str):
             raise UsageError(f"{where}: {name} {value!r} is no text")
-    return Entry(**given)
+    return given
+
+
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)

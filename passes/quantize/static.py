@@ -1,0 +1,234 @@
+"""Static int8: weights are quantized now, and activations by ranges that calibration data tell.
+
+The pass makes a plan (which nodes, in which numbers; the ranges of their tensors), then applies it;
+see `static_apply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onnx import NodeProto
+
+from passes.quantize.dynamic import read_plan
+from passes.quantize.plan import ActivationType, Entry, Plan, Selection, TensorEntry
+from passes.quantize.static_apply import Format, apply_static, not_for
+from passes.quantize.static_region import Region, Results, as_made, behind_limits, settle
+from passes.quantize.static_sites import CARRIERS, PRODUCTS, Site, site_of
+from passes.quantize.static_ties import tied_sites
+from toolkit import nodes as nd
+from toolkit.calibrate.observers import observer_named
+from toolkit.errors import UsageError
+from toolkit.misses import Miss
+from toolkit.model import Model
+from toolkit.tolerance import QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.collect import Calibration
+    from toolkit.pipeline import Context
+
+__all__ = ["DEFAULT_OPS", "QuantizeStatic", "apply_static"]
+
+ObserverName = Literal["minmax", "average", "percentile", "entropy", "mse"]
+
+DEFAULT_OPS = (
+    *("Conv", "Gemm", "MatMul"),
+    *("Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "Relu", "Clip", "GlobalAveragePool"),
+    *("MaxPool", "Resize", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice"),
+    *("Split", "Gather", "Expand", "Identity", "DepthToSpace"),
+)
+"""What has a kernel on integers that is worth its while between two others."""
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeStatic:
+    """Compute convolutions and linear layers in int8, by ranges that calibration data tell."""
+
+    name: ClassVar[str] = "quantize-static"
+    tolerance: ClassVar[Tolerance] = QUANT
+    format: Format = field(
+        default="qdq", metadata={"help": "Q/DQ pairs around operators, or quantized operators."}
+    )
+    observer: ObserverName = field(
+        default="minmax", metadata={"help": "How the range of an activation is found."}
+    )
+    activations: ActivationType = field(
+        default="uint8", metadata={"help": "The type of activations."}
+    )
+    symmetric: bool = field(
+        default=False, metadata={"help": "Activations around zero, without a zero point."}
+    )
+    weights: Literal["int8", "uint8"] = field(
+        default="int8", metadata={"help": "The type of weights."}
+    )
+    per_channel: bool = field(
+        default=True, metadata={"help": "A scale for each output of a layer, or one for all."}
+    )
+    reduce_range: bool = field(
+        default=False, metadata={"help": "Weights in -64..64, for x86 processors without VNNI."}
+    )
+    products: bool = field(
+        default=False, metadata={"help": "Quantize a MatMul of two activations too."}
+    )
+    ops: tuple[str, ...] = field(
+        default=DEFAULT_OPS, metadata={"help": "The operators to quantize."}
+    )
+    include: tuple[str, ...] = field(
+        default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
+    )
+    exclude: tuple[str, ...] = field(
+        default=(), metadata={"help": "Patterns of operators, nodes or outputs to leave float."}
+    )
+    min_elements: int = field(default=0, metadata={"help": "Layers with fewer weights stay float."})
+    plan: Path | None = field(
+        default=None, metadata={"help": "A plan (JSON) to follow, in place of the options above."}
+    )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if self.plan is None:
+            reason = not_for(model)
+            if reason:
+                ctx.note(reason)
+                return
+            plan = self.make_plan(model, ctx)
+            for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
+                ctx.note(f"no node matches '{pattern}'")
+            _note_left(plan, ctx)
+        else:
+            plan = read_plan(self.plan, model)
+        apply_static(model, plan, ctx, self.format)
+
+    def make_plan(self, model: Model, ctx: Context) -> Plan:
+        """What this pass would do: an entry for every layer, and the range of every tensor."""
+        if ctx.calibration is None:
+            raise UsageError("static quantization needs calibration data: --calib SOURCE")
+        sites, left = self._candidates(model)
+        results: Results = as_made if self.symmetric else behind_limits
+        region = settle(sites, results)
+        observers = dict.fromkeys(region.tensors(), observer_named(self.observer))
+        found = ctx.calibration.collect(model, observers)
+        while True:
+            bad = [s for s in region.sites if _without_range(s, region, found)]
+            for site in bad:
+                left[id(site.node)] = _without_range(site, region, found)
+            if not bad:
+                break
+            region = settle([s for s in region.sites if id(s.node) not in left], results)
+        return self._plan(model, region, found, left)
+
+    def _candidates(self, model: Model) -> tuple[list[Site], dict[int, str]]:
+        """The sites that may be quantized, and why others may not, by node."""
+        sites: list[Site] = []
+        left: dict[int, str] = {}
+        selection = Selection(self.include, self.exclude)
+        for node in model.graph.nodes:
+            if not nd.is_op(node, *self.ops):
+                continue
+            try:
+                site = site_of(model.graph, node)
+            except Miss as miss:
+                left[id(node)] = str(miss)
+                continue
+            if site is None:
+                continue
+            reason = self._refusal(site, selection)
+            if not reason:
+                sites.append(site)
+            elif site.kind == "product":
+                left[id(node)] = reason
+        for graph in list(model.graphs())[1:]:
+            for node in graph.nodes:
+                if nd.is_op(node, *PRODUCTS) and nd.is_op(node, *self.ops):
+                    left[id(node)] = "inside a subgraph, where nothing is observed"
+        return sites, left
+
+    def _refusal(self, site: Site, selection: Selection) -> str:
+        if not selection.takes(site.node):
+            return "excluded"
+        if site.kind == "product":
+            if site.weight is None:
+                return "" if self.products else "a product of two activations"
+            small = site.weight.size < self.min_elements
+            return f"fewer than {self.min_elements} weights" if small else ""
+        if site.kind == "combine" and any(map(_is_linear, _makers(site))):
+            return "behind a linear layer"
+        return ""
+
+    def _plan(
+        self, model: Model, region: Region, found: Calibration, left: Mapping[int, str]
+    ) -> Plan:
+        tensors = {
+            name: self._tensor(name, found) for name in region.tensors() if name not in found.failed
+        }
+        tied = tied_sites(region, tensors)
+        chosen = {id(site.node): site for site in region.sites}
+        entries: list[Entry] = []
+        for node in _nodes(model):
+            site = chosen.get(id(node))
+            if site is not None:
+                entries.append(self._entry(site, id(node) in tied))
+            elif id(node) in left:
+                entries.append(Entry.of(node, reason=left[id(node)]))
+        return Plan(tuple(entries), tuple(tensors.values()))
+
+    def _entry(self, site: Site, tied: bool) -> Entry:
+        if site.weight is None:
+            return Entry.of(site.node, scheme="static", tied=tied)
+        axis = site.weight.axis if self.per_channel else None
+        return Entry.of(
+            site.node,
+            scheme="static",
+            weight=self.weights,
+            reduce_range=self.reduce_range,
+            axis=axis,
+        )
+
+    def _tensor(self, name: str, found: Calibration) -> TensorEntry:
+        seen = found.range(name)
+        return TensorEntry(name, self.activations, self.symmetric, seen.low, seen.high)
+
+
+def _without_range(site: Site, region: Region, found: Calibration) -> str:
+    names = (*site.activations, *region.makes(site))
+    failed = next((name for name in names if name in found.failed), None)
+    return found.failed[failed] if failed is not None else ""
+
+
+def _is_linear(node: NodeProto) -> bool:
+    return nd.is_op(node, "MatMul", "Gemm")
+
+
+def _makers(site: Site) -> Iterator[NodeProto]:
+    """The nodes that compute what the site reads, through what only carries or limits."""
+    pending = list(site.activations)
+    seen: set[str] = set()
+    while pending:
+        value = pending.pop()
+        maker = site.graph.producer(value)
+        if maker is None or value in seen:
+            continue
+        seen.add(value)
+        if nd.is_op(maker, "Relu", "Clip", *CARRIERS):
+            pending.append(maker.input[0])
+        else:
+            yield maker
+
+
+def _nodes(model: Model) -> Iterator[NodeProto]:
+    return (node for graph in model.graphs() for node in graph.nodes)
+
+
+def _note_left(plan: Plan, ctx: Context) -> None:
+    """One line for each reason, with the first of the nodes that it is about."""
+    left: dict[str, list[str]] = {}
+    for entry in plan.entries:
+        if entry.reason:
+            left.setdefault(entry.reason, []).append(entry.label)
+    for reason, labels in left.items():
+        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")

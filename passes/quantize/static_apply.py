@@ -1,0 +1,125 @@
+"""Applying a plan: what it calls static is written in 8 bits.
+
+Nothing but the plan and the graph is looked at, so that a plan of which some nodes were turned to
+float is applied without a new calibration. What only combines or carries (Add, Concat, MaxPool)
+follows its neighbours: it stays in floats where they do. Every node is a rewrite of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from passes.quantize.arithmetic import Unfit
+from passes.quantize.plan import Entry, Plan
+from passes.quantize.static_qdq import QdqWriter
+from passes.quantize.static_ranges import Ties, grids_of
+from passes.quantize.static_region import Region, as_made, behind_limits, settle
+from passes.quantize.static_sites import Site, site_of
+from passes.quantize.static_weights import require_supported
+from toolkit import nodes as nd
+from toolkit.errors import UsageError
+from toolkit.misses import Miss
+from toolkit.model import Model
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
+
+Format = Literal["qdq", "qop"]
+
+MIN_OPSET = 13
+"""The first whose DequantizeLinear knows a scale for each channel."""
+
+_QUANTIZED = frozenset(
+    (
+        *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"),
+        *("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeMatMul"),
+        *("MatMulIntegerToFloat", "DynamicQuantizeLSTM", "MatMulNBits"),
+    )
+)
+"""Operators of which one is enough to know that somebody has quantized the activations."""
+
+
+def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -> None:
+    """Quantize what the plan calls static; other schemes are for other passes."""
+    if not any(entry.scheme == "static" for entry in plan.entries):
+        return
+    _lift(model, ctx)
+    region, entries = _planned(model, plan)
+    ties = Ties()
+    for site in region.sites:
+        if entries[id(site.node)].tied:
+            ties.tie([*site.activations, *region.makes(site)])
+    needed = [plan.tensor(name) for name in region.tensors()]
+    writer = QdqWriter(grids_of([entry for entry in needed if entry is not None], ties))
+    made = {id(site.node): region.makes(site) for site in region.sites}
+    for site in region.sites:
+        start = model.journal.position
+        try:
+            writer.write(site, entries[id(site.node)], made[id(site.node)])
+        except Unfit as unfit:
+            model.journal.undo_to(start)
+            ctx.note(f"{nd.label(site.node)} stays float: it has {unfit}")
+
+
+def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
+    """The sites that the plan is about; UsageError for what cannot be static."""
+    entries: dict[int, Entry] = {}
+    sites: list[Site] = []
+    waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "static"}
+    for node in model.graph.nodes:
+        entry = plan.find(node)
+        if entry is None or entry.scheme != "static":
+            continue
+        waiting.pop(id(entry), None)
+        try:
+            site = site_of(model.graph, node)
+        except Miss as miss:
+            raise UsageError(f"{entry.label} cannot be static: it has {miss}") from miss
+        if site is None:
+            raise UsageError(f"{entry.label} cannot be static: there is no such kernel")
+        if site.weight is not None:
+            require_supported(entry, site.weight)
+        if site.kind == "carry" and not entry.tied:
+            raise UsageError(f"{entry.label} cannot be static unless it is tied")
+        entries[id(node)] = entry
+        sites.append(site)
+    for entry in waiting.values():
+        raise UsageError(f"{entry.label} cannot be static: it is not in the main graph")
+
+    def results(site: Site) -> list[str]:
+        made = as_made(site)
+        return made if plan.tensor(made[0]) is not None else behind_limits(site)
+
+    region = settle(sites, results)
+    for site in region.sites:
+        for name in (*site.activations, *region.makes(site)):
+            if plan.tensor(name) is None:
+                label = entries[id(site.node)].label
+                raise UsageError(f"{label} cannot be static: the plan has no tensor '{name}'")
+    return region, entries
+
+
+def _lift(model: Model, ctx: Context) -> None:
+    """Lift the model to the first opset with scales for channels."""
+    from passes.opset import Opset
+
+    opset = model.opsets.get("", 1)
+    if opset >= MIN_OPSET:
+        return
+    allowed = ctx.opset if isinstance(ctx.opset, int) else MIN_OPSET
+    if ctx.opset == "keep" or allowed < MIN_OPSET:
+        raise UsageError(
+            f"static quantization needs opset {MIN_OPSET}, and the model is to stay at {opset}"
+        )
+    Opset(to=MIN_OPSET).run(model, replace(ctx))
+    if model.opsets.get("", 1) < MIN_OPSET:
+        raise UsageError(f"static quantization needs opset {MIN_OPSET}: {'; '.join(ctx.notes)}")
+
+
+def not_for(model: Model) -> str:
+    """Why nothing in this model is to be quantized, if so."""
+    made = next(
+        (node for g in model.graphs() for node in g.nodes if node.op_type in _QUANTIZED), None
+    )
+    return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""
