@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.choices import OpsetLimit, Validate
+from toolkit.choices import OpsetLimit, Prefer, Validate
 from toolkit.model import Model, Source
 from toolkit.pipeline import Pass, Pipeline, Progress
 from toolkit.registry import parse_passes
@@ -15,6 +15,7 @@ from toolkit.result import Result
 if TYPE_CHECKING:
     from toolkit.calibrate.data import Calib
     from toolkit.feeds import Sample
+    from toolkit.quality.demand import Function
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -33,6 +34,10 @@ def optimize(
     seed: int = 0,
     custom_ops: Sequence[str] = (),
     calib: Calib | None = None,
+    max_drop: float | str | None = None,
+    metric: str | Function | None = None,
+    prefer: Prefer = "speed",
+    measure: bool = True,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Run passes over a model and prove the result against the original.
@@ -44,6 +49,11 @@ def optimize(
     up inside each input's domain. `calib` names the data that quantization measures ranges with, as
     `Calib("samples.npz")`. The source is never modified. Raises `NotProven` when the result
     differs from the original beyond the tolerance of its passes.
+
+    What quantizing may cost is in the budgets of `toolkit.quality.budgets`, or `max_drop` says it,
+    as 0.01, by the `metric` sqnr, cosine, top1 or error, or by a function of the outputs that knows
+    the labels; `max_drop="off"` lets everything pass. With `prefer="size"` layers may come out
+    slower than they were; `measure=False` times nothing.
     """
     listed = [passes] if isinstance(passes, str) else passes
     pipeline = Pipeline(
@@ -55,6 +65,10 @@ def optimize(
         custom_ops=tuple(custom_ops),
         opset=opset,
         calib=calib,
+        max_drop=max_drop,
+        metric=metric,
+        prefer=prefer,
+        measure=measure,
         progress=progress or (lambda _: None),
     )
     model = Model.of(source)

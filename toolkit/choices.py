@@ -12,6 +12,8 @@ Target = Literal["ort-cpu", "onnx"]
 Validate = Literal["each", "final", "off"]
 """When a model is proven: after each pass, once at the end, or not at all."""
 
+Prefer = Literal["speed", "size"]
+"""What a model is quantized for: with size, layers may be slower than in floats."""
 
 OpsetLimit: TypeAlias = int | Literal["keep"] | None
 """How far a model may be lifted: to this opset, not at all, or as far as the passes need."""

@@ -35,6 +35,8 @@ class Difference:
     """The figure that tolerances are about: relative to the scale; inf when not comparable."""
     reason: str = ""
     """Why the two are not comparable."""
+    finite: bool = True
+    """Whether there are numbers exactly where the reference has numbers."""
 
 
 _EQUAL = Difference(0.0, 0.0)
@@ -56,7 +58,8 @@ def worst(differences: Sequence[Difference]) -> Difference:
     """The largest figures of all, with the first reason."""
     reason = next((d.reason for d in differences if d.reason), "")
     absolute = max((d.absolute for d in differences), default=0.0)
-    return Difference(absolute, max((d.relative for d in differences), default=0.0), reason)
+    relative = max((d.relative for d in differences), default=0.0)
+    return Difference(absolute, relative, reason, all(d.finite for d in differences))
 
 
 def json_number(error: float | None) -> float | None:
@@ -64,8 +67,8 @@ def json_number(error: float | None) -> float | None:
     return error if error is not None and math.isfinite(error) else None
 
 
-def _unequal(reason: str, absolute: float = math.inf) -> Difference:
-    return Difference(absolute, math.inf, reason)
+def _unequal(reason: str, absolute: float = math.inf, finite: bool = True) -> Difference:
+    return Difference(absolute, math.inf, reason, finite)
 
 
 def _compare_sequences(reference: list[Any], actual: Any) -> Difference:
@@ -120,12 +123,12 @@ def _compare_floats(reference: Array, actual: Array) -> Difference:
     if not finite.all():
         same = (reference == actual) | (np.isnan(reference) & np.isnan(actual))
         if not same[~finite].all():
-            return _unequal("infinities or NaNs of the reference are missing")
+            return _unequal("infinities or NaNs of the reference are missing", finite=False)
         reference, actual = np.where(finite, reference, 0), np.where(finite, actual, 0)
     gap = np.abs(reference - actual)
     absolute = float(np.max(gap))
     if not math.isfinite(absolute):
-        return _unequal("infinities or NaNs where the reference has numbers")
+        return _unequal("infinities or NaNs where the reference has numbers", finite=False)
     size = np.abs(reference)
     scale = max(float(np.max(size)), _SMALLEST_SCALE)
     relative = absolute / scale

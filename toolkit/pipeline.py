@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from toolkit import nodes as nd
-from toolkit.choices import OpsetLimit, Target, Validate, require_choice
+from toolkit.choices import OpsetLimit, Prefer, Target, Validate, require_choice
 from toolkit.errors import NotProven, ToolkitError, UsageError, summarize
 from toolkit.journal import Rewrite
 from toolkit.model import Model
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from toolkit.calibrate.data import Calib, CalibrationData
     from toolkit.feeds import Sample
     from toolkit.misses import Misses
+    from toolkit.quality.demand import Demand, Function
+    from toolkit.quality.figures import Quality
+    from toolkit.quality.judge import Judge
     from toolkit.validate import Validator, Verdict
 
 _STANDARD = ("", "ai.onnx.ml")
@@ -65,7 +68,11 @@ class Context:
 
     `misses` records where rules nearly matched. `opset` bounds how far a pass may lift the model
     where the user did not name an opset to that pass itself. `calibration` are the user's samples,
-    None without any. `floats` is the model as it was before the first pass that quantizes.
+    None without any. `floats` is the model as it was before the first pass that quantizes, and
+    `judge` says what others are worth beside it (None when there is nothing to judge by).
+
+    `prefer` and `measure` are for passes that choose by speed: whether a smaller model may be
+    slower, and whether to time it on this machine. Plans that passes have applied go into `plans`.
     """
 
     target: str = "ort-cpu"
@@ -74,6 +81,10 @@ class Context:
     opset: OpsetLimit = None
     calibration: CalibrationData | None = None
     floats: Model | None = None
+    judge: Judge | None = None
+    prefer: Prefer = "speed"
+    measure: bool = True
+    plans: list[Written] = field(default_factory=list["Written"])
     notes: list[str] = field(default_factory=list[str])
 
     def note(self, text: str) -> None:
@@ -82,14 +93,21 @@ class Context:
             self.notes.append(text)
 
 
+class Written(Protocol):
+    """What a pass has decided, and can write down: a plan of quantization is one."""
+
+    def to_json(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the pipeline is: pass `index` of `total`, `stage` in words."""
+    """Where the pipeline is: pass `index` of `total`, `stage` in words, `part` of it done."""
 
     index: int
     total: int
     name: str
     stage: str
+    part: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,7 +115,9 @@ class Pipeline:
     """Passes in order, with a proof behind each one.
 
     `opset` bounds how far the model may be lifted; `misses` gets the near misses of all rules;
-    `calib` says where calibration data come from, for passes that quantize by them.
+    `calib` says where calibration data come from, for passes that quantize by them. `max_drop` and
+    `metric` say what quantizing may cost (see `toolkit.quality.demand`); `prefer` and `measure` are
+    what the context tells the passes.
     """
 
     passes: Sequence[Pass]
@@ -110,11 +130,19 @@ class Pipeline:
     opset: OpsetLimit = None
     misses: Misses | None = None
     calib: Calib | None = None
+    max_drop: float | str | None = None
+    metric: str | Function | None = None
+    prefer: Prefer = "speed"
+    measure: bool = True
+    _at: tuple[int, str] = field(default=(0, ""), init=False)
 
     def __post_init__(self) -> None:
         require_choice("validate", self.validate, Validate)
+        require_choice("prefer", self.prefer, Prefer)
         require_choice("target", self.target, Target)
         _require_opset(self.opset)
+        if self.max_drop is not None or self.metric is not None:
+            self._demand()
         for item in self.passes:
             if isinstance(item, type):
                 raise UsageError(f"{item.__name__} is a class: write {item.__name__}()")
@@ -131,22 +159,37 @@ class Pipeline:
         check_input(model)
         before = ModelStats.of(model)
         validator = self._validator(model)
-        data = self.calib.open(model, self.custom_ops) if self.calib is not None else None
+        data = self._data(model)
         floats: Model | None = None
+        judge: Judge | None = None
         results: list[PassResult] = []
+        plans: list[Written] = []
         settled: list[tuple[Pass, int]] = []
         for index, item in enumerate(self.passes):
             if any(item == other and model.revision == at for other, at in settled):
                 results.append(_skipped(item))
                 continue
+            self._at = index, item.name
             if floats is None and item.tolerance is QUANT:
                 floats = model.copy()
+                judge = self._judge(floats, validator, data)
             self._tell(index, item.name, "running")
-            ctx = Context(self.target, self.custom_ops, self.misses, self.opset, data, floats)
+            ctx = Context(
+                target=self.target,
+                custom_ops=self.custom_ops,
+                misses=self.misses,
+                opset=self.opset,
+                calibration=data,
+                floats=floats,
+                judge=judge,
+                prefer=self.prefer,
+                measure=self.measure,
+            )
             results.append(self._run_pass(index, item, model, validator, ctx))
+            plans += ctx.plans if results[-1].status == "applied" else []
             if getattr(item, "idempotent", False):
                 settled.append((item, model.revision))
-        proof = self._prove_end(model, validator, results)
+        proof, quality = self._prove_end(model, validator, results)
         if self.target == "onnx":
             proof = "; ".join(filter(None, [proof, _not_standard(model)]))
         return Result(
@@ -155,6 +198,9 @@ class Pipeline:
             before=before,
             proof=proof,
             seconds=time.perf_counter() - started,
+            quality=quality,
+            plans=[plan.to_json() for plan in plans],
+            notes=_notes_on(data),
         )
 
     # -- one pass
@@ -166,7 +212,7 @@ class Pipeline:
         undone: list[Undone] = []
         given_up: list[str] = []
         status: Status = "unchanged"
-        error, reason = None, ""
+        error, reason, quality = None, "", None
         places: dict[str, list[str]] = {}
         while True:
             failure = _attempt(item, model, ctx)
@@ -182,7 +228,7 @@ class Pipeline:
                 break
             self._tell(index, item.name, "proving")
             verdict = validator.check(model, item.tolerance)
-            error = verdict.error
+            error, quality = verdict.error, verdict.quality
             if verdict.ok:
                 validator.accept(verdict)
                 status = "applied"
@@ -208,6 +254,7 @@ class Pipeline:
             status, error, reason = "reverted", None, "none of its rewrites held"
         if status != "applied":
             places.clear()
+            quality = None
         model.journal.clear_vetoes()
         model.commit()
         return PassResult(
@@ -221,9 +268,38 @@ class Pipeline:
             undone=undone,
             notes=[*given_up, *ctx.notes],
             places=places,
+            quality=quality,
         )
 
     # -- the ends
+
+    def _demand(self) -> Demand:
+        from toolkit.quality.demand import Demand
+
+        return Demand.of(self.max_drop, self.metric)
+
+    def _data(self, model: Model) -> CalibrationData | None:
+        if self.calib is None:
+            return None
+
+        def tell(done: int, total: int | None, what: str) -> None:
+            index, name = self._at
+            self._tell(index, name, what, done / total if total else 0.0)
+
+        return self.calib.open(model, self.custom_ops, tell)
+
+    def _judge(
+        self, floats: Model, validator: Validator | None, data: CalibrationData | None
+    ) -> Judge | None:
+        """What the model is compared by once it is quantized; the validator goes by it too."""
+        from toolkit.quality.samples import samples_of
+
+        self._tell(*self._at, "running the floats on samples")
+        samples = samples_of(data, validator, len(self.samples))
+        judge = samples.judge(floats, self._demand(), self.custom_ops)
+        if validator is not None:
+            validator.judge = judge
+        return judge
 
     def _validator(self, model: Model) -> Validator | None:
         if self.validate == "off":
@@ -235,10 +311,10 @@ class Pipeline:
 
     def _prove_end(
         self, model: Model, validator: Validator | None, results: list[PassResult]
-    ) -> str:
+    ) -> tuple[str, Quality | None]:
         """What the end result was shown to be, in one line; raises when it does not hold."""
         if validator is None:
-            return "not validated"
+            return "not validated", None
         self._tell(len(self.passes), "", "proving the result")
         changed = [p for p, r in zip(self.passes, results, strict=True) if r.status == "applied"]
         loosest = max((p.tolerance for p in changed), default=EXACT)
@@ -249,10 +325,10 @@ class Pipeline:
             errors.append(verdict.error or 0.0)
         deployed = validator.check(model, loosest, deployed=True)
         _require(deployed, "as deployed, with the runtime's own optimizations on", results)
-        return validator.summary(errors[-1] if errors else 0.0, deployed)
+        return validator.summary(errors[-1] if errors else 0.0, deployed), deployed.quality
 
-    def _tell(self, index: int, name: str, stage: str) -> None:
-        self.progress(Progress(index, len(self.passes), name, stage))
+    def _tell(self, index: int, name: str, stage: str, part: float = 0.0) -> None:
+        self.progress(Progress(index, len(self.passes), name, stage, part))
 
 
 def _require_opset(limit: OpsetLimit) -> None:
@@ -275,6 +351,13 @@ def _not_standard(model: Model) -> str:
     return f"not standard ONNX: {', '.join(foreign)}" if foreign else ""
 
 
+def _notes_on(data: CalibrationData | None) -> list[str]:
+    """What the user should know of the calibration data."""
+    if data is None:
+        return []
+    return [*data.notes, *([] if data.used else ["no pass made use of the calibration data"])]
+
+
 def _skipped(item: Pass) -> PassResult:
     return PassResult(item.name, "skipped", reason="nothing has changed since it last ran")
 
@@ -286,6 +369,7 @@ def _attempt(item: Pass, model: Model, ctx: Context) -> str | None:
     not the pass failing but the user asking for something that cannot be: it goes through.
     """
     ctx.notes.clear()
+    ctx.plans.clear()
     try:
         with _collector_paused():
             item.run(model, ctx)

@@ -6,12 +6,15 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import nodes as nd
 from toolkit import storage
 from toolkit.compare import json_number
 from toolkit.model import Model
+
+if TYPE_CHECKING:
+    from toolkit.quality.figures import Quality
 
 Status = Literal["applied", "unchanged", "reverted", "skipped"]
 
@@ -35,7 +38,8 @@ class PassResult:
 
     `rules` counts the rewrites that stayed, by rule, and `places` are the values where they were
     made; `undone` are those that did not hold; `reason` says why a pass was reverted or skipped;
-    `notes` are what the pass itself had to say.
+    `notes` are what the pass itself had to say; `quality` is what the judge said of a model that
+    the pass has quantized.
     """
 
     name: str
@@ -48,6 +52,7 @@ class PassResult:
     undone: list[Undone] = field(default_factory=list[Undone])
     notes: list[str] = field(default_factory=list[str])
     places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    quality: Quality | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,7 +67,13 @@ class PassResult:
                 {"rule": u.rule, "site": u.site, "error": json_number(u.error), "reason": u.reason}
                 for u in self.undone
             ],
+            **_quality_json(self.quality),
         }
+
+
+def _quality_json(quality: Quality | None) -> dict[str, Any]:
+    """The figures of a model that was quantized; of others there are none."""
+    return {} if quality is None else {"quality": quality.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +107,20 @@ def count_ops(model: Model) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Result:
-    """What `optimize` hands back. `proof` says in one line what was shown about the model."""
+    """What `optimize` hands back. `proof` says in one line what was shown about the model.
+
+    `quality` are the figures behind it where the model was quantized, `plans` what was applied, as
+    JSON, and `notes` what is to be said of the run as a whole.
+    """
 
     model: Model
     passes: list[PassResult]
     before: ModelStats
     proof: str
     seconds: float
+    quality: Quality | None = None
+    plans: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
     after: ModelStats = field(init=False)
     saved: Path | None = field(init=False, default=None)
 
@@ -122,4 +140,6 @@ class Result:
             "passes": [p.to_json() for p in self.passes],
             "proof": self.proof,
             "seconds": round(self.seconds, 6),
+            **_quality_json(self.quality),
+            **({"notes": self.notes} if self.notes else {}),
         }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
@@ -22,7 +23,11 @@ from toolkit.interface import Interface
 from toolkit.model import Model
 from toolkit.reference import Reference
 from toolkit.runtime import MAX_IR, Session
-from toolkit.tolerance import EXACT, FLOAT, Tolerance, epsilon_of
+from toolkit.tolerance import EXACT, FLOAT, QUANT, Tolerance, epsilon_of
+
+if TYPE_CHECKING:
+    from toolkit.quality.figures import Quality
+    from toolkit.quality.judge import Judge
 
 _INVALID = ("This is an invalid model", "Type Error")
 """What onnxruntime says of a model that is wrong, not just beyond it."""
@@ -30,18 +35,32 @@ _INVALID = ("This is an invalid model", "Type Error")
 _OWN_ERROR = 2.0
 """As deployed, a result may be this many times as far off as the original is as deployed."""
 
+_ROUNDED_ANEW = 1.25
+"""A quantized model may get this many times as far off when it is rewritten: what lies between two
+integers may fall to the other side."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a model holds. `error` is relative to the outputs' scale, None when nothing ran."""
+    """Whether a model holds. `error` is relative to the outputs' scale, None when nothing ran.
+
+    `quality` is what the judge says of a model that was quantized.
+    """
 
     ok: bool
     error: float | None = None
     reason: str = ""
+    quality: Quality | None = None
 
 
 class Validator:
-    """Holds a model's interface and reference outputs, and checks others against them."""
+    """Holds a model's interface and reference outputs, and checks others against them.
+
+    With a `judge`, what a pass that quantizes may do to the numbers is for that to say: on made-up
+    inputs such a model must run and give numbers, no more.
+    """
+
+    judge: Judge | None = None
 
     def __init__(
         self,
@@ -62,6 +81,7 @@ class Validator:
         self._snapshot = original.to_proto().SerializeToString()
         self._as_deployed: dict[str, Difference] | None = None
         self._drift = 0.0
+        self._noise: float | None = None
         try:
             self._reference = Reference.of(original, samples, seed, count, custom_ops)
             self._refusal = self._reference.feeds.refusal
@@ -76,6 +96,11 @@ class Validator:
     def feeds(self) -> Feeds:
         """The feeds that checks run on; empty when the original does not run."""
         return self._reference.feeds
+
+    @property
+    def unstable(self) -> frozenset[str]:
+        """Outputs that cannot be compared: two runs of the original differ in them."""
+        return self._reference.unstable
 
     @property
     def note(self) -> str:
@@ -101,6 +126,9 @@ class Validator:
         sizes = [f"{s} {', '.join(map(str, found))}" for s, found in self.feeds.sizes.items()]
         where = f"{runs} ({'; '.join(sizes)})" if sizes else runs
         shown = f"error {error:.1e} as written, {deployed.error or 0:.1e} as deployed"
+        weighed = deployed.quality.summary() if deployed.quality is not None else ""
+        if weighed:
+            shown = f"{weighed}; runs and gives numbers"
         return "; ".join(filter(None, [f"{shown}, on {where}", deployed.reason, self.note]))
 
     # -- checking
@@ -122,12 +150,47 @@ class Validator:
             if deployed and self._original_as_deployed() is None:
                 return Verdict(True, None, "onnxruntime's optimizations break the original too")
             return Verdict(False, None, f"onnxruntime refuses it: {refusal}")
+        if tolerance is QUANT and self.judge is not None:
+            return self._weigh(model, found, self.judge, deployed)
+        if self._noise is not None and self.judge is not None:
+            return self._still(model, found, self.judge, tolerance)
         # The runtime's optimizations compute in another order, whatever the passes did.
         return self._judge(found, max(tolerance, FLOAT) if deployed else tolerance, deployed)
 
     def accept(self, verdict: Verdict) -> None:
         """The model is kept as it was checked: the next check starts from how far off it is."""
         self._drift = verdict.error or 0.0
+        if verdict.quality is not None:
+            self._noise = verdict.quality.noise
+
+    def _weigh(
+        self, model: Model, found: dict[str, Difference], judge: Judge, deployed: bool
+    ) -> Verdict:
+        """What the judge says of a quantized model that runs and gives numbers."""
+        error = worst(list(found.values())).relative
+        error = error if math.isfinite(error) else None
+        for name, difference in found.items():
+            if not difference.finite:
+                return Verdict(False, error, f"output '{name}': {difference.reason}")
+        try:
+            quality = judge.verdict(model, deployed=deployed)
+        except RuntimeRefused as refusal:
+            return Verdict(False, error, f"onnxruntime refuses it: {refusal}")
+        return Verdict(quality.ok, error, "" if quality.ok else quality.reason, quality)
+
+    def _still(
+        self, model: Model, found: dict[str, Difference], judge: Judge, tolerance: Tolerance
+    ) -> Verdict:
+        """Whether a model that was quantized by an earlier pass is as good as it was then."""
+        assert self._noise is not None
+        verdict = self._judge(found, tolerance, deployed=False)
+        if verdict.ok:
+            return verdict
+        weighed = self._weigh(model, found, judge, deployed=False)
+        if weighed.quality is None or not weighed.ok:
+            return weighed
+        kept = weighed.quality.noise <= _ROUNDED_ANEW * self._noise
+        return weighed if kept else Verdict(False, verdict.error, verdict.reason)
 
     def _judge(self, found: dict[str, Difference], tolerance: Tolerance, deployed: bool) -> Verdict:
         # A pass answers for what it adds, not for what those before it were allowed.

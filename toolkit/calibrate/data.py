@@ -28,6 +28,18 @@ class CalibrationData:
     """A folder in which statistics are kept between runs."""
     custom_ops: tuple[str, ...] = ()
     progress: Progress | None = None
+    real: bool = True
+    """Whether they are a user's samples, not made up."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was ignored or left out of the data."""
+        return list(getattr(self.feeds, "notes", ()))
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody has read them."""
+        return bool(getattr(self.feeds, "was_read", True))
 
     def collect(self, model: Model, observers: Mapping[str, Observer]) -> Calibration:
         """Observe tensors of `model`, as it is now, on every feed."""
@@ -56,4 +68,5 @@ class Calib:
         from toolkit.calibrate.readers import reader_for
 
         reader = reader_for(self.source, model, self.options)
-        return CalibrationData(reader, self.cache, tuple(custom_ops), progress)
+        real = self.source != "random"
+        return CalibrationData(reader, self.cache, tuple(custom_ops), progress, real)

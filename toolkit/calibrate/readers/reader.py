@@ -43,6 +43,7 @@ class Reader:
 
     def __init__(self, source: Source, model: Model, most: int | None = None) -> None:
         self._source, self._most = source, most
+        self.was_read = False
         self._inputs = Inputs.of(model)
 
     @property
@@ -52,7 +53,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Feed]:
         """The feeds; raises UsageError for one that does not fit, or when there is none."""
-        empty = True
+        empty = self.was_read = True
         for what, raw in islice(iter(self._source), self._most):
             empty = False
             yield self._inputs.fit(raw, what)

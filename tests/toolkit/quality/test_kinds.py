@@ -1,0 +1,157 @@
+"""What an output is taken for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.checks import model
+from toolkit.quality.kinds import infer_kind, real_rows
+from toolkit.quality.states import chains, state_pairs
+
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def unit(*shape: int):
+    found = normal(*shape)
+    return found / np.linalg.norm(found, axis=-1, keepdims=True)
+
+
+def shares(*shape: int):
+    found = np.exp(normal(*shape))
+    return found / found.sum(axis=-1, keepdims=True)
+
+
+def kind(nodes: str, value, name: str = "y", states=()):
+    graph = model(f"g (float[N] x, float[K, N] w) => (float[N] {name}) {{ {nodes} }}").graph
+    return infer_kind(graph, name, [value, value], states)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "value", "wanted", "axis"),
+    [
+        ("y = Softmax (x)", shares(2, 10), "classes", -1),
+        ("s = Softmax (x) y = Squeeze (s)", shares(10), "classes", -1),
+        ("y = LogSoftmax (x)", np.log(shares(2, 5, 10)), "classes", -1),
+        ("y = Relu (x)", shares(2, 10), "classes", -1),  # told by the values
+        ("y = MatMul (x, w)", normal(2, 10), "classes", -1),
+        ("m = MatMul (x, w) c = Cast <to = 1> (m) y = Identity (c)", normal(2, 10), "classes", -1),
+        ("y = MatMul (x, w)", normal(2, 5, 30000), "classes", -1),
+        ("y = MatMul (x, w)", normal(2, 5, 9), "regression", -1),
+        ("y = Softmax (x)", shares(2, 4, 8, 8), "regression", 1),  # of attention
+        ("y = Sigmoid (x)", shares(2, 1), "scores", -1),
+        ("y = Sigmoid (x)", shares(2, 20), "scores", -1),
+        ("y = LayerNormalization (x, x)", normal(2, 5, 32), "embedding", -1),
+        ("y = Relu (x)", unit(3, 32), "embedding", -1),
+        ("y = Relu (x)", normal(2, 1), "regression", -1),
+        ("y = Conv (x, w)", normal(1, 3, 8, 8), "regression", 1),
+        ("y = Relu (x)", normal(7), "regression", -1),
+        ("y = ArgMax (x)", np.array([1, 2]), "exact", -1),
+    ],
+)  # fmt: skip
+def test_by_operator_and_values(nodes, value, wanted, axis):
+    found = kind(nodes, value)
+    assert found.kind == wanted
+    if wanted not in ("exact", "scores") and value.ndim > 1:
+        assert found.axis == axis
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("logits", "classes"),
+        ("class_probs", "classes"),
+        ("last_hidden_state", "embedding"),
+        ("sentence_embedding", "embedding"),
+        ("pred_boxes", "regression"),
+        ("landmarks", "regression"),
+    ],
+)
+def test_by_name(name, wanted):
+    assert kind(f"{name} = Relu (x)", normal(2, 6, 8), name).kind == wanted
+
+
+def test_boxes_beside_scores_are_two_groups():
+    value = np.concatenate([300 * normal(1, 50, 4), shares(1, 50, 6)], axis=-1)
+    found = kind("y = Concat <axis = 2> (x, x)", value)
+    assert found.axis == -1
+    boxes, scores = found.groups
+    assert (boxes.kind, boxes.channels, boxes.label) == ("regression", (0, 1, 2, 3), "channels 0-3")
+    assert (scores.kind, scores.channels) == ("scores", (4, 5, 6, 7, 8, 9))
+
+
+def test_channels_may_come_first():
+    value = np.concatenate([300 * normal(1, 4, 500), shares(1, 6, 500)], axis=1)
+    found = kind("y = Concat <axis = 1> (x, x)", value)
+    assert found.axis == 1
+    assert [group.kind for group in found.groups] == ["regression", "scores"]
+    assert found.rows(value).shape == (500, 10)
+
+
+def test_channels_of_very_different_sizes_are_groups():
+    value = normal(1, 50, 4) * np.array([1, 1, 1000, 1000], np.float32)
+    found = kind("y = Concat <axis = 2> (x, x)", value)
+    assert [group.channels for group in found.groups] == [(0, 1), (2, 3)]
+
+
+def test_padding_does_not_count():
+    value = normal(2, 3, 8)
+    mask = np.array([[1, 1, 0], [1, 0, 0]])
+    found = kind("y = LayerNormalization (x, x)", value)
+    rows = real_rows(found, value.shape, {"x": value, "attention_mask": mask})
+    assert rows is not None
+    assert rows.tolist() == [0, 1, 3]
+    assert real_rows(found, value.shape, {"attention_mask": np.ones((2, 3))}) is None
+    assert real_rows(found, value.shape, {"attention_mask": np.ones((2, 4))}) is None
+
+
+# -- states
+
+STATE = np.zeros((2, 1, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("state", "stateN"),
+        ("h0", "hn"),
+        ("mem_in", "mem_out"),
+        ("input_state", "output_state"),
+        ("prevHidden", "nextHidden"),
+        ("initial_h", "Y_h"),
+    ],
+)
+def test_states_are_paired(before, after):
+    feed = {"x": normal(1, 8), before: STATE}
+    assert state_pairs(feed, {"y": normal(1, 2), after: STATE}) == {before: after}
+
+
+def test_two_states():
+    feed = {"x": normal(1, 8), "h0": STATE, "c0": STATE}
+    assert state_pairs(feed, {"y": normal(1), "hn": STATE, "cn": STATE}) == {"h0": "hn", "c0": "cn"}
+
+
+@pytest.mark.parametrize(
+    ("feed", "outputs"),
+    [
+        ({"input": normal(1, 8)}, {"output": normal(1, 8)}),  # an image to an image
+        ({"x": normal(1, 8), "state": STATE}, {"stateN": normal(2, 1, 5)}),
+        ({"ids": np.ones(3, int), "past": normal(1, 0, 4)}, {"present": normal(1, 3, 4)}),
+        ({"x": normal(1, 8), "other": STATE}, {"y": STATE}),
+        ({"x": normal(1, 8), "state": STATE}, {"a": STATE, "b": STATE}),
+    ],
+)  # fmt: skip
+def test_what_is_no_state(feed, outputs):
+    assert state_pairs(feed, outputs) == {}
+
+
+def test_chains():
+    feeds = [{"x": np.full((1, 2), i)} for i in range(20)]
+    assert [len(chain) for chain in chains(feeds, stateful=False)] == [1] * 20
+    assert [len(chain) for chain in chains(feeds, stateful=True)] == [8, 8, 4]
+    odd = [{"x": np.zeros((1, 2))}, {"x": np.zeros((2, 2))}]
+    assert [len(chain) for chain in chains(odd, stateful=True)] == [4, 4]

@@ -1,0 +1,84 @@
+"""How much a model may lose when nobody says: one table, a row for each kind of output.
+
+Losses are shares. Of classes and integers it is the share of answers that changed; of embeddings
+1 - cosine; of numbers the power of the noise in that of the signal, 0.01 for an SQNR of 20 dB. For
+small noise 1 - cosine is half of the latter, so that one number means much the same in each.
+
+The rows are meant to let every good int8 model through, and no collapsed one. Measured (per channel
+weights, on real samples; the loss of the float model's accuracy in points beside it):
+
+    model, int8                              good              collapsed
+    MiniLM, sentence embeddings, dynamic     cosine 0.99+      below 0.9 per tensor, static
+    MNIST, keyword spotting, static          0 to 2 % flips    10 % and more
+    YOLOX-nano, boxes / scores               20+ dB / 12+ dB   below 5 dB
+    silero-vad, state after 8 windows        15+ dB            below 5 dB
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["classes", "scores", "embedding", "regression", "state", "exact"]
+"""What an output is: see `toolkit.quality.kinds`."""
+
+Measure = Literal["top1", "decisions", "cosine", "sqnr", "variance", "agreement", "error", "score"]
+"""What is measured of it: see `toolkit.quality.measures`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The loss that one measure allows, and why so much."""
+
+    measure: Measure
+    loss: float
+    reason: str
+
+
+BUDGETS: dict[Kind, tuple[Limit, ...]] = {
+    "classes": (
+        Limit("top1", 0.01, "what costs no accuracy flips up to 0.6 %, by weight; 3 points cost 2.4"),
+        Limit("sqnr", 0.1, "flips say nothing where the samples are all of one class: 10 dB"),
+    ),
+    "scores": (
+        Limit("decisions", 0.01, "each score is an answer at one half, as of classes"),
+        Limit("sqnr", 0.1, "most scores are near zero, and noise there decides nothing: 10 dB"),
+        Limit("variance", 0.2, "what tells samples apart must be left"),
+    ),
+    "embedding": (
+        Limit("cosine", 0.02, "similarities move by about the square root of it: ranks hold"),
+        Limit("variance", 0.2, "vectors that all point one way are told apart by what is left"),
+    ),
+    "regression": (
+        Limit("sqnr", 0.01, "20 dB: a tenth of the signal's size, what int8 keeps when it works"),
+        Limit("variance", 0.1, "a constant has a high SQNR where the values hardly vary"),
+    ),
+    "state": (
+        Limit("sqnr", 0.1, "10 dB after several steps: an error that grows is far above it"),
+    ),
+    "exact": (Limit("agreement", 0.02, "integers of a decision inside the model, as for classes"),),
+}
+
+UNSURE, UNSURE_MADE_UP = 1.0, 3.0
+"""Standard deviations of chance that a count of flips may exceed its budget by: on real samples, and
+on made-up ones, of which a model need not be sure at all."""
+
+DECIDED = 0.5
+"""A class leads for sure when its margin is this share of the spread of all; flips of a lesser one
+count in proportion. Between classes of random numbers the mean margin is a quarter."""
+
+LEAST_VARYING = 1e-4
+"""Variance in the power of a signal from which on it is looked at by itself: 40 dB below, int8
+cannot tell."""
+
+
+def decibels(loss: float) -> float:
+    """The SQNR of a share of noise."""
+    return -10 * math.log10(loss) if loss > 0 else math.inf
+
+
+def chance(loss: float, count: int, real: bool = True) -> float:
+    """The flips that `count` answers may have when a budget of `loss` is kept on the whole."""
+    deviations = UNSURE if real else UNSURE_MADE_UP
+    return loss + deviations * math.sqrt(loss * (1 - loss) / count) if count else loss

@@ -1,0 +1,204 @@
+"""What an output is: told by its name, its shape, what makes it, and its values on a few samples.
+
+    classes     logits or probabilities along an axis: what matters is which is greatest
+    scores      numbers from 0 to 1, each a decision of its own
+    embedding   vectors: what matters is where they point
+    regression  numbers that matter as such: boxes, depths, images
+    state       fed back as an input: see `toolkit.quality.states`
+    exact       integers, booleans, strings
+
+Numbers of different sizes in one output, as boxes beside scores, are groups of channels: by their
+common scale alone the smaller ones could be anything. In doubt it is a regression.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from toolkit import nodes as nd
+from toolkit.calibrate.statistics import is_float
+from toolkit.graph import Graph
+from toolkit.quality.budgets import Kind
+from toolkit.quality.measures import Array, Doubles
+
+_CLASSES = re.compile(r"logit|prob|softmax|class|label|categor|token")
+_EMBEDDING = re.compile(r"embed|hidden|feature|pool|repr|encod|vector")
+_REGRESSION = re.compile(r"box|coord|landmark|keypoint|depth|mask|flow|regress|offset|loc\b")
+
+_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
+"""Operators that change neither the values nor their order."""
+
+_LINEAR = ("Gemm", "MatMul", "FusedMatMul", "Add", "MatMulInteger", "MatMulNBits")
+_NORMS = (
+    *("LpNormalization", "LayerNormalization", "SkipLayerNormalization", "RMSNormalization"),
+    *("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "GroupNormalization"),
+    *("InstanceNormalization", "BatchNormalization", "ReduceMean", "GlobalAveragePool", "Tanh"),
+)
+"""What vectors come out of."""
+
+_VOCABULARY = 1000
+"""Channels of a sequence without a telling name that are a vocabulary."""
+
+_APART = 10.0
+"""Channels whose sizes are this many times apart are of different quantities."""
+
+_MOST_GROUPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Channels that are measured together; None: all of them."""
+
+    kind: Kind
+    label: str = ""
+    channels: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputKind:
+    """What an output is: its channels are along `axis` (-1 or 1), in one or more groups."""
+
+    name: str
+    kind: Kind
+    axis: int = -1
+    groups: tuple[Group, ...] = ()
+
+    def rows(self, array: Array) -> Array:
+        """The output as a matrix: a row for each position, a column for each channel."""
+        if array.ndim < 2:
+            return array.reshape(1, -1) if self.kind == "classes" else array.reshape(-1, 1)
+        if self.kind == "exact":
+            return array.reshape(-1, 1)
+        turned = np.moveaxis(array, self.axis, -1)
+        return turned.reshape(-1, turned.shape[-1])
+
+
+def infer_kind(
+    graph: Graph, name: str, values: Sequence[Array], states: Collection[str] = ()
+) -> OutputKind:
+    """The kind of the output `name`, given what it was on some samples."""
+    first = values[0]
+    if not is_float(first):
+        return _one(name, "exact")
+    if name in states:
+        return _one(name, "state")
+    source = _source(graph, name)
+    kind, axis = _kind(name.lower(), first, values, source)
+    if kind != "regression" or first.ndim < 2:
+        return _one(name, kind, axis)
+    linear = source is not None and nd.is_op(source, *_LINEAR)
+    axis = -1 if linear else _channel_axis(first)
+    found = OutputKind(name, kind, axis)
+    return OutputKind(name, kind, axis, _groups([found.rows(value) for value in values]))
+
+
+def _one(name: str, kind: Kind, axis: int = -1) -> OutputKind:
+    return OutputKind(name, kind, axis, (Group(kind),))
+
+
+def _source(graph: Graph, name: str) -> NodeProto | None:
+    """The node that computes the values of an output."""
+    node = graph.producer(name)
+    while node is not None and nd.is_op(node, *_THROUGH):
+        node = graph.producer(node.input[0])
+    return node
+
+
+def _kind(
+    name: str, first: Array, values: Sequence[Array], source: NodeProto | None
+) -> tuple[Kind, int]:
+    op = source.op_type if source is not None else ""
+    axis = 1 if first.ndim == 4 else -1
+    width = first.shape[axis] if first.ndim else 1
+    within = all(_within_unit(value) for value in values)
+    if width == 1 or first.ndim < 2:
+        if first.ndim == 1 and op in ("Softmax", "LogSoftmax") and first.size > 1:
+            return "classes", -1
+        decides = within and (op in ("Sigmoid", "HardSigmoid") or "prob" in name)
+        return ("scores" if decides else "regression"), -1
+    if op in ("Softmax", "LogSoftmax"):
+        square = first.ndim >= 4 and first.shape[-1] == first.shape[-2]  # of attention
+        return ("regression", axis) if square else ("classes", axis)
+    if within and op in ("Sigmoid", "HardSigmoid"):
+        return "scores", axis
+    if all(_sums_to_one(value, axis) for value in values) and within:
+        return "classes", axis
+    if _REGRESSION.search(name):
+        return "regression", axis
+    if _CLASSES.search(name):
+        return "classes", axis
+    if _EMBEDDING.search(name) or op in _NORMS or all(_of_unit_length(v) for v in values):
+        return ("embedding", -1) if first.ndim < 4 else ("regression", axis)
+    linear = op in _LINEAR
+    if linear and (first.ndim == 2 or (first.ndim == 3 and width >= _VOCABULARY)):
+        return "classes", -1
+    return "regression", axis
+
+
+def _within_unit(value: Array) -> bool:
+    return bool(value.size) and float(value.min()) >= 0 and float(value.max()) <= 1
+
+
+def _sums_to_one(value: Array, axis: int) -> bool:
+    return bool(np.allclose(value.astype(np.float64).sum(axis=axis), 1, atol=1e-3))
+
+
+def _of_unit_length(value: Array) -> bool:
+    lengths = np.linalg.norm(value.astype(np.float64), axis=-1)
+    return bool(np.allclose(lengths, 1, atol=1e-3))
+
+
+def _channel_axis(first: Array) -> int:
+    """1 for images; of a sequence of predictions the shorter of the last two axes."""
+    if first.ndim == 4:
+        return 1
+    return 1 if first.ndim == 3 and first.shape[1] < first.shape[2] else -1
+
+
+def _groups(rows: Sequence[Array]) -> tuple[Group, ...]:
+    """Channels from 0 to 1 beside others, and those of very different sizes."""
+    low = np.min([r.min(axis=0, initial=np.inf) for r in rows], axis=0)
+    high = np.max([r.max(axis=0, initial=-np.inf) for r in rows], axis=0)
+    power = np.mean([np.square(r.astype(np.float64)).mean(axis=0) for r in rows], axis=0)
+    sizes = np.sqrt(power)
+    within: Array = (low >= 0) & (high <= 1)
+    if not within.any() or within.all():
+        return _by_size(np.array(range(sizes.size)), sizes, whole=True)
+    inside: Array = np.flatnonzero(within)
+    outside: Array = np.flatnonzero(~within)
+    scores = Group("scores", _label(inside), tuple(inside.tolist()))
+    return (*_by_size(outside, sizes), scores)
+
+
+def _by_size(channels: Array, sizes: Doubles, whole: bool = False) -> tuple[Group, ...]:
+    order = channels[np.argsort(sizes[channels], kind="stable")]
+    ordered = np.maximum(sizes[order], 1e-12)
+    cuts = np.flatnonzero(ordered[1:] > _APART * ordered[:-1]) + 1
+    if len(cuts) >= _MOST_GROUPS:
+        cuts = cuts[:0]  # sizes of all kinds: no quantities that could be told apart
+    parts = [np.sort(part) for part in np.split(order, cuts)]
+    if whole and len(parts) == 1:
+        return (Group("regression"),)
+    return tuple(Group("regression", _label(part), tuple(part.tolist())) for part in parts)
+
+
+def _label(channels: Array) -> str:
+    first, last = int(channels[0]), int(channels[-1])
+    if last - first + 1 == channels.size:
+        return f"channels {first}-{last}" if last > first else f"channel {first}"
+    return f"{channels.size} channels from {first} to {last}"
+
+
+def real_rows(kind: OutputKind, shape: Sequence[int], feed: Mapping[str, Array]) -> Array | None:
+    """The positions of a sequence that are no padding; None when all of them are real."""
+    if kind.axis != -1 or len(shape) != 3:
+        return None
+    for name, value in feed.items():
+        if "mask" in name.lower() and value.shape == tuple(shape[:2]) and not value.all():
+            return np.flatnonzero(value.reshape(-1))
+    return None

@@ -1,0 +1,194 @@
+"""Measures of two outputs, gathered sample by sample: reference and actual as rows of channels.
+
+    top1       1 - the share of rows whose greatest channel is the same
+    decisions  1 - the share of elements on the same side of one half
+    cosine     1 - the mean cosine of the rows
+    sqnr       noise power / signal power
+    variance   noise power / power of the signal around each channel's mean: constants are no signal
+    agreement  1 - the share of equal elements
+    error      max |a - b| / max |a|
+
+Each is a loss: 0 when nothing changed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.quality.budgets import DECIDED, LEAST_VARYING
+
+Array: TypeAlias = NDArray[Any]
+Doubles: TypeAlias = NDArray[np.float64]
+
+_TINY = 1e-30
+_LEAST_PROBABILITY = 1e-9
+
+
+class Tally(Protocol):
+    """What was measured so far."""
+
+    count: int
+    """Rows, or elements, that were compared."""
+
+    def add(self, reference: Array, actual: Array) -> None:
+        """Two matrices of the same shape, rows of channels."""
+        ...
+
+    def miss(self) -> None:
+        """A sample of which nothing can be compared: all of it is lost."""
+        ...
+
+    def loss(self) -> float: ...
+
+
+class Flips:
+    """Changed answers; `weighed` counts those less that were a close call in the reference.
+
+    A margin is measured by how far the channels of a row spread, on the mean of all rows.
+    """
+
+    def __init__(self, weighed: bool) -> None:
+        self.count = 0
+        self._weighed = weighed
+        self._flips = 0
+        self._spread = 0.0
+        self._margins: list[Doubles] = []
+
+    def add(self, reference: Array, actual: Array) -> None:
+        floats, others = _with_alternative(reference), _with_alternative(actual)
+        flipped = floats.argmax(axis=1) != others.argmax(axis=1)
+        self.count += flipped.size
+        self._flips += int(np.count_nonzero(flipped))
+        if not self._weighed:
+            return
+        if floats.size and floats.min() >= 0 and floats.max() <= 1:
+            floats = np.log(np.maximum(floats, _LEAST_PROBABILITY))
+        self._spread += float(floats.std(axis=1).sum())
+        two = np.partition(floats[flipped], -2, axis=1)[:, -2:]
+        self._margins.append(two[:, 1] - two[:, 0])
+
+    def miss(self) -> None:
+        self.count += 1
+        self._flips += 1
+        self._margins.append(np.full(1, np.inf))
+
+    def loss(self) -> float:
+        if not self._flips:
+            return 0.0
+        if not self._weighed:
+            return self._flips / self.count
+        sure = max(DECIDED * self._spread / self.count, _TINY)
+        margins = np.concatenate(self._margins)
+        return float(np.minimum(margins / sure, 1).sum()) / self.count
+
+
+def _with_alternative(rows: Array) -> Doubles:
+    """Rows of classes; a single channel is a decision at one half, against all else."""
+    doubles = np.asarray(rows, np.float64)
+    return np.hstack([doubles, 1 - doubles]) if doubles.shape[1] == 1 else doubles
+
+
+class Angles:
+    """1 - cosine of rows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum = 0.0
+
+    def add(self, reference: Array, actual: Array) -> None:
+        a, b = np.asarray(reference, np.float64), np.asarray(actual, np.float64)
+        lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        products = np.einsum("ij,ij->i", a, b)
+        # Two zero vectors are the same; one of them is not.
+        same = np.all(a == b, axis=1)
+        cosines = np.where(same, 1.0, products / np.maximum(lengths, _TINY))
+        self._sum += float((1 - cosines).sum())
+        self.count += cosines.size
+
+    def miss(self) -> None:
+        self.count += 1
+        self._sum += 1
+
+    def loss(self) -> float:
+        return max(self._sum / self.count, 0.0) if self.count else 0.0
+
+
+class Noise:
+    """Noise power in signal power; `centred` takes each channel's mean out of the signal."""
+
+    def __init__(self, centred: bool = False) -> None:
+        self.count = 0
+        self._centred = centred
+        self._noise = self._power = 0.0
+        self._sums: Doubles | None = None
+        self._missed = 0
+
+    def add(self, reference: Array, actual: Array) -> None:
+        a, b = np.asarray(reference, np.float64), np.asarray(actual, np.float64)
+        known = np.isfinite(a)
+        if not known.all():  # infinities of the reference, as of masked scores, are no signal
+            a, b = np.where(known, a, 0), np.where(known, b, 0)
+        self._noise += float(np.square(a - b).sum())
+        self._power += float(np.square(a).sum())
+        self._sums = a.sum(axis=0) if self._sums is None else self._sums + a.sum(axis=0)
+        self.count += a.shape[0]
+
+    def miss(self) -> None:
+        self._missed += 1
+
+    def loss(self) -> float:
+        if self._missed:
+            return 1.0
+        if not self._noise:
+            return 0.0
+        power = self._power
+        if self._centred and self._sums is not None:
+            power -= float(np.square(self._sums).sum()) / self.count
+            if power < LEAST_VARYING * self._power:
+                return 0.0
+        loss = self._noise / power if power > 0 else math.inf
+        return loss if math.isfinite(loss) else math.inf
+
+
+class Inequality:
+    """Elements that differ."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._different = 0
+
+    def add(self, reference: Array, actual: Array) -> None:
+        self._different += int(np.count_nonzero(np.asarray(reference != actual)))
+        self.count += reference.size
+
+    def miss(self) -> None:
+        self.count += 1
+        self._different += 1
+
+    def loss(self) -> float:
+        return self._different / self.count if self.count else 0.0
+
+
+class Gap:
+    """The largest difference in the largest magnitude of the reference."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._gap = self._scale = 0.0
+
+    def add(self, reference: Array, actual: Array) -> None:
+        a, b = np.asarray(reference, np.float64), np.asarray(actual, np.float64)
+        known = np.isfinite(a)
+        self._gap = max(self._gap, float(np.abs(a - b)[known].max(initial=0)))
+        self._scale = max(self._scale, float(np.abs(a)[known].max(initial=0)))
+        self.count += a.shape[0]
+
+    def miss(self) -> None:
+        self._gap = math.inf
+
+    def loss(self) -> float:
+        return self._gap / max(self._scale, _TINY) if self._gap else 0.0

@@ -1,0 +1,56 @@
+"""Which samples a judge judges by: the user's, or else those that the validation made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from toolkit.errors import RuntimeRefused, UsageError
+from toolkit.feeds import Feed
+from toolkit.quality.demand import Demand, Score
+from toolkit.quality.judge import Judge
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.data import CalibrationData
+    from toolkit.model import Model
+    from toolkit.validate import Validator
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Feeds, `real` or made up; `ignored` are outputs that differ from run to run."""
+
+    feeds: Iterable[Feed] = ()
+    real: bool = True
+    ignored: frozenset[str] = field(default=frozenset())
+
+    def judge(self, floats: Model, demand: Demand, custom_ops: Sequence[str] = ()) -> Judge | None:
+        """A judge by these samples; None when there are none."""
+        if isinstance(self.feeds, Sequence) and not self.feeds:
+            return None
+        if isinstance(demand.metric, Score) and not self.real:
+            name = demand.metric.name
+            raise UsageError(f"metric {name} needs real samples: name them with --calib")
+        try:
+            return Judge(
+                floats,
+                self.feeds,
+                demand,
+                real=self.real,
+                custom_ops=custom_ops,
+                ignored=self.ignored,
+            )
+        except RuntimeRefused as refusal:
+            raise UsageError(f"the model does not run {refusal}") from refusal
+
+
+def samples_of(
+    data: CalibrationData | None, validator: Validator | None, given: int = 0
+) -> Samples:
+    """Calibration data, else the `given` samples of the validator, else what it made up."""
+    ignored = validator.unstable if validator is not None else frozenset[str]()
+    if data is not None:
+        return Samples(data.feeds, data.real, ignored)
+    made = validator.feeds.feeds if validator is not None else []
+    return Samples(made[:given] or made, bool(given), ignored)

@@ -1,0 +1,123 @@
+"""One group of an output's channels, measured over all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from toolkit.quality.budgets import BUDGETS, Kind, Limit, Measure, chance
+from toolkit.quality.demand import Demand, Score
+from toolkit.quality.figures import Figure
+from toolkit.quality.kinds import Group, OutputKind
+from toolkit.quality.measures import Angles, Array, Flips, Gap, Inequality, Noise, Tally
+
+_COUNTS: tuple[Measure, ...] = ("top1", "decisions", "agreement")
+"""Measures of answers that are counted: on few samples chance has a say."""
+
+_REPORTED = 0.1
+"""Where an output has scores too, other channels count at positions with this share of the highest
+score: what a detector says of places without an object, nobody looks at."""
+
+_MAKERS: Mapping[Measure, Callable[[], Tally]] = {
+    "cosine": Angles,
+    "sqnr": Noise,
+    "variance": lambda: Noise(centred=True),
+    "agreement": Inequality,
+    "error": Gap,
+}
+
+
+@dataclass(slots=True)
+class GroupTally:
+    """The tallies of one group, each with what it allows; and the noise, whatever is asked."""
+
+    output: str
+    group: Group
+    limits: Sequence[tuple[Limit, Tally]]
+    built_in: bool
+    real: bool
+    scores: tuple[int, ...] = ()
+    """The channels of the output that are scores, where this group is of other ones."""
+    noise: Noise = field(default_factory=Noise)
+
+    def add(self, reference: Array, actual: Array | None) -> None:
+        """Rows of one sample; None when the other model gave another shape."""
+        if actual is None:
+            for _, tally in self.limits:
+                tally.miss()
+            self.noise.miss()
+            return
+        if self.scores:
+            best = reference[:, self.scores].max(axis=1)
+            told = best >= _REPORTED * best.max(initial=0)
+            reference, actual = reference[told], actual[told]
+        if self.group.channels is not None:
+            reference, actual = (rows[:, self.group.channels] for rows in (reference, actual))
+        for limit, tally in self.limits:
+            if limit.measure == "decisions":  # each element is one of its own
+                tally.add(reference.reshape(-1, 1), actual.reshape(-1, 1))
+            else:
+                tally.add(reference, actual)
+        if self.group.kind != "exact":
+            self.noise.add(reference, actual)
+
+    def figures(self) -> list[Figure]:
+        made: list[Figure] = []
+        for limit, tally in self.limits:
+            by_chance = self.built_in and limit.measure in _COUNTS
+            allowed = chance(limit.loss, tally.count, self.real) if by_chance else limit.loss
+            loss = tally.loss()
+            made.append(Figure(self.output, limit.measure, loss, allowed, self.group.label))
+        return made
+
+
+def tallies_of(
+    kinds: Mapping[str, OutputKind], demand: Demand, real: bool
+) -> dict[str, list[GroupTally]]:
+    """The tallies of every output, empty, for what the user asks."""
+    counted = {kind.kind for kind in kinds.values()} & {"classes", "scores"}
+    made: dict[str, list[GroupTally]] = {}
+    for name, kind in kinds.items():
+        scores = next((g.channels for g in kind.groups if g.kind == "scores"), None) or ()
+        made[name] = []
+        for group in _groups(kind, demand):
+            limits = _limits(group.kind, demand, real, bool(counted))
+            built_in = demand.metric is None and demand.most is None
+            tallies = [(limit, _tally(limit, built_in)) for limit in limits]
+            others = scores if group.kind != "scores" and group.channels is not None else ()
+            made[name].append(GroupTally(name, group, tallies, built_in, real, others))
+    return made
+
+
+def _groups(kind: OutputKind, demand: Demand) -> tuple[Group, ...]:
+    """A named metric is of the whole output."""
+    return kind.groups if not isinstance(demand.metric, str) else (Group(kind.kind),)
+
+
+def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit]:
+    """What is measured of a kind, and what it may lose."""
+    # Of few made-up inputs the spread says nothing.
+    built_in = [limit for limit in BUDGETS[kind] if real or limit.measure != "variance"]
+    if isinstance(demand.metric, Score):  # the user's function decides, the rest is told
+        return [Limit(limit.measure, np.inf, "") for limit in built_in]
+    if demand.metric is None:
+        if demand.most is None:
+            return built_in
+        return [Limit(built_in[0].measure, demand.most, "asked for")]
+    measure: Measure = demand.metric
+    if measure == "top1" and kind == "scores":
+        measure = "decisions"
+    fits = kind != "exact" and (measure != "top1" or not counted or kind == "classes")
+    if not fits:
+        return built_in
+    allowed = demand.allowed(measure)
+    assert allowed is not None
+    return [Limit(measure, allowed, "asked for")]
+
+
+def _tally(limit: Limit, built_in: bool) -> Tally:
+    if limit.measure in ("top1", "decisions"):
+        return Flips(weighed=built_in)
+    return _MAKERS[limit.measure]()
