@@ -90,6 +90,13 @@ class Weights:
         self._overlay: dict[str, Array] = {}
         self._scratch: Any = None
 
+    def fork(self) -> Weights:
+        """The same weights for a draft: what is put there goes with it."""
+        other = Weights(self.folder)
+        other._maps = self._maps
+        other._overlay = dict(self._overlay)
+        return other
+
     # -- reading
 
     def array(self, tensor: TensorProto) -> Array:

@@ -2,13 +2,18 @@
 
 A plan says which nodes can be static. A Relu or Clip that alone reads a result belongs to what it
 reads: it is free in both. What combines or carries (Add, MaxPool) computes in int8 only behind
-int8, so that entering there is forbidden.
+int8, so that entering there is forbidden. Dynamic layers take floats and give floats: they are
+`loose`, each to be chosen for itself.
+
+Harm is weighed against time: with a price p, an entry that makes the noise n costs p n besides its
+time. At a price of 0 the fastest choice comes out; the higher it is, the more of what is harmful
+for what it saves goes back to floats.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnx import NodeProto
@@ -18,53 +23,77 @@ from passes.quantize.plan import Entry, Plan
 from passes.quantize.regions import FLOAT_END, Item, Value, best_regions, total
 from toolkit import nodes as nd
 from toolkit.graph import Graph
+from toolkit.model import Model
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _LIMITS = ("Relu", "Clip")
 _FORBIDDEN = 1e9
+_LEAST_SAVING = 1.0
+"""Microseconds that a layer counts for when nobody knows what it saves; it saves bytes anyway."""
+
+NO_HARM: Mapping[Entry, float] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """Items in the order of the graph, with the plan's entries among them by item."""
+    """Items in the order of the graph, and the plan's entries: by item, or loose with a saving."""
 
+    plan: Plan
     items: tuple[Item, ...]
     values: tuple[Value, ...]
     entries: tuple[tuple[int, Entry], ...]
+    loose: tuple[tuple[float, Entry], ...]
 
-    def best(self, prefix: int = 0, crossing: float = 1.0) -> frozenset[int]:
-        """The fastest choice of items, without the first `prefix` of those that could be int8.
+    def best(
+        self,
+        harm: Mapping[Entry, float] = NO_HARM,
+        price: float = 0.0,
+        crossing: float = 1.0,
+        prefix: int = 0,
+    ) -> Plan:
+        """The plan that takes least, with everything else in floats.
 
-        `crossing` is a factor on what conversions cost.
+        `crossing` is a factor on what conversions take; the first `prefix` items stay float.
         """
-        barred = {item for item, _ in self.entries[:prefix]}
-        items = [replace(i, in_int8=None) if n in barred else i for n, i in enumerate(self.items)]
+        items = list(self.items)
+        for at, entry in self.entries:
+            own = items[at]
+            if own.in_int8 is not None:
+                cost = own.in_int8 + price * harm.get(entry, 0.0)
+                items[at] = replace(own, in_int8=None if at < prefix else cost)
         values = [
             replace(v, enter=v.enter * crossing, leave=v.leave * crossing) for v in self.values
         ]
-        return best_regions(items, values)
+        chosen = best_regions(items, values)
+        left = [entry for at, entry in self.entries if at not in chosen]
+        left += [entry for saves, entry in self.loose if price * harm.get(entry, 0.0) > saves]
+        return self.plan.turned(left, reason="float is faster" if not price else "harmful")
 
-    def time(self, chosen: Iterable[int] = ()) -> float:
-        """Microseconds of what can be int8 and of the conversions, with these items in int8."""
-        return total(self.items, self.values, chosen)
+    def time(self, plan: Plan) -> float:
+        """Microseconds of what can be int8, and of the conversions, by a plan."""
+        kept = {entry.output or entry.node for entry in plan.quantized()}
+        chosen = [at for at, entry in self.entries if (entry.output or entry.node) in kept]
+        lost = [s for s, entry in self.loose if (entry.output or entry.node) not in kept]
+        return total(self.items, self.values, chosen) + sum(lost)
 
-    def left(self, chosen: Iterable[int]) -> list[Entry]:
-        """The entries of the items that were not chosen."""
-        inside = frozenset(chosen)
-        return [entry for item, entry in self.entries if item not in inside]
+    def starts(self) -> list[int]:
+        """The items that are products, where a prefix may end."""
+        products = (at for at, entry in self.entries if entry.op in PRODUCTS)
+        return list(dict.fromkeys(products))
 
 
-def survey(g: Graph, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
-    """The problem that a plan is for a graph, with the shapes of one feed."""
+def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
+    """The problem that a plan is for a model, with the shapes of one feed."""
+    g = model.graph
     number = _numbers(g)
     items = [Item(0.0) for _ in range(max(number.values(), default=-1) + 1)]
     entries: list[tuple[int, Entry]] = []
     combining: set[int] = set()
     for node in g.nodes:
         entry = plan.find(node)
-        at = number[id(node)]
         if entry is None or entry.scheme != "static":
             continue
+        at = number[id(node)]
         found = kernels.of(node, sizes)
         times = (0.0, 0.0) if found is None else (found.in_float, found.in_int8)
         before = items[at]
@@ -73,7 +102,19 @@ def survey(g: Graph, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
         if not nd.is_op(node, *PRODUCTS):
             combining.add(at)
     values = _values(g, number, sizes, kernels, frozenset(combining))
-    return Survey(tuple(items), tuple(values), tuple(entries))
+    loose = _loose(model, plan, sizes, kernels)
+    return Survey(plan, tuple(items), tuple(values), tuple(entries), tuple(loose))
+
+
+def _loose(
+    model: Model, plan: Plan, sizes: Sizes, kernels: Kernels
+) -> Iterator[tuple[float, Entry]]:
+    for g in model.graphs():
+        for node in g.nodes:
+            entry = plan.find(node)
+            if entry is not None and entry.scheme not in ("static", "float"):
+                times = kernels.of(node, sizes)
+                yield max(_LEAST_SAVING, times.saving if times is not None else 0.0), entry
 
 
 def _numbers(g: Graph) -> dict[int, int]:
@@ -92,7 +133,7 @@ def _numbers(g: Graph) -> dict[int, int]:
 
 def _values(
     g: Graph, number: dict[int, int], sizes: Sizes, kernels: Kernels, combining: frozenset[int]
-) -> Iterable[Value]:
+) -> Iterator[Value]:
     names = [*g.feeds, *(name for node in g.nodes for name in nd.outputs_of(node))]
     for name in names:
         producer = g.producer(name)
