@@ -19,9 +19,11 @@ from passes.quantize.static_apply import Format, apply_static, not_for
 from passes.quantize.static_region import Region, Results, as_made, behind_limits, settle
 from passes.quantize.static_sites import CARRIERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
+from passes.quantize.static_useful import useful
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import observer_named
 from toolkit.errors import UsageError
+from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
@@ -163,7 +165,9 @@ class QuantizeStatic:
         self, model: Model, region: Region, found: Calibration, left: Mapping[int, str]
     ) -> Plan:
         tensors = {
-            name: self._tensor(name, found) for name in region.tensors() if name not in found.failed
+            name: self._tensor(model.graph, name, found)
+            for name in region.tensors()
+            if name not in found.failed
         }
         tied = tied_sites(region, tensors)
         chosen = {id(site.node): site for site in region.sites}
@@ -188,8 +192,8 @@ class QuantizeStatic:
             axis=axis,
         )
 
-    def _tensor(self, name: str, found: Calibration) -> TensorEntry:
-        seen = found.range(name)
+    def _tensor(self, g: Graph, name: str, found: Calibration) -> TensorEntry:
+        seen = useful(g, name, found.range(name))
         return TensorEntry(name, self.activations, self.symmetric, seen.low, seen.high)
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.plan import Entry, Plan
+from passes.quantize.static_fence import fence
 from passes.quantize.static_qdq import QdqWriter
+from passes.quantize.static_qop import write_operators
 from passes.quantize.static_ranges import Ties, grids_of
 from passes.quantize.static_region import Region, as_made, behind_limits, settle
 from passes.quantize.static_sites import Site, site_of
@@ -53,13 +55,19 @@ def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -
     needed = [plan.tensor(name) for name in region.tensors()]
     writer = QdqWriter(grids_of([entry for entry in needed if entry is not None], ties))
     made = {id(site.node): region.makes(site) for site in region.sites}
+    written: set[int] = set()
     for site in region.sites:
-        start = model.journal.position
         try:
-            writer.write(site, entries[id(site.node)], made[id(site.node)])
+            if writer.write(site, entries[id(site.node)], made[id(site.node)]):
+                written.add(id(site.node))
         except Unfit as unfit:
-            model.journal.undo_to(start)
             ctx.note(f"{nd.label(site.node)} stays float: it has {unfit}")
+    if form == "qop":
+        sites = [site for site in region.sites if id(site.node) in written]
+        write_operators(sites, standard=ctx.target == "onnx")
+        writer.drop_unread(model.graph)
+    if ctx.target.startswith("ort"):
+        fence(model.graph, written)
 
 
 def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:

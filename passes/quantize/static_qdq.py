@@ -42,17 +42,22 @@ class QdqWriter:
     _read: dict[str, str] = field(default_factory=dict[str, str])
     _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
-    def write(self, site: Site, entry: Entry, made: Sequence[str]) -> None:
-        """Write a site whose results `made` are stored in 8 bits. Raises Unfit."""
+    def write(self, site: Site, entry: Entry, made: Sequence[str]) -> bool:
+        """Write a site whose results `made` are stored in 8 bits; False if vetoed. Raises Unfit."""
         g, node = site.graph, site.node
         if not g.begin("quantize-static", node):
-            return
+            return False
+        x = self.views.get(node.input[0]) or self.grids.get(node.input[0])
+        coded = None
+        if site.weight is not None and x is not None:  # what is unfit, before anything is changed
+            coded = encode(site.weight, node, entry, x.scale)
         for slot in site.operands:
             g.set_input(node, slot, self._operand(site, slot, made))
-        if site.weight is not None:
-            self._layer(g, node, site.weight, entry)
+        if site.weight is not None and coded is not None:
+            self._layer(g, node, site.weight, entry, coded)
         for name in made:
             self._store(g, name)
+        return True
 
     # -- activations
 
@@ -104,9 +109,7 @@ class QdqWriter:
 
     # -- weights
 
-    def _layer(self, g: Graph, node: NodeProto, weight: Weight, entry: Entry) -> None:
-        x_scale = self.views[node.input[0]].scale
-        coded = encode(weight, node, entry, x_scale)
+    def _layer(self, g: Graph, node: NodeProto, weight: Weight, entry: Entry, coded: Coded) -> None:
         floats = [node.input[1]]
         if coded.values is not None:
             g.set_input(node, 1, self._weight_view(weight, entry, coded))
@@ -151,6 +154,12 @@ class QdqWriter:
         if key not in self._constants:
             self._constants[key] = g.constant(array, hint)
         return self._constants[key]
+
+    def drop_unread(self, g: Graph) -> None:
+        """Remove constants of which a later rewrite has made something else."""
+        for name in dict.fromkeys(self._constants.values()):
+            if name in g.initializers and g.is_unused(name):
+                g.drop_initializer(name)
 
 
 def _around(known: Array, like: Grid) -> Grid:
