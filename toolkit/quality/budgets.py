@@ -38,7 +38,9 @@ class Limit:
 
 BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     "classes": (
-        Limit("top1", 0.01, "what costs no accuracy flips up to 0.6 %, by weight; 3 points cost 2.4"),
+        Limit(
+            "top1", 0.01, "what costs no accuracy flips up to 0.6 %, by weight; 3 points cost 2.4"
+        ),
         Limit("sqnr", 0.1, "flips say nothing where the samples are all of one class: 10 dB"),
     ),
     "scores": (
@@ -61,8 +63,8 @@ BUDGETS: dict[Kind, tuple[Limit, ...]] = {
 }
 
 UNSURE, UNSURE_MADE_UP = 1.0, 3.0
-"""Standard deviations of chance that a count of flips may exceed its budget by: on real samples, and
-on made-up ones, of which a model need not be sure at all."""
+"""Standard deviations of chance that flips may exceed their budget by: on real samples, and on
+made-up ones, of which a model need not be sure at all."""
 
 DECIDED = 0.5
 """A class leads for sure when its margin is this share of the spread of all; flips of a lesser one

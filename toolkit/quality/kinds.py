@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto
@@ -49,6 +49,9 @@ _APART = 10.0
 
 _MOST_GROUPS = 4
 
+_GATED, _POSITIONS = 0.1, 64
+"""A gate is that much lower than what it gates, on the mean of so many positions or more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -67,6 +70,23 @@ class OutputKind:
     kind: Kind
     axis: int = -1
     groups: tuple[Group, ...] = ()
+    gate: int | None = None
+    """The channel that says whether there is anything at a position; other scores say what."""
+
+    @property
+    def scores(self) -> tuple[int, ...]:
+        """The channels that are scores, where others are not."""
+        of_scores = (g.channels for g in self.groups if g.kind == "scores" and g.channels)
+        return next(of_scores, ())
+
+    def gated(self, rows: Array) -> Array:
+        """The rows with all scores as the model means them: those behind a gate, times it."""
+        if self.gate is None:
+            return rows
+        behind = [channel for channel in self.scores if channel != self.gate]
+        found = np.array(rows)
+        found[:, behind] *= rows[:, [self.gate]]
+        return found
 
     def rows(self, array: Array) -> Array:
         """The output as a matrix: a row for each position, a column for each channel."""
@@ -93,8 +113,10 @@ def infer_kind(
         return _one(name, kind, axis)
     linear = source is not None and nd.is_op(source, *_LINEAR)
     axis = -1 if linear else _channel_axis(first)
-    found = OutputKind(name, kind, axis)
-    return OutputKind(name, kind, axis, _groups([found.rows(value) for value in values]))
+    plain = OutputKind(name, kind, axis)
+    rows = [plain.rows(value) for value in values]
+    found = replace(plain, groups=_groups(rows))
+    return replace(found, gate=_gate(rows, found.scores))
 
 
 def _one(name: str, kind: Kind, axis: int = -1) -> OutputKind:
@@ -173,6 +195,18 @@ def _groups(rows: Sequence[Array]) -> tuple[Group, ...]:
     outside: Array = np.flatnonzero(~within)
     scores = Group("scores", _label(inside), tuple(inside.tolist()))
     return (*_by_size(outside, sizes), scores)
+
+
+def _gate(rows: Sequence[Array], scores: Sequence[int]) -> int | None:
+    """The first score where it is low in most positions at which others are high.
+
+    So are detectors written that tell whether there is an object apart from its class.
+    """
+    if len(scores) < 2 or any(len(each) < _POSITIONS for each in rows):
+        return None
+    first = np.mean([each[:, scores[0]].mean() for each in rows])
+    others = np.mean([each[:, list(scores[1:])].max(axis=1).mean() for each in rows])
+    return scores[0] if first < _GATED * others else None
 
 
 def _by_size(channels: Array, sizes: Doubles, whole: bool = False) -> tuple[Group, ...]:

@@ -123,18 +123,22 @@ class Noise:
     def __init__(self, centred: bool = False) -> None:
         self.count = 0
         self._centred = centred
-        self._noise = self._power = 0.0
+        self._noise = self._power = self._total = 0.0
         self._sums: Doubles | None = None
         self._missed = 0
 
-    def add(self, reference: Array, actual: Array) -> None:
+    def add(self, reference: Array, actual: Array, weights: Array | None = None) -> None:
+        """Rows, and how much each of them counts."""
         a, b = np.asarray(reference, np.float64), np.asarray(actual, np.float64)
         known = np.isfinite(a)
         if not known.all():  # infinities of the reference, as of masked scores, are no signal
             a, b = np.where(known, a, 0), np.where(known, b, 0)
-        self._noise += float(np.square(a - b).sum())
-        self._power += float(np.square(a).sum())
-        self._sums = a.sum(axis=0) if self._sums is None else self._sums + a.sum(axis=0)
+        w = np.ones((a.shape[0], 1)) if weights is None else np.asarray(weights).reshape(-1, 1)
+        self._noise += float((w * np.square(a - b)).sum())
+        self._power += float((w * np.square(a)).sum())
+        self._total += float(w.sum())
+        sums = (w * a).sum(axis=0)
+        self._sums = sums if self._sums is None else self._sums + sums
         self.count += a.shape[0]
 
     def miss(self) -> None:
@@ -147,7 +151,7 @@ class Noise:
             return 0.0
         power = self._power
         if self._centred and self._sums is not None:
-            power -= float(np.square(self._sums).sum()) / self.count
+            power -= float(np.square(self._sums).sum()) / max(self._total, _TINY)
             if power < LEAST_VARYING * self._power:
                 return 0.0
         loss = self._noise / power if power > 0 else math.inf

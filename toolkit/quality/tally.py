@@ -16,10 +16,6 @@ from toolkit.quality.measures import Angles, Array, Flips, Gap, Inequality, Nois
 _COUNTS: tuple[Measure, ...] = ("top1", "decisions", "agreement")
 """Measures of answers that are counted: on few samples chance has a say."""
 
-_REPORTED = 0.1
-"""Where an output has scores too, other channels count at positions with this share of the highest
-score: what a detector says of places without an object, nobody looks at."""
-
 _MAKERS: Mapping[Measure, Callable[[], Tally]] = {
     "cosine": Angles,
     "sqnr": Noise,
@@ -33,13 +29,11 @@ _MAKERS: Mapping[Measure, Callable[[], Tally]] = {
 class GroupTally:
     """The tallies of one group, each with what it allows; and the noise, whatever is asked."""
 
-    output: str
     group: Group
+    kind: OutputKind
     limits: Sequence[tuple[Limit, Tally]]
     built_in: bool
     real: bool
-    scores: tuple[int, ...] = ()
-    """The channels of the output that are scores, where this group is of other ones."""
     noise: Noise = field(default_factory=Noise)
 
     def add(self, reference: Array, actual: Array | None) -> None:
@@ -49,19 +43,22 @@ class GroupTally:
                 tally.miss()
             self.noise.miss()
             return
-        if self.scores:
-            best = reference[:, self.scores].max(axis=1)
-            told = best >= _REPORTED * best.max(initial=0)
-            reference, actual = reference[told], actual[told]
+        weights = None
         if self.group.channels is not None:
+            reference, actual = self.kind.gated(reference), self.kind.gated(actual)
+            if self.group.kind != "scores" and self.kind.scores:
+                # what a detector says of places without an object, nobody looks at
+                weights = reference[:, self.kind.scores].max(axis=1)
             reference, actual = (rows[:, self.group.channels] for rows in (reference, actual))
         for limit, tally in self.limits:
             if limit.measure == "decisions":  # each element is one of its own
                 tally.add(reference.reshape(-1, 1), actual.reshape(-1, 1))
+            elif isinstance(tally, Noise):
+                tally.add(reference, actual, weights)
             else:
                 tally.add(reference, actual)
         if self.group.kind != "exact":
-            self.noise.add(reference, actual)
+            self.noise.add(reference, actual, weights)
 
     def figures(self) -> list[Figure]:
         made: list[Figure] = []
@@ -69,7 +66,7 @@ class GroupTally:
             by_chance = self.built_in and limit.measure in _COUNTS
             allowed = chance(limit.loss, tally.count, self.real) if by_chance else limit.loss
             loss = tally.loss()
-            made.append(Figure(self.output, limit.measure, loss, allowed, self.group.label))
+            made.append(Figure(self.kind.name, limit.measure, loss, allowed, self.group.label))
         return made
 
 
@@ -80,14 +77,12 @@ def tallies_of(
     counted = {kind.kind for kind in kinds.values()} & {"classes", "scores"}
     made: dict[str, list[GroupTally]] = {}
     for name, kind in kinds.items():
-        scores = next((g.channels for g in kind.groups if g.kind == "scores"), None) or ()
         made[name] = []
         for group in _groups(kind, demand):
             limits = _limits(group.kind, demand, real, bool(counted))
             built_in = demand.metric is None and demand.most is None
             tallies = [(limit, _tally(limit, built_in)) for limit in limits]
-            others = scores if group.kind != "scores" and group.channels is not None else ()
-            made[name].append(GroupTally(name, group, tallies, built_in, real, others))
+            made[name].append(GroupTally(group, kind, tallies, built_in, real))
     return made
 
 
