@@ -29,6 +29,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
     "lower": "passes.lower:Lower",
+    "quantize": "passes.quantize.auto:Quantize",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "quantize-static": "passes.quantize.static:QuantizeStatic",
     "onnxsim": "passes.external:OnnxSim",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 29
 """Models of more weights are not timed: the runtime copies the weights of each it times."""
 
+FEW = 8
+"""Samples that tell two plans apart."""
+_CLOSE = 0.7
+"""The share of the budget from which on it is close."""
 _TIMED_FEEDS = 2
 _COLLAPSED = float("inf")
 
@@ -55,18 +59,19 @@ class Trials:
         return made
 
     def quality(self, plan: Plan) -> Quality | None:
-        """What the judge says, of the model as written and as deployed: the worse of both.
+        """What the judge says of the model as it will run; RuntimeRefused when it does not.
 
-        None without a judge, and for a plan that quantizes nothing.
+        Close to the budget it is run as written too, which takes many times as long, and the worse
+        of both counts. None without a judge, and for a plan that quantizes nothing.
         """
         if self.ctx.judge is None or not plan.quantized():
             return None
         if plan not in self._known:
             made = self.draft(plan)
-            found = self.ctx.judge.verdict(made)
-            if found.ok:
-                deployed = self.ctx.judge.verdict(made, deployed=True)
-                found = max((found, deployed), key=lambda quality: quality.used)
+            found = self.ctx.judge.verdict(made, deployed=True)
+            if found.ok and not found.off and found.used > _CLOSE:
+                written = self.ctx.judge.verdict(made)
+                found = max((found, written), key=lambda quality: quality.used)
             self._known[plan] = found
         return self._known[plan]
 
@@ -78,12 +83,13 @@ class Trials:
             return False
         return found is None or found.ok
 
-    def noise(self, plan: Plan, samples: int | None = None) -> float:
+    def noise(self, plan: Plan, samples: int = FEW) -> float:
         """The noise on the first samples; without end where the model does not run."""
         if self.ctx.judge is None:
             return 0.0
         try:
-            return self.ctx.judge.verdict(self.draft(plan), samples=samples).noise
+            made = self.draft(plan)
+            return self.ctx.judge.verdict(made, samples=samples, deployed=True).noise
         except RuntimeRefused:
             return _COLLAPSED
 
@@ -107,7 +113,7 @@ class Trials:
             self._feeds = list(islice(self._all_feeds(), _TIMED_FEEDS))
         return self._feeds
 
-    def _all_feeds(self) -> Sequence[Feed] | object:
+    def _all_feeds(self) -> Iterable[Feed]:
         if self.ctx.calibration is not None:
             return self.ctx.calibration.feeds
         from toolkit.feeds import make_feeds
