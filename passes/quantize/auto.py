@@ -157,8 +157,9 @@ class Quantize:
         trials = Trials(model, ctx, self.format, self.threads)
         feeds = trials.feeds()
         sizes = sizes_on(model, feeds[0]) if feeds else {}
-        seen = survey(model, plan, sizes, Kernels.in_use())
-        found = search(trials, seen)
+        by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
+        kernels = Kernels.in_use() if by_speed else Kernels({})
+        found = search(trials, survey(model, plan, sizes, kernels))
         _note_returned(found, trials, ctx)
         if not found.plan.quantized():
             return found.plan

@@ -55,7 +55,10 @@ def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
         alone["all"] = plan
     timings = trials.times(alone, _EFFORT)
     for group in groups:
-        timing = timings[group.name]
+        timing = timings.get(group.name)
+        if timing is None:
+            plan = plan.turned(group.entries, reason="the runtime refuses it in int8")
+            continue
         said = f"{group.name}: {1 / timing.ratio:.2f}x the speed of floats"
         if group.pays(timing) or trials.ctx.prefer == "size":
             trials.ctx.note(f"{said} ({_threads(trials)})")

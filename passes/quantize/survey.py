@@ -31,8 +31,6 @@ _FORBIDDEN = 1e9
 _LEAST_SAVING = 1.0
 """Microseconds that a layer counts for when nobody knows what it saves; it saves bytes anyway."""
 
-NO_HARM: Mapping[Entry, float] = {}
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
@@ -46,27 +44,30 @@ class Survey:
 
     def best(
         self,
-        harm: Mapping[Entry, float] = NO_HARM,
+        harm: Mapping[Entry, float] | None = None,
         price: float = 0.0,
         crossing: float = 1.0,
         prefix: int = 0,
     ) -> Plan:
         """The plan that takes least, with everything else in floats.
 
-        `crossing` is a factor on what conversions take; the first `prefix` items stay float.
+        `crossing` is a factor on what conversions take; the first `prefix` items stay float. With
+        `harm`, entries that it does not mention stay float as well.
         """
+        known = harm if harm is not None else dict.fromkeys(self.plan.quantized(), 0.0)
         items = list(self.items)
         for at, entry in self.entries:
             own = items[at]
             if own.in_int8 is not None:
-                cost = own.in_int8 + price * harm.get(entry, 0.0)
-                items[at] = replace(own, in_int8=None if at < prefix else cost)
+                barred = at < prefix or entry not in known
+                cost = None if barred else own.in_int8 + price * known[entry]
+                items[at] = replace(own, in_int8=cost)
         values = [
             replace(v, enter=v.enter * crossing, leave=v.leave * crossing) for v in self.values
         ]
         chosen = best_regions(items, values)
         left = [entry for at, entry in self.entries if at not in chosen]
-        left += [entry for saves, entry in self.loose if price * harm.get(entry, 0.0) > saves]
+        left += [e for saves, e in self.loose if e not in known or price * known[e] > saves]
         return self.plan.turned(left, reason="float is faster" if not price else "harmful")
 
     def time(self, plan: Plan) -> float:
@@ -94,8 +95,7 @@ def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
         if entry is None or entry.scheme != "static":
             continue
         at = number[id(node)]
-        found = kernels.of(node, sizes)
-        times = (0.0, 0.0) if found is None else (found.in_float, found.in_int8)
+        times = _times(kernels, node, sizes)
         before = items[at]
         items[at] = Item(before.in_float + times[0], (before.in_int8 or 0.0) + times[1])
         entries.append((at, entry))
@@ -104,6 +104,14 @@ def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
     values = _values(g, number, sizes, kernels, frozenset(combining))
     loose = _loose(model, plan, sizes, kernels)
     return Survey(plan, tuple(items), tuple(values), tuple(entries), tuple(loose))
+
+
+def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, float]:
+    """In floats and in int8; a product of which nothing is known pays by its size."""
+    found = kernels.of(node, sizes)
+    if found is None or not found.in_float:
+        return (_LEAST_SAVING, 0.0) if nd.is_op(node, *PRODUCTS) else (0.0, 0.0)
+    return found.in_float, found.in_int8
 
 
 def _loose(

@@ -14,6 +14,7 @@ from passes.quantize.static_apply import Format, apply_static
 from toolkit.bench import Effort, Timing, latency
 from toolkit.errors import RuntimeRefused
 from toolkit.model import Model
+from toolkit.runtime import Session
 
 if TYPE_CHECKING:
     from toolkit.feeds import Feed
@@ -101,11 +102,25 @@ class Trials:
 
     def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
         """Paired timings against the model in floats; a plan that does not run is left out."""
-        models = {"float": self.model}
-        for name, plan in plans.items():
-            models[name] = self.draft(plan)
-        found = latency(models, self.feeds(), self.threads, effort, self.ctx.custom_ops)
-        return {name: found[name] for name in plans}
+        models = {name: self.draft(plan) for name, plan in plans.items()}
+        try:
+            return self._timed(models, effort)
+        except RuntimeRefused:
+            return self._timed({n: m for n, m in models.items() if self._runs(m)}, effort)
+
+    def _timed(self, models: Mapping[str, Model], effort: Effort) -> dict[str, Timing]:
+        all_ = {"float": self.model, **models}
+        found = latency(all_, self.feeds(), self.threads, effort, self.ctx.custom_ops)
+        return {name: found[name] for name in models}
+
+    def _runs(self, model: Model) -> bool:
+        try:
+            session = Session(model, optimize=True, custom_ops=self.ctx.custom_ops)
+            for feed in self.feeds():
+                session.run(feed)
+        except RuntimeRefused:
+            return False
+        return True
 
     def feeds(self) -> Sequence[Feed]:
         """Feeds to time with: the user's, else made up."""

@@ -200,34 +200,60 @@ def network() -> tuple[Model, Plan]:
     return subject, Plan(tuple(Entry.of(node, scheme="static") for node in static))
 
 
-def surveyed() -> Survey:
+def surveyed(kernels: Kernels = KERNELS) -> Survey:
     subject, plan = network()
     sizes = sizes_on(subject, {"x": np.zeros((1, 3, 64, 64), np.float32)})
-    return survey(subject.graph, plan, sizes, KERNELS)
+    return survey(subject, plan, sizes, kernels)
 
 
-def names(found: Survey, chosen: frozenset[int]) -> list[str]:
-    left = found.left(chosen)
-    return [entry.output for _, entry in found.entries if entry not in left]
+def names(plan: Plan) -> list[str]:
+    return [entry.output for entry in plan.quantized()]
 
 
 def test_a_float_prefix_comes_out_of_the_costs() -> None:
     found = surveyed()
     assert len(found.items) == 7  # the Relu and the Clip belong to what they read
     chosen = found.best()
-    assert names(found, chosen)[-3:] == ["d1", "s", "e1"]
-    assert not {"a1", "b1"} & set(names(found, chosen))
-    assert found.time(chosen) < found.time()
+    assert names(chosen)[-3:] == ["d1", "s", "e1"]
+    assert not {"a1", "b1"} & set(names(chosen))
+    nothing = found.plan.turned(found.plan.entries)
+    assert found.time(chosen) < found.time(nothing)
+    assert found.time(chosen) <= found.time(found.plan)
 
 
 def test_a_longer_prefix_can_be_asked_for() -> None:
     found = surveyed()
-    assert names(found, found.best(prefix=5)) == ["e1"]
-    assert names(found, found.best(prefix=6)) == []
-    assert names(found, found.best(crossing=1e6)) == []
+    assert found.starts() == [0, 1, 2, 3, 5]
+    assert names(found.best(prefix=5)) == ["e1"]
+    assert names(found.best(prefix=6)) == []
+    assert names(found.best(crossing=1e6)) == []
 
 
 def test_what_combines_does_not_enter_a_region() -> None:
+    assert "s" not in names(surveyed().best(prefix=4))  # its operands are floats
+
+
+def test_what_harms_more_than_it_saves_goes_back() -> None:
     found = surveyed()
-    chosen = names(found, found.best(prefix=4))
-    assert "s" not in chosen  # its operands are floats
+    harm = {entry: float(entry.output == "e1") for entry in found.plan.quantized()}
+    assert "e1" in names(found.best(harm, price=1.0))
+    assert "e1" not in names(found.best(harm, price=1e6))
+    assert "d1" in names(found.best(harm, price=1e6))
+    assert "d1" not in names(found.best({e: h for e, h in harm.items() if e.output != "d1"}))
+
+
+def test_layers_of_which_nothing_is_known_pay_by_their_size() -> None:
+    found = surveyed(Kernels({}))
+    assert {"a1", "b1", "c1", "d1", "e1"} <= set(names(found.best()))
+
+
+def test_dynamic_layers_are_chosen_each_for_itself() -> None:
+    text = "g (float[N, 8] x, float[8, 8] w) => (float[N, 8] y) { y = MatMul (x, w) }"
+    subject = model(text)
+    (node,) = subject.graph.nodes
+    plan = Plan((Entry.of(node, scheme="dynamic"),))
+    found = survey(subject, plan, {}, KERNELS)
+    assert names(found.best()) == ["y"]
+    assert names(found.best({plan.entries[0]: 1.0}, price=0.5)) == ["y"]
+    assert names(found.best({plan.entries[0]: 1.0}, price=2.0)) == []
+    assert found.time(plan) < found.time(plan.turned(plan.entries))
