@@ -28,6 +28,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-linear": "passes.fuse.linear:FuseLinear",
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
+    "compact": "passes.fuse.compact:Compact",
     "lower": "passes.lower:Lower",
     "quantize": "passes.quantize.auto:Quantize",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
@@ -75,6 +76,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "tidy",
         "lower",
         "fuse-linear",  # for factors that a spelling has left beside a MatMul
+        "compact",
         "cse",
         "dead",
     ),
