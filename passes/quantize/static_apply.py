@@ -7,7 +7,6 @@ follows its neighbours: it stays in floats where they do. Every node is a rewrit
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from passes.quantize.arithmetic import Unfit
@@ -46,7 +45,10 @@ def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -
     """Quantize what the plan calls static; other schemes are for other passes."""
     if not any(entry.scheme == "static" for entry in plan.entries):
         return
-    _lift(model, ctx)
+    obstacle = _lift(model, ctx)
+    if obstacle:
+        ctx.note(obstacle)
+        return
     region, entries = _planned(model, plan)
     ties = Ties()
     for site in region.sites:
@@ -101,28 +103,34 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
 
     region = settle(sites, results)
     for site in region.sites:
+        label = entries[id(site.node)].label
+        kinds: set[str] = set()
         for name in (*site.activations, *region.makes(site)):
-            if plan.tensor(name) is None:
-                label = entries[id(site.node)].label
+            tensor = plan.tensor(name)
+            if tensor is None:
                 raise UsageError(f"{label} cannot be static: the plan has no tensor '{name}'")
+            kinds.add(tensor.dtype)
+        if len(kinds) > 1:
+            raise UsageError(f"{label} cannot be static: its tensors are of int8 and of uint8")
     return region, entries
 
 
-def _lift(model: Model, ctx: Context) -> None:
-    """Lift the model to the first opset with scales for channels."""
+def _lift(model: Model, ctx: Context) -> str:
+    """Lift the model to the first opset with scales for channels; why not, if so."""
     from passes.opset import Opset
 
     opset = model.opsets.get("", 1)
     if opset >= MIN_OPSET:
-        return
-    allowed = ctx.opset if isinstance(ctx.opset, int) else MIN_OPSET
-    if ctx.opset == "keep" or allowed < MIN_OPSET:
-        raise UsageError(
-            f"static quantization needs opset {MIN_OPSET}, and the model is to stay at {opset}"
-        )
-    Opset(to=MIN_OPSET).run(model, replace(ctx))
-    if model.opsets.get("", 1) < MIN_OPSET:
-        raise UsageError(f"static quantization needs opset {MIN_OPSET}: {'; '.join(ctx.notes)}")
+        return ""
+    needs = f"static quantization needs opset {MIN_OPSET}, and the model"
+    if ctx.opset == "keep" or (ctx.opset is not None and ctx.opset < MIN_OPSET):
+        return f"{needs} is to stay at {opset}"
+    start = model.journal.position
+    Opset(to=MIN_OPSET).run(model, ctx)
+    if model.opsets.get("", 1) >= MIN_OPSET:
+        return ""
+    model.journal.undo_to(start)
+    return f"{needs} cannot be lifted"
 
 
 def not_for(model: Model) -> str:

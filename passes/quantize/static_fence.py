@@ -1,12 +1,18 @@
-"""Keeping floats float between layers in 8 bits.
+"""What onnxruntime must be kept from, and helped to, between layers in 8 bits.
 
-onnxruntime fuses whatever stands between a DQ and a Q, asked or not: a Conv or Gemm with float
-weights gets weights in int8 with one scale for all of them, and an AveragePool or a Softmax a
-kernel that is many times slower than floats. A `Sum` of one operand in front of the Q, which the
-runtime neither removes nor fuses, keeps them as they are.
+It fuses whatever stands between a DQ and a Q, asked or not: a Conv or Gemm with float weights gets
+weights in int8 with one scale for all of them, and an AveragePool or a Softmax a kernel that is
+many times slower than floats. A `Sum` of one operand in front of the Q, which the runtime neither
+removes nor fuses, keeps them as they are.
+
+A MatMul in 8 bits with a float result is not fused at all when a Q is among its readers; behind a
+`Sum`, it is. x Sigmoid(x) of floats behind a DQ would get a DQ for each of its two readers: as one
+operator it needs one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from onnx import NodeProto
 
@@ -15,23 +21,59 @@ from toolkit import nodes as nd
 from toolkit.graph import Graph
 
 _FUSED = ("Conv", "ConvTranspose", "Gemm", "AveragePool", "Softmax")
+_PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
 
 
 def fence(g: Graph, written: set[int]) -> None:
-    """Fence what is not among the `written` nodes, and stands between a DQ and Qs alone."""
+    """Put fences where the runtime would misread what is there; `written` are nodes in 8 bits."""
     for node in list(g.nodes):
-        if id(node) in written or not nd.is_op(node, *_FUSED):
+        if node not in g:
             continue
-        if not nd.is_op(g.producer(node.input[0]), "DequantizeLinear"):
-            continue
-        result = _last(g, node)
-        readers = g.users(result)
-        if g.is_output(result) or not readers:
-            continue
-        if all(_leads_to_q(g, user) for user in readers) and g.begin("keep-float", node):
-            kept = g.add("Sum", [result], at=node)
-            g.replace(result, kept.output[0])
-            g.set_input(kept, 0, result)
+        if id(node) in written:
+            if nd.is_op(node, "MatMul", "Gemm"):
+                _part_from_quantizers(g, node)
+        elif nd.is_op(node, *_FUSED) and _is_view(g, node.input[0]):
+            _keep_float(g, node)
+        elif nd.is_op(node, "Sigmoid") and _is_view(g, node.input[0]):
+            _join_silu(g, node)
+
+
+def _is_view(g: Graph, value: str) -> bool:
+    return nd.is_op(g.producer(value), "DequantizeLinear")
+
+
+def _keep_float(g: Graph, node: NodeProto) -> None:
+    result = _last(g, node)
+    readers = g.users(result)
+    if g.is_output(result) or g.is_captured(result) or not readers:
+        return
+    if all(_leads_to_q(g, user) for user in readers) and g.begin("keep-float", node):
+        _insert(g, result, readers)
+
+
+def _part_from_quantizers(g: Graph, node: NodeProto) -> None:
+    result = node.output[0]
+    quantizers = [user for user in g.users(result) if nd.is_op(user, "QuantizeLinear")]
+    if quantizers and g.use_count(result) > 1 and g.begin("keep-float", node):
+        _insert(g, result, quantizers)
+
+
+def _join_silu(g: Graph, sigmoid: NodeProto) -> None:
+    x, gate = sigmoid.input[0], sigmoid.output[0]
+    users = g.users(gate)
+    if len(users) != 1 or g.use_count(gate) != 1 or not nd.is_op(users[0], "Mul"):
+        return
+    (product,) = users
+    if x in product.input and g.begin("join-silu", product):
+        joined = g.op("QuickGelu", x, domain="com.microsoft", at=product, alpha=1.0)
+        g.replace(product.output[0], joined)
+        g.prune(product)
+
+
+def _insert(g: Graph, value: str, readers: Iterable[NodeProto]) -> None:
+    kept = g.op("Sum", value)
+    for reader in readers:
+        g.set_inputs(reader, [kept if name == value else name for name in reader.input])
 
 
 def _last(g: Graph, node: NodeProto) -> str:
@@ -45,10 +87,10 @@ def _last(g: Graph, node: NodeProto) -> str:
 
 
 def _leads_to_q(g: Graph, node: NodeProto) -> bool:
-    """Whether the node is a Q, or passes on to Qs alone what it reads, so that the Qs move up."""
-    while nd.is_op(node, "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice"):
+    """Whether the node is a Q, or passes on to one alone what it reads, so that the Q moves up."""
+    while nd.is_op(node, *_PASSING):
         users = g.users(node.output[0])
-        if len(users) != 1 or g.is_output(node.output[0]):
+        if len(users) != 1 or g.use_count(node.output[0]) != 1:
             return False
         node = users[0]
     return nd.is_op(node, "QuantizeLinear")

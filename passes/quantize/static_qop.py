@@ -104,12 +104,14 @@ def _write(site: Site, place: _Place, standard: bool) -> None:
         bias = _behind(g, node.input[2]).values if given(node, 2) else ""
         result = place.result if place.quantizers else ()
         names = nd.without_blanks((*xs[0].names, *xs[1].names, bias, *result))
-        place.put("QGemm", names, _MICROSOFT, **attributes)
+        place.put("QGemm", names, _MICROSOFT, transB=nd.attr(node, "transB", 0))
     elif op in _WITH_TWO:
         place.put(f"QLinear{op}", (*xs[0].names, *xs[1].names, *place.result), _MICROSOFT)
     elif op in _WITH_ONE:
         if op == "Softmax":
             attributes = {"axis": nd.attr(node, "axis", -1), "opset": g.opset()}
+        if any(step != 1 for step in attributes.pop("dilations", ())):
+            return
         place.put(f"QLinear{op}", (*xs[0].names, *place.result), _MICROSOFT, **attributes)
     elif op == "Concat":
         names = (*place.result, *(name for x in xs for name in x.names))

@@ -223,7 +223,7 @@ def _kept(
         return None
     if entry.weight != "int8" or weight.alpha != 1 or stored.axis not in (None, weight.axis):
         return None
-    if limit < FULL and np.abs(stored.values).max(initial=0) > limit:
+    if limit < FULL and (stored.values.max() > limit or stored.values.min() < -limit):
         return None
     if bias is not None and np.any(_needed(weight, stored.scale, bias, x_scale) > stored.scale):
         return None

@@ -1,0 +1,77 @@
+"""What stays float between layers in 8 bits stays so in the runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from passes.quantize.static import QuantizeStatic
+from tests import ort
+from tests.checks import model, parse, random_feeds
+from tests.passes.fuse.constants import floats, typed
+from tests.passes.quantize.static_checks import IMAGE, Calibrated, deployed, operators, quantized
+from toolkit.pipeline import Context
+
+CONSTANTS = f"{floats('w', 8, 4, 3, 3)}, {floats('v', 8, 8, 1, 1)}, {floats('b', 8)}"
+FIRST = "a = Conv <pads = [1, 1, 1, 1]> (x, w, b)"
+
+
+@pytest.mark.parametrize("limit", ["", "r = Relu (c)"])
+def test_a_float_convolution_between_two(limit: str) -> None:
+    """Without a fence the runtime quantizes its weights, with one scale for all of them."""
+    nodes = f"{FIRST} [keep] c = Conv (a, v, b) {limit} y = Conv ({limit[:1] or 'c'}, v)"
+    item = QuantizeStatic(exclude=("keep",))
+    subject = model(typed(IMAGE, CONSTANTS, nodes, 21))
+    Calibrated(item).run(subject, Context())
+    found = deployed(subject)
+    assert "Conv" in found or "FusedConv" in found
+    assert found.count("QLinearConv") == 2
+    assert operators(subject)["Sum"] == 1
+    bare = model(typed(IMAGE, CONSTANTS, nodes, 21))
+    Calibrated(item).run(bare, Context(target="onnx"))
+    assert operators(bare)["Sum"] == 0
+    assert deployed(bare).count("QLinearConv") == 3, "no fence is needed any more"
+
+
+def test_only_what_the_runtime_would_fuse_is_fenced() -> None:
+    """A float layer with a reader of floats, or with a float input, is left alone."""
+    item = QuantizeStatic(exclude=("keep",))
+    nodes = f"{FIRST} [keep] c = Conv (a, v, b) t = Tanh (c) u = Add (c, t) y = Conv (u, v)"
+    subject = model(typed(IMAGE, CONSTANTS, nodes, 21))
+    Calibrated(item).run(subject, Context())
+    assert operators(subject)["Sum"] == 0
+    nodes = "[keep] c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Conv (c, v)"
+    subject = model(typed(IMAGE, CONSTANTS, nodes, 21))
+    Calibrated(item).run(subject, Context())
+    assert operators(subject)["Sum"] == 0
+    assert deployed(subject).count("QLinearConv") == 1
+
+
+def test_a_float_gemm_between_two() -> None:
+    signature = "g (float[N, 16] x) => (float[N, 8] y)"
+    constants = f"{floats('m', 16, 8)}, {floats('n', 8, 8)}"
+    nodes = "h = Gemm (x, m) [keep] r = Gemm (h, n) y = Gemm (r, n)"
+    subject = model(typed(signature, constants, nodes, 21))
+    Calibrated(QuantizeStatic(exclude=("keep",))).run(subject, Context())
+    assert sorted(deployed(subject)) == ["Gemm", "QGemm", "QGemm"]
+
+
+def test_an_average_pool_stays_float() -> None:
+    nodes = f"{FIRST} p = AveragePool <kernel_shape = [2, 2]> (a) y = Conv (p, v)"
+    free = IMAGE.replace("8, 8, 8] y", "8, H, W] y")
+    quantized(free, CONSTANTS, nodes, "QLinearConv AveragePool Sum QLinearConv", atol=0.5)
+
+
+def test_a_silu_that_stays_float_is_one_operator() -> None:
+    nodes = f"{FIRST} s = Sigmoid (a) y = Mul (a, s)"
+    text = typed(IMAGE, CONSTANTS, nodes, 21)
+    subject = model(text)
+    Calibrated().run(subject, Context())
+    assert operators(subject)["QuickGelu"] == 1
+    fed = random_feeds(subject)
+    (before,), (after,) = ort.run(parse(text), fed), ort.run(subject.inlined_proto(), fed)
+    assert np.abs(before - after).max() < 0.2
+    read_twice = typed(IMAGE.replace(" y)", " y, float[N, 8, 8, 8] s)"), CONSTANTS, nodes, 21)
+    subject = model(read_twice)
+    Calibrated().run(subject, Context())
+    assert operators(subject)["QuickGelu"] == 0
