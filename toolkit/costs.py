@@ -15,16 +15,15 @@ import math
 import os
 import platform
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from toolkit.errors import ToolkitError
-from toolkit.files import require_writable, write_files
+from toolkit.files import cache_folder, require_writable, write_files
 
 GAIN = 1.05
 """A spelling must be that much faster than the usual one: less is noise."""
@@ -255,14 +254,4 @@ def cores() -> int:
 def cache_path(topic: str = "costs") -> Path:
     """Where this machine's own table of a topic is, whether or not it was measured yet."""
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{runtime_version()}-{cpu_name()}".lower()).strip("-")
-    return _cache_folder() / "toolkit" / f"{topic}-{slug}.json"
-
-
-def _cache_folder() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if given and Path(given).is_absolute():
-        return Path(given)
-    if sys.platform == "win32":
-        local = cast("str | None", os.environ.get("LOCALAPPDATA"))
-        return Path(local) if local else Path.home() / "AppData" / "Local"
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return cache_folder() / "toolkit" / f"{topic}-{slug}.json"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from toolkit.errors import SaveError
 
@@ -14,6 +16,17 @@ _PIECE = 1 << 20
 """Bytes to write at once: of a mapped file the kernel first brings in all that one write covers,
 and what fits the processor's cache is still there when it is copied. Measured with the file in
 memory: half the time of a whole tensor at once, and no slower than `sendfile`."""
+
+
+def cache_folder() -> Path:
+    """Where programs keep what they could compute again, for this user."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if given and Path(given).is_absolute():
+        return Path(given)
+    if sys.platform == "win32":
+        local = cast("str | None", os.environ.get("LOCALAPPDATA"))
+        return Path(local) if local else Path.home() / "AppData" / "Local"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
 def sidecar_of(path: Path) -> Path:

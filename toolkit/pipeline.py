@@ -190,7 +190,7 @@ class Pipeline:
                 tell=partial(self._tell, index, item.name),
             )
             results.append(self._run_pass(index, item, model, validator, ctx))
-            plans += ctx.plans if results[-1].status == "applied" else []
+            plans += ctx.plans if results[-1].status in ("applied", "unchanged") else []
             if getattr(item, "idempotent", False):
                 settled.append((item, model.revision))
         proof, quality = self._prove_end(model, validator, results)

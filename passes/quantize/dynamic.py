@@ -7,7 +7,7 @@ quarter of the bytes. Convolutions are left alone: their dynamic kernel is slowe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -95,6 +95,7 @@ class QuantizeDynamic:
         else:
             plan = read_plan(self.plan, model)
         apply_plan(model, plan, ctx)
+        ctx.plans.append(_as_applied(model, plan))
 
     def make_plan(self, model: Model) -> Plan:
         """What this pass would do, for every node that has weights."""
@@ -167,6 +168,18 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
         except Unfit as unfit:
             model.journal.undo_to(start)
             ctx.note(f"{nd.label(item.node)} stays float: it has {unfit}")
+
+
+def _as_applied(model: Model, plan: Plan) -> Plan:
+    """The plan with what was not done as float: what cannot be quantized, or did not hold."""
+    sites = {site for places in model.journal.places_by_rule().values() for site in places}
+    entries = [
+        replace(entry, scheme="float", reason="it could not be kept")
+        if entry.scheme == "dynamic" and entry.output not in sites
+        else entry
+        for entry in plan.entries
+    ]
+    return replace(plan, entries=tuple(entries))
 
 
 def _require_supported(entry: Entry, layer: Layer) -> None:

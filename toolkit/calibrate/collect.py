@@ -103,11 +103,11 @@ def collect(
             failed[name] = failure
         else:
             (statistics if store.load(statistic) else left)[name] = statistic
-    sweeps = _plan(model, feeds, list(left), budget, custom_ops)
+    sweeps = sweeps_of(model, feeds, list(left), budget, custom_ops)
     tell = _Teller(progress, len(sweeps), feeds.count())
     for names in sweeps:
         chosen = {name: left[name] for name in names}
-        failures = _sweep(_Run(model, names, custom_ops), feeds, chosen, tell)
+        failures = _sweep(Run(model, names, custom_ops), feeds, chosen, tell)
         failed |= failures
         statistics |= {name: chosen[name] for name in names if name not in failures}
         kept = [chosen[name] for name in names if name not in failures]
@@ -117,7 +117,7 @@ def collect(
 
 
 def _sweep(
-    run: _Run, feeds: Iterable[Feed], statistics: Mapping[str, Statistic], tell: _Teller
+    run: Run, feeds: Iterable[Feed], statistics: Mapping[str, Statistic], tell: _Teller
 ) -> dict[str, str]:
     """Count every feed; returns the tensors that cannot be counted, and why."""
     failed: dict[str, str] = {}
@@ -134,7 +134,7 @@ def _sweep(
     return failed
 
 
-class _Run:
+class Run:
     """The model with some of its values as outputs; inputs are read from the feed itself."""
 
     def __init__(self, model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> None:
@@ -168,7 +168,7 @@ def _session(model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> S
     return Session(copy, custom_ops=custom_ops)
 
 
-def _plan(
+def sweeps_of(
     model: Model, feeds: Iterable[Feed], names: Sequence[str], budget: int, ops: Sequence[str]
 ) -> list[list[str]]:
     """The tensors of each sweep, such that those of the first feed fit into the budget.
@@ -182,7 +182,7 @@ def _plan(
     at, step = 0, 1
     while at < len(names):
         probed = names[at : at + step]
-        found = {n: np.asarray(v).nbytes for n, v in _Run(model, probed, ops)(first, 0)}
+        found = {n: np.asarray(v).nbytes for n, v in Run(model, probed, ops)(first, 0)}
         sizes |= found
         at += step
         largest = max(sizes.values(), default=1)

@@ -92,7 +92,21 @@ class MovingAverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Percentile:
+class _Clipping:
+    """Observers that read where to clip off a histogram."""
+
+    def start(self, tensor: str) -> Statistic:
+        return Histogram(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        return Range.around(*self.clip(cast(Histogram, statistic)))
+
+    def clip(self, histogram: Histogram) -> tuple[float, float]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile(_Clipping):
     """The interval in the middle that holds so many percent of the values."""
 
     name: ClassVar[str] = "percentile"
@@ -102,45 +116,39 @@ class Percentile:
         if not 0 < self.percent <= 100:
             raise UsageError(f"percent is {self.percent}; it must be above 0 and at most 100")
 
-    def start(self, tensor: str) -> Statistic:
-        return Histogram(tensor)
-
-    def range(self, statistic: Statistic) -> Range:
-        return Range.around(*clipping.percentile(cast(Histogram, statistic), self.percent))
+    def clip(self, histogram: Histogram) -> tuple[float, float]:
+        return clipping.percentile(histogram, self.percent)
 
 
 @dataclass(frozen=True, slots=True)
-class Entropy:
+class _ByLevels(_Clipping):
+    """Those that weigh what quantizing to so many levels does."""
+
+    levels: int = 256
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.levels <= MOST_LEVELS:
+            raise UsageError(f"levels is {self.levels}; it must be from 2 to {MOST_LEVELS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy(_ByLevels):
     """The range with the least Kullback-Leibler divergence after quantization."""
 
     name: ClassVar[str] = "entropy"
-    levels: int = 256
 
-    def __post_init__(self) -> None:
-        _require_levels(self.levels)
-
-    def start(self, tensor: str) -> Statistic:
-        return Histogram(tensor)
-
-    def range(self, statistic: Statistic) -> Range:
-        return Range.around(*clipping.least_divergence(cast(Histogram, statistic), self.levels))
+    def clip(self, histogram: Histogram) -> tuple[float, float]:
+        return clipping.least_divergence(histogram, self.levels)
 
 
 @dataclass(frozen=True, slots=True)
-class Mse:
+class Mse(_ByLevels):
     """The range with the least mean squared error after quantization."""
 
     name: ClassVar[str] = "mse"
-    levels: int = 256
 
-    def __post_init__(self) -> None:
-        _require_levels(self.levels)
-
-    def start(self, tensor: str) -> Statistic:
-        return Histogram(tensor)
-
-    def range(self, statistic: Statistic) -> Range:
-        return Range.around(*clipping.least_squares(cast(Histogram, statistic), self.levels))
+    def clip(self, histogram: Histogram) -> tuple[float, float]:
+        return clipping.least_squares(histogram, self.levels)
 
 
 OBSERVERS: tuple[type[Observer], ...] = (MinMax, MovingAverage, Percentile, Entropy, Mse)
@@ -155,8 +163,3 @@ def observer_named(name: str) -> Observer:
         hint = suggestion(name, list(known)) or f"; there are {listed}"
         raise UsageError(f"no observer is called '{name}'{hint}")
     return known[name]()
-
-
-def _require_levels(levels: int) -> None:
-    if not 2 <= levels <= MOST_LEVELS:
-        raise UsageError(f"levels is {levels}; it must be from 2 to {MOST_LEVELS}")

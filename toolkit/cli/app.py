@@ -17,6 +17,7 @@ from toolkit.cli.explain import explain
 from toolkit.cli.inspect import inspect
 from toolkit.cli.optimize import optimize
 from toolkit.cli.passes import passes
+from toolkit.cli.sensitivity import sensitivity
 from toolkit.cli.tune import tune
 from toolkit.cli.verify import verify
 
@@ -48,7 +49,7 @@ app = typer.Typer(
 )
 
 # In the order of the help.
-for _command in (optimize, explain, inspect, verify, passes, tune, demo):
+for _command in (optimize, explain, inspect, verify, sensitivity, passes, tune, demo):
     app.command(cls=_Command)(_command)
 
 

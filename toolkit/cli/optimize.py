@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolkit.choices import Target, Validate
+from toolkit.choices import Prefer, Target, Validate
 from toolkit.cli import arguments as args
+from toolkit.cli import calibration
 from toolkit.cli.interrupts import Interrupted
-from toolkit.cli.output import JsonReport, Written, output_file
+from toolkit.cli.output import JsonReport, PlanFile, Written, output_file
 from toolkit.cli.reading import read_model, require_apart
 from toolkit.errors import NotProven, UsageError
 from toolkit.files import require_writable, sidecar_of
 
 if TYPE_CHECKING:
     from toolkit.model import Model
+    from toolkit.pipeline import Pass
 
+_QUANTIZING = "Quantizing"
 _MAY_NEED_A_SIDECAR = 1 << 30
 """Bytes of weights from which on a model may come to exceed what fits into one file (2 GiB)."""
 
@@ -54,6 +57,38 @@ def optimize(
         ),
     ] = "each",
     samples: args.Samples = None,
+    calib: calibration.Source = None,
+    calib_samples: calibration.MostSamples = None,
+    tokenizer: calibration.Tokenizer = None,
+    calib_options: calibration.Details = None,
+    calib_cache: calibration.Cache = None,
+    max_drop: calibration.MaxDrop = None,
+    metric: calibration.MetricName = None,
+    prefer: Annotated[
+        Prefer,
+        typer.Option(
+            metavar="speed|size",
+            rich_help_panel=_QUANTIZING,
+            help="Whether what is quantized may be slower than it was.",
+        ),
+    ] = "speed",
+    no_measure: Annotated[
+        bool,
+        typer.Option(
+            "--no-measure",
+            metavar=args.NO_VALUE,
+            rich_help_panel=_QUANTIZING,
+            help="Choose by known costs alone, and time nothing on this machine.",
+        ),
+    ] = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_QUANTIZING,
+            help="Write what was quantized and how, as JSON; quantize:plan=FILE follows it.",
+        ),
+    ] = None,
     seed: args.Seed = 0,
     custom_ops: args.CustomOps = None,
     external_data: Annotated[
@@ -77,6 +112,9 @@ def optimize(
     report.require(destination)
     if samples and validate == "off":
         raise UsageError("--sample is of no use with --validate off")
+    given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
+    plan_file = PlanFile.of(plan)
+    plan_file.require_apart([Written("the output", destination), *report.files])
 
     from toolkit.pipeline import Pipeline
     from toolkit.registry import parse_passes
@@ -86,19 +124,32 @@ def optimize(
     try:
         # what a user's pass prints goes to standard error: standard output is the report's
         with progress_bar(shown) as progress, redirect_stdout(sys.stderr):
+            chosen = parse_passes(passes)
+            _require_quantizing(chosen, max_drop=max_drop, metric=metric, plan=plan)
+            if validate == "off" and (max_drop not in (None, "off") or metric):
+                raise UsageError("--max-drop and --metric are of no use with --validate off")
             pipeline = Pipeline(
-                parse_passes(passes),
+                chosen,
                 validate=validate,
                 target=target,
                 opset=args.opset_limit(opset),
                 samples=samples or (),
                 seed=seed,
                 custom_ops=args.libraries(custom_ops),
+                calib=given.calib(seed),
+                max_drop=max_drop,
+                metric=metric,
+                prefer=prefer,
+                measure=not no_measure,
                 progress=progress,
             )
             loaded = read_model(model)
-            written = [*_files_of(destination, loaded, external_data), *report.files]
-            require_apart(written, [loaded], samples, custom_ops)
+            written = [
+                *_files_of(destination, loaded, external_data),
+                *report.files,
+                *plan_file.files,
+            ]
+            require_apart(written, [loaded], [*(samples or ()), *given.files()], custom_ops)
             result = pipeline.run(loaded)
     except NotProven as error:
         if shown:
@@ -109,13 +160,28 @@ def optimize(
         raise failure from error
     with _told(destination) as done:
         # the report first, so that it cannot fail once the model is there
-        with report.staged({**result.to_json(), "output": result.after.to_json(destination)}):
+        shown_as = {**result.to_json(), "output": result.after.to_json(destination)}
+        with plan_file.staged(result.plans), report.staged(shown_as):
             result.save(destination, external_data)
         done.append(destination)
         if shown:
             out = console()
             print_result(out, result)
             line(out, "written", str(destination))
+            if plan is not None:
+                line(out, "plan", plan_file.told(result.plans))
+
+
+def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:
+    """What is asked of quantizing is a mistake where nothing quantizes."""
+    from toolkit.tolerance import QUANT
+
+    if any(item.tolerance is QUANT for item in passes):
+        return
+    idle = next((name for name, value in asked.items() if value is not None), None)
+    if idle is not None:
+        option = idle.replace("_", "-")
+        raise UsageError(f"--{option} is of no use: none of the passes quantizes, add quantize")
 
 
 def _files_of(destination: Path, model: Model, external_data: bool) -> list[Written]:

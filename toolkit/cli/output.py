@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +85,57 @@ class JsonReport:
     def write(self, data: dict[str, Any]) -> None:
         with self.staged(data):
             pass
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """Where `--plan` goes: a file, or nowhere."""
+
+    path: Path | None
+
+    @classmethod
+    def of(cls, given: str | None) -> PlanFile:
+        """Raises unless it can be written."""
+        if given is None:
+            return cls(None)
+        path = _file(given)
+        require_writable(path)
+        return cls(path)
+
+    @property
+    def files(self) -> list[Written]:
+        return [] if self.path is None else [Written("--plan", self.path)]
+
+    def require_apart(self, others: Sequence[Written]) -> None:
+        """Raise when it is one of the files that the command writes besides."""
+        for file in self.files:
+            for other in others:
+                if same_file(file.path, other.path):
+                    raise UsageError(f"{file} is {other.label} too: name another file")
+
+    def told(self, plans: Sequence[str]) -> str:
+        return str(self.path) if plans else "nothing was quantized: it is not written"
+
+    @contextmanager
+    def staged(self, plans: Sequence[str]) -> Generator[None]:
+        """Write the plans as one, and let it appear if the body succeeds."""
+        if self.path is None or not plans:
+            yield
+            return
+        with staged_text(self.path, _joined(plans)):
+            yield
+
+
+def _joined(plans: Sequence[str]) -> str:
+    """One plan of several: their lists, one behind the other."""
+    if len(plans) == 1:
+        return plans[0]
+    whole: dict[str, Any] = {}
+    for plan in plans:
+        for key, value in json.loads(plan).items():
+            together = isinstance(value, list) and key in whole
+            whole[key] = whole[key] + value if together else value
+    return json.dumps(whole, indent=1) + "\n"
 
 
 def _print_now(content: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +13,7 @@ from toolkit.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from toolkit.costs import Costs, Progress, Regime, Spelling, Tunable
+    from toolkit.costs import Costs, Regime, Spelling, Tunable
 
 
 def tune(
@@ -36,7 +34,7 @@ def tune(
     """Measure what spellings cost on this machine; optimize then chooses by it."""
     from toolkit.costs import cache_path
     from toolkit.files import require_writable
-    from toolkit.report.console import console, line
+    from toolkit.report.console import console, line, steps_bar
 
     chosen = _tunable(name)
     if show:
@@ -45,7 +43,7 @@ def tune(
         path = cache_path(getattr(chosen, "topic", "costs"))
         path.parent.mkdir(parents=True, exist_ok=True)
         require_writable(path)
-        with _progress_bar(not as_json) as progress:
+        with steps_bar(not as_json, "measuring") as progress:
             costs = chosen.measure(progress, seconds)
         costs.save(path)
         origin = f"measured on this machine, '{path}'"
@@ -67,29 +65,6 @@ def _tunable(name: str) -> Tunable:
     if not found:
         raise UsageError(f"{name} does not choose by costs: there is nothing to measure for it")
     return found[0]
-
-
-@contextmanager
-def _progress_bar(wanted: bool) -> Generator[Progress]:
-    """A bar on standard error while measuring; only on a terminal."""
-    from toolkit.report.console import console
-
-    out = console(stderr=True)
-    if not wanted or not out.is_terminal:
-        yield lambda done, total, what: None
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    what = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(24), what, TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=out, transient=True) as bar:
-        task = bar.add_task("measuring", total=None)
-
-        def advance(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
-        yield advance
 
 
 def _print_costs(out: Console, costs: Costs) -> None:

@@ -38,9 +38,7 @@ class Limit:
 
 BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     "classes": (
-        Limit(
-            "top1", 0.01, "what costs no accuracy flips up to 0.6 %, by weight; 3 points cost 2.4"
-        ),
+        Limit("top1", 0.01, "by weight, what costs no accuracy flips 0.6 %, 3 points cost 2.4 %"),
         Limit("sqnr", 0.1, "flips say nothing where the samples are all of one class: 10 dB"),
     ),
     "scores": (

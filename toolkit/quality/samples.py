@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
 from toolkit.quality.demand import Demand, Score
-from toolkit.quality.judge import Judge
+from toolkit.quality.judge import MOST_SAMPLES, Judge
 
 if TYPE_CHECKING:
     from toolkit.calibrate.data import CalibrationData
@@ -25,11 +25,17 @@ class Samples:
     real: bool = True
     ignored: frozenset[str] = field(default=frozenset())
 
-    def judge(self, floats: Model, demand: Demand, custom_ops: Sequence[str] = ()) -> Judge | None:
+    def judge(
+        self,
+        floats: Model,
+        demand: Demand | None = None,
+        custom_ops: Sequence[str] = (),
+        most: int = MOST_SAMPLES,
+    ) -> Judge | None:
         """A judge by these samples; None when there are none."""
         if isinstance(self.feeds, Sequence) and not self.feeds:
             return None
-        if isinstance(demand.metric, Score) and not self.real:
+        if demand and isinstance(demand.metric, Score) and not self.real:
             name = demand.metric.name
             raise UsageError(f"metric {name} needs real samples: name them with --calib")
         try:
@@ -38,6 +44,7 @@ class Samples:
                 self.feeds,
                 demand,
                 real=self.real,
+                most=most,
                 custom_ops=custom_ops,
                 ignored=self.ignored,
             )

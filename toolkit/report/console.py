@@ -72,6 +72,8 @@ def print_result(out: Console, result: Result) -> None:
     print_passes(out, result.passes)
     _print_before_after(out, result.before, result.after)
     line(out, "proof", result.proof)
+    for note in result.notes:
+        line(out, "note", note)
     line(out, "time", text.duration(result.seconds))
 
 
@@ -152,6 +154,28 @@ def progress_bar(wanted: bool) -> Generator[Callable[[Progress], None]]:
         def show(where: Progress) -> None:
             name = f"{where.name}: " if where.name else ""
             description = f"{name}{where.stage}"
-            bar.update(task, completed=where.index, total=where.total, description=description)
+            done = where.index + where.part
+            bar.update(task, completed=done, total=where.total, description=description)
 
         yield show
+
+
+@contextmanager
+def steps_bar(wanted: bool, first: str) -> Generator[Callable[[int, int | None, str], None]]:
+    """A bar on standard error for (done, total, what); only on a terminal."""
+    out = console(stderr=True)
+    if not wanted or not out.is_terminal:
+        yield lambda done, total, what: None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    what = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(24), what, TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(first, total=None)
+
+        def advance(done: int, total: int | None, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield advance

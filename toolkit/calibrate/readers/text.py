@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from toolkit.calibrate.readers.reader import file_bytes
-from toolkit.errors import UsageError, summarize
+from toolkit.errors import UsageError, one_line, summarize
 from toolkit.model import Model
 
 TEXT_ENDINGS = (".txt", ".csv", ".jsonl")
@@ -31,7 +31,10 @@ class TextOptions:
     tokenizer: str | None = None
     """The tokenizer's folder."""
     columns: tuple[str, ...] = ()
-    """The column or field of the text, or two for a pair; by default `text` or the like."""
+    """The column or field of the text, or two for a pair; by default `text` or the like.
+
+    Numbers name the columns of a .csv without a header, from 0.
+    """
     max_length: int = 128
     """Tokens of a sample at most, where the model leaves the length open."""
 
@@ -101,12 +104,18 @@ class TextFile:
             with self._path.open(encoding="utf-8", newline="" if ending == ".csv" else None) as f:
                 if ending == ".txt":
                     yield from ((line.strip(),) for line in f if line.strip())
+                elif ending == ".csv" and self._by_number():
+                    yield from (self._pick(_numbered(row)) for row in csv.reader(f) if row)
                 elif ending == ".csv":
                     yield from map(self._pick, csv.DictReader(f))
                 else:
                     yield from (self._pick(json.loads(line)) for line in f if line.strip())
         except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
             raise UsageError(f"'{self._path}' cannot be read: {summarize(error)}") from error
+
+    def _by_number(self) -> bool:
+        columns = self._options.columns
+        return bool(columns) and all(name.isdigit() for name in columns)
 
     def _pick(self, row: Any) -> tuple[str, ...]:
         """The text of a row, or the two of a pair."""
@@ -119,7 +128,10 @@ class TextFile:
             columns = (usual[0],) if usual else tuple(record)[:1] if len(record) == 1 else ()
         listed = ", ".join(map(str, record))
         if not columns:
-            raise UsageError(f"'{self._path}' has the columns {listed}: name that of the text")
+            raise UsageError(
+                f"'{self._path}' has the columns {one_line(listed, 80)}: name that of the text, or "
+                "its number where there is no header (--calib-option columns=0)"
+            )
         absent = next((name for name in columns if not isinstance(record.get(name), str)), None)
         if absent is not None:
             raise UsageError(f"'{self._path}' has no text in '{absent}'; its columns are {listed}")
@@ -131,6 +143,10 @@ class TextFile:
             if self._tokenizer.eos_token is None:
                 raise UsageError(f"tokenizer '{self._folder}' has no padding token")
             self._tokenizer.pad_token = self._tokenizer.eos_token
+
+
+def _numbered(row: list[str]) -> dict[str, str]:
+    return {str(number): text for number, text in enumerate(row)}
 
 
 def _load_tokenizer(folder: Path) -> Any:

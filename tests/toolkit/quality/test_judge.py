@@ -1,0 +1,221 @@
+"""The judge: good models pass, collapsed ones do not, and a user's metric has the last word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.checks import model
+from tests.toolkit.quality.nets import FEEDS, RANDOM, W, coarse, linear, net
+from toolkit.errors import UsageError
+from toolkit.model import Model
+from toolkit.quality.demand import Demand
+from toolkit.quality.judge import Judge
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = MatMul (x, w)",  # classes
+        "m = MatMul (x, w) y = LpNormalization (m)",  # embedding
+        "m = MatMul (x, w) y = Sigmoid (m)",  # scores
+        "m = MatMul (x, w) y = Sin (m)",  # regression
+    ],
+)
+@pytest.mark.parametrize("real", [True, False])
+def test_int8_passes_and_a_collapsed_model_does_not(nodes, real):
+    judge = Judge(linear(W, nodes), FEEDS, real=real)
+    same, good = judge.verdict(linear(W, nodes)), judge.verdict(linear(coarse(W, 127), nodes))
+    assert (same.ok, same.drop, same.used, same.noise) == (True, 0, 0, 0)
+    assert good.ok, good.reason
+    assert 0 < good.noise < 0.01
+    for broken in (linear(coarse(W, 1), nodes), linear(np.zeros_like(W), nodes)):
+        bad = judge.verdict(broken)
+        assert not bad.ok
+        assert bad.used > 1
+        assert "output 'y'" in bad.reason
+        assert "budget" in bad.reason
+
+
+def test_a_constant_is_no_good_model_where_values_hardly_vary():
+    """Values of 20 to 21: a constant has an SQNR of 36 dB."""
+    before = net("m = MatMul (x, w) s = Sigmoid (m) y = Add (s, c)",
+                 w=W[:, :1], c=np.full((1, 1), 20, np.float32))  # fmt: skip
+    after = net("m = MatMul (x, w) s = Sigmoid (m) y = Add (s, c)",
+                w=0 * W[:, :1], c=np.full((1, 1), 20, np.float32))  # fmt: skip
+    found = Judge(before, FEEDS).verdict(after)
+    assert not found.ok
+    assert "around the mean" in found.reason
+
+
+def test_numbers_where_the_floats_have_numbers():
+    judge = Judge(linear(W), FEEDS)
+    assert not judge.verdict(linear(W, "m = MatMul (x, w) l = Log (m) y = Add (m, l)")).ok
+
+
+def test_another_shape_is_a_loss():
+    judge = Judge(linear(W), FEEDS)
+    found = judge.verdict(linear(W, "m = MatMul (x, w) y = Concat <axis = 0> (m, m)"))
+    assert not found.ok
+
+
+def test_few_samples_for_screening():
+    judge = Judge(linear(W), FEEDS)
+    assert judge.verdict(linear(W)).samples == 64
+    assert judge.verdict(linear(W), samples=4).samples == 4
+
+
+def test_samples_come_from_all_over_the_data():
+    class Data:
+        def __init__(self):
+            self.read = 0
+
+        def __iter__(self):
+            for index in range(100):
+                self.read += 1
+                yield {"x": np.full((1, 16), index, np.float32)}
+
+        def count(self):
+            return 100
+
+    judge = Judge(linear(W), Data(), most=10)
+    firsts = [float(step.feed["x"][0, 0]) for step in judge._steps]
+    assert firsts == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+def test_outputs_that_differ_from_run_to_run_are_not_looked_at():
+    judge = Judge(linear(W), FEEDS, ignored=["y"])
+    assert judge.verdict(linear(0 * W)).ok
+
+
+# -- recurrent state
+
+CELL = """g (float[1, 4] x, float[1, 4] h0) => (float[1, 4] y, float[1, 4] hn)
+    <float[4, 4] w = {W}> {{
+    a = MatMul (h0, w) b = Add (a, x) hn = Tanh (b) y = Identity (hn) }}"""
+
+
+def cell(factor: float) -> Model:
+    weights = factor * np.eye(4)
+    return model(CELL.replace("{W}", "{" + ", ".join(map(str, weights.reshape(-1))) + "}")
+                     .replace("{{", "{").replace("}}", "}"))  # fmt: skip
+
+
+def test_states_are_judged_after_several_steps():
+    feeds = [
+        {"x": RANDOM.standard_normal((1, 4)).astype(np.float32), "h0": np.zeros((1, 4), np.float32)}
+        for _ in range(32)
+    ]
+    judge = Judge(cell(0.9), feeds)
+    assert judge.kinds["hn"].kind == "state"
+    # From a state of zeros one step is the same whatever w is: only later ones show it.
+    one_step = Judge(cell(0.9), [{**feeds[0]}], most=1)
+    assert one_step.verdict(cell(0.9)).samples == 4
+    bad = judge.verdict(cell(-0.9))
+    assert not bad.ok
+    assert judge.verdict(cell(0.905)).ok
+
+
+# -- what users ask
+
+
+def figures(demand: Demand, levels: float = 127):
+    return Judge(linear(W), FEEDS, demand).verdict(linear(coarse(W, levels)))
+
+
+def test_off_lets_everything_pass_and_says_so():
+    found = figures(Demand.of("off"), levels=1)
+    assert found.ok
+    assert not found.held
+    assert "switched off" in found.summary()
+
+
+@pytest.mark.parametrize(
+    ("metric", "measure"),
+    [(None, "top1"), ("top1", "top1"), ("cosine", "cosine"), ("sqnr", "sqnr"), ("error", "error")],
+)
+def test_a_budget_by_a_metric(metric, measure):
+    generous, strict = figures(Demand.of(0.9, metric)), figures(Demand.of(1e-9, metric), 15)
+    assert {figure.measure for figure in generous.figures()} == {measure}
+    assert generous.ok
+    assert not strict.ok
+
+
+def test_flips_are_all_counted_when_a_budget_is_given():
+    floats = np.array([f["x"] @ W for f in FEEDS])
+    others = np.array([f["x"] @ coarse(W, 7) for f in FEEDS])
+    wanted = np.mean(floats.argmax(-1) != others.argmax(-1))
+    found = figures(Demand.of(0.5), 7)
+    assert found.drop == pytest.approx(wanted)
+    assert found.worst is not None
+    assert found.worst.allowed == 0.5
+
+
+def test_decibels():
+    assert Demand.of("20dB").most == pytest.approx(0.01)
+    assert Demand.of("30", "sqnr").most == pytest.approx(0.001)
+    assert Demand.of(0.01, "sqnr").most == 0.01
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "metric", "says"),
+    [
+        ("much", None, "a number"),
+        (-1, None, "0 or more"),
+        ("nan", None, "0 or more"),
+        (5, None, "no share"),
+        ("20dB", "top1", "decibels"),
+        (0.1, "top2", "did you mean 'top1'"),
+        (0.1, "accuracy", "module:function"),
+        (0.1, "no.such.module:f", "cannot import"),
+        (0.1, "json:no_such", "no object"),
+    ],
+)
+def test_what_cannot_be_asked(max_drop, metric, says):
+    with pytest.raises(UsageError, match=says):
+        Demand.of(max_drop, metric)
+
+
+LABELS = [int((f["x"] @ W).argmax()) for f in FEEDS]
+
+
+def accuracy(outputs):
+    found = [int(output["y"].argmax()) for output in outputs]
+    return np.mean([a == b for a, b in zip(found, LABELS, strict=True)])
+
+
+def test_a_users_metric_decides():
+    judge = Judge(linear(W), FEEDS, Demand.of(0.2, accuracy))
+    good, bad = judge.verdict(linear(coarse(W, 31))), judge.verdict(linear(0 * W))
+    assert good.ok
+    assert not bad.ok
+    wanted = 1 - accuracy([{"y": np.zeros(8)} for _ in FEEDS])
+    assert bad.drop == pytest.approx(wanted)
+    assert "accuracy" in bad.reason
+    assert "of the floats 1" in bad.reason
+    # Screening goes without it: it knows the labels of all samples only.
+    assert judge.verdict(linear(0 * W), samples=4).samples == 4
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (lambda outputs: None, "returns NoneType; it must be a number"),
+        (lambda outputs: "good", "returns str"),
+        (lambda outputs: [1, 2], "returns list"),
+        (lambda outputs: float("nan"), "is nan for the float model"),
+        (lambda outputs: 1 / 0, "failed: ZeroDivisionError"),
+    ],
+)
+def test_a_metric_that_is_none(metric, says):
+    with pytest.raises(UsageError, match=says):
+        Judge(linear(W), FEEDS, Demand.of(0.1, metric))
+
+
+def test_json():
+    data = figures(Demand()).to_json()
+    assert data["ok"] is True
+    assert data["samples"] == 64
+    (output,) = data["outputs"]
+    assert output["kind"] == "classes"
+    assert [figure["measure"] for figure in output["figures"]] == ["top1", "sqnr"]

@@ -1,0 +1,97 @@
+"""`toolkit sensitivity`: what quantizing each layer costs, and how errors add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit.cli import arguments as args
+from toolkit.cli import calibration
+from toolkit.cli.output import JsonReport
+from toolkit.cli.reading import read_model, require_apart
+from toolkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Pass
+
+
+def sensitivity(
+    model: args.ModelPath,
+    passes: Annotated[
+        str,
+        typer.Option(
+            metavar="PASSES", help="Passes in order, the last of which quantizes; as in optimize."
+        ),
+    ] = "fuse,quantize-dynamic",
+    calib: calibration.Source = None,
+    calib_samples: calibration.MostSamples = None,
+    tokenizer: calibration.Tokenizer = None,
+    calib_options: calibration.Details = None,
+    calib_cache: calibration.Cache = None,
+    compared: Annotated[
+        int,
+        typer.Option("--compare", metavar="N", min=1, help="Samples that models are compared on."),
+    ] = 8,
+    most: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="Rows of each table to print.")
+    ] = 20,
+    seed: args.Seed = 0,
+    custom_ops: args.CustomOps = None,
+    json_file: args.JsonFile = None,
+) -> None:
+    """Quantize one layer at a time: which of them hurt, and how the error adds up."""
+    report = JsonReport(json_file)
+    report.require()
+
+    from toolkit.pipeline import Context, Pipeline
+    from toolkit.quality.samples import samples_of
+    from toolkit.quality.sensitivity import added_up, alone
+    from toolkit.quality.variants import quantize_by
+    from toolkit.registry import parse_passes
+    from toolkit.report.console import console, steps_bar
+    from toolkit.report.sensitivity import print_sensitivity
+    from toolkit.validate import Validator
+
+    before, quantizer = _split(parse_passes(passes), passes)
+    given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
+    source = given.calib(seed)
+    libraries = args.libraries(custom_ops)
+    loaded = read_model(model)
+    require_apart(report.files, [loaded], given.files(), custom_ops)
+    with steps_bar(not report.on_stdout, "loading") as progress:
+        prepare = Pipeline(before, validate="off", custom_ops=libraries, calib=source)
+        floats = prepare.run(loaded).model
+        data = source.open(floats, libraries, progress) if source is not None else None
+        validator = Validator(floats, seed=seed, custom_ops=libraries) if data is None else None
+        samples = samples_of(data, validator)
+        judge = samples.judge(floats, custom_ops=libraries, most=compared)
+        if judge is None:
+            raise UsageError(f"'{model}' does not run here: there is nothing to compare")
+
+        def context() -> Context:
+            return Context(
+                custom_ops=libraries, calibration=data, floats=floats, judge=judge, measure=False
+            )
+
+        found = quantize_by(quantizer, floats, context)
+        layers = alone(judge, found.variants, compared, progress)
+        values = added_up(
+            floats, found.whole, samples.feeds, samples=compared, custom_ops=libraries
+        )
+    report.write(
+        {"layers": [row.to_json() for row in layers], "values": [row.to_json() for row in values]}
+    )
+    if not report.on_stdout:
+        print_sensitivity(console(), layers, values, most)
+
+
+def _split(passes: Sequence[Pass], text: str) -> tuple[list[Pass], Pass]:
+    """The passes before the first one that quantizes, and that one."""
+    from toolkit.tolerance import QUANT
+
+    at = next((i for i, item in enumerate(passes) if item.tolerance is QUANT), None)
+    if at is None:
+        raise UsageError(f"none of the passes {text} quantizes: add quantize-dynamic")
+    return list(passes[:at]), passes[at]

@@ -1,0 +1,58 @@
+"""Where quantization hurts, on a console."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from toolkit.report import text
+from toolkit.report.console import table
+
+if TYPE_CHECKING:
+    from toolkit.quality.sensitivity import Row
+
+
+def print_sensitivity(
+    out: Console, layers: Sequence[Row], values: Sequence[Row], most: int
+) -> None:
+    """The layers that hurt most, and values from all along the graph, `most` of each."""
+    made = table("layer, quantized alone", "SQNR", "of the budget", right=("SQNR", "of the budget"))
+    for row in sorted(layers, key=_harm)[:most]:
+        used = "" if row.used is None else f"{row.used:.0%}"
+        made.add_row(row.label, row.reason or _decibels(row), used)
+    out.print(made)
+    _print_rest(out, layers, most, "layer")
+    out.print()
+    made = table("value, all quantized", "SQNR", right=("SQNR",))
+    for row in _spread(values, most):
+        made.add_row(row.label, _decibels(row))
+    out.print(made)
+    _print_rest(out, values, most, "value")
+
+
+def _harm(row: Row) -> float:
+    return -math.inf if row.decibels is None else row.decibels
+
+
+def _decibels(row: Row) -> str:
+    found = row.decibels
+    if found is None:
+        return ""
+    return "the same" if math.isinf(found) and found > 0 else f"{found:.1f} dB"
+
+
+def _spread(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most so many rows, evenly from first to last."""
+    if len(rows) <= most:
+        return list(rows)
+    if most == 1:
+        return [rows[-1]]
+    return [rows[index * (len(rows) - 1) // (most - 1)] for index in range(most)]
+
+
+def _print_rest(out: Console, rows: Sequence[Row], most: int, noun: str) -> None:
+    if len(rows) > most:
+        out.print(f"and {text.count(len(rows) - most, f'more {noun}')} (all of them: --json)")
