@@ -33,6 +33,11 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "quantize": "passes.quantize.auto:Quantize",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "quantize-static": "passes.quantize.static:QuantizeStatic",
+    "smooth": "passes.quantize.smooth:Smooth",
+    "equalize": "passes.quantize.equalize:Equalize",
+    "clip-weights": "passes.quantize.clip:ClipWeights",
+    "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+    "correct-bias": "passes.quantize.correct:CorrectBias",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
     # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`
