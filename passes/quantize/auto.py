@@ -21,10 +21,12 @@ from passes.quantize.plan import Entry, Plan, Selection
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.search import Found, search
 from passes.quantize.sizes import sizes_on
+from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
 from passes.quantize.static_apply import Format, not_for
 from passes.quantize.survey import survey
-from passes.quantize.trials import Trials, apply_all
+from passes.quantize.trials import Trials, apply_all, correct, is_correctable
+from passes.quantize.troubles import note_troubles, weight_troubles
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.costs import Costs, Progress
@@ -34,7 +36,7 @@ from toolkit.quality.budgets import decibels
 from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.pipeline import Context, Pass
 
 Mode = Literal["auto", "dynamic", "static", "weight_only"]
 
@@ -70,6 +72,14 @@ class Quantize:
     embeddings: bool = field(
         default=True, metadata={"help": "Quantize the tables of Gather too, by rows."}
     )
+    smooth: bool = field(
+        default=False,
+        metadata={"help": "Move the scales of activations into weights first, see smooth."},
+    )
+    correct_bias: bool = field(
+        default=True,
+        metadata={"help": "Take back what int8 shifts by the biases of static layers."},
+    )
     include: tuple[str, ...] = field(
         default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
     )
@@ -86,14 +96,17 @@ class Quantize:
             raise UsageError(f"quantize: threads={self.threads} is not valid: 0 or more")
         if self.weights == "int4" and self.mode != "weight_only":
             raise UsageError("quantize: weights=int4 is for mode=weight_only")
+        if self.smooth and self.mode == "weight_only":
+            raise UsageError("quantize: smooth is for activations, not for mode=weight_only")
         if self.format == "qop" and self.mode in ("dynamic", "weight_only"):
             raise UsageError(f"quantize: format=qop is for static layers, not for mode={self.mode}")
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is not None:
-            plan = read_plan(self.plan, model)
-            apply_all(model, plan, ctx, self.format)
-            ctx.plans.append(plan)
+            self._apply(model, read_plan(self.plan, model), ctx)
+            return
+        if self.mode == "weight_only":
+            self._weight_only().run(model, ctx)
             return
         reason = not_for(model)
         if reason:
@@ -102,17 +115,37 @@ class Quantize:
         for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
             ctx.note(f"no node matches '{pattern}'")
         self._lift(model, ctx)
+        if self.smooth:
+            Smooth().run(model, ctx)
         Shapes(annotate=False).run(model, ctx)
+        note_troubles(weight_troubles(model), ctx)
         plan = self.make_plan(model, ctx)
-        if not plan.quantized():
-            _note_left(plan, ctx)
-            return
-        plan = self._reduced(model, plan, ctx)
-        apply_all(model, plan, ctx, self.format)
-        _note_left(plan, ctx)
         if plan.quantized():
-            ctx.plans.append(plan)
+            plan = self._reduced(model, plan, ctx)
+        _note_left(plan, ctx)
+        self._apply(model, plan, ctx)
+        if plan.quantized():
             self._note_saturation(model, ctx)
+
+    def _apply(self, model: Model, plan: Plan, ctx: Context) -> None:
+        if not plan.quantized():
+            return
+        apply_all(model, plan, ctx, self.format)
+        ctx.plans.append(plan)
+        if self.correct_bias and is_correctable(plan, ctx):
+            ctx.tell("correcting biases", 0.0)
+            correct(model, ctx)
+
+    def _weight_only(self) -> Pass:
+        from importlib import import_module
+
+        made: Pass = import_module("passes.quantize.weight_only").QuantizeWeights(
+            weights=self.weights,
+            embeddings="int8" if self.embeddings else "float",
+            include=self.include,
+            exclude=self.exclude,
+        )
+        return made
 
     # -- the plan
 
@@ -159,7 +192,7 @@ class Quantize:
         sizes = sizes_on(model, feeds[0]) if feeds else {}
         by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
         kernels = Kernels.in_use() if by_speed else Kernels({})
-        found = search(trials, survey(model, plan, sizes, kernels))
+        found = search(trials, survey(model, plan, sizes, kernels), self.correct_bias)
         _note_returned(found, trials, ctx)
         if not found.plan.quantized():
             return found.plan

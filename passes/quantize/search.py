@@ -3,10 +3,11 @@
 1. Candidates come from the table of costs: the best regions, with dearer and cheaper conversions, a
    float prefix, and everything. They are timed in turns with the floats, or else compared by the
    table. Of those that are about as fast as the fastest, the one with the least noise is taken.
-2. Where the judge does not let it pass, the model's beginning goes back to floats, in steps, and
-   then, apart from that, what is harmful for what it saves: each layer's noise is measured with
-   that layer alone in int8, and the price of noise is raised until the budget holds, then lowered
-   as far as it still does. What costs next to no time is taken back on top of that.
+2. Where the judge does not let it pass, nor with corrected biases, the model's beginning goes back
+   to floats, in steps, and then, apart from that, what is harmful for what it saves: each layer's
+   noise is measured with that layer alone in int8, and the price of noise is raised until the
+   budget holds, then lowered as far as it still does. What costs next to no time is taken back on
+   top of that.
 3. Of what holds, the faster one is the plan. If nothing does, nothing is quantized.
 """
 
@@ -40,11 +41,17 @@ class Found:
     holds: bool = True
 
 
-def search(trials: Trials, survey: Survey) -> Found:
-    """The fastest plan that keeps the budget; one without int8 when none does."""
+def search(trials: Trials, survey: Survey, corrected: bool = False) -> Found:
+    """The fastest plan that keeps the budget; one without int8 when none does.
+
+    `corrected`: biases will be corrected, and what holds by that holds.
+    """
     by_speed = trials.ctx.target == "ort-cpu" and trials.ctx.prefer == "speed"
     plan = _fastest(trials, candidates(survey), survey) if by_speed else survey.plan
     if not plan.quantized() or trials.holds(plan):
+        return Found(plan)
+    trials.ctx.tell("correcting biases", 0.0)
+    if corrected and trials.holds_corrected(plan):
         return Found(plan)
     return _affordable(trials, survey, plan)
 

@@ -42,6 +42,19 @@ def apply_all(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -> N
         apply_plan(model, plan, ctx)
 
 
+def is_correctable(plan: Plan, ctx: Context) -> bool:
+    """Whether there are static layers, and what their biases are corrected by."""
+    known = ctx.calibration is not None and ctx.floats is not None
+    return known and any(entry.scheme == "static" for entry in plan.entries)
+
+
+def correct(model: Model, ctx: Context) -> None:
+    """Take back by the biases what int8 shifts."""
+    from passes.quantize.correct import CorrectBias
+
+    CorrectBias().run(model, ctx)
+
+
 @dataclass(slots=True)
 class Trials:
     """A model that is not touched, and what was found out about plans for it."""
@@ -83,6 +96,17 @@ class Trials:
         except RuntimeRefused:
             return False
         return found is None or found.ok
+
+    def holds_corrected(self, plan: Plan) -> bool:
+        """Whether the budget holds once the biases of static layers are corrected."""
+        if self.ctx.judge is None or not is_correctable(plan, self.ctx):
+            return False
+        try:
+            made = self.draft(plan)
+            correct(made, replace(self.ctx, notes=[], plans=[]))
+            return self.ctx.judge.verdict(made, deployed=True).ok
+        except RuntimeRefused:
+            return False
 
     def noise(self, plan: Plan, samples: int = FEW) -> float:
         """The noise on the first samples; without end where the model does not run."""

@@ -15,7 +15,7 @@ from passes.quantize import auto
 from passes.quantize.auto import Quantize
 from passes.quantize.plan import Plan
 from tests.checks import parse, random_feeds
-from tests.passes.fuse.constants import floats, typed
+from tests.passes.fuse.constants import floats, stored, typed
 from toolkit.calibrate.data import Calib
 from toolkit.costs import Tunable
 from toolkit.errors import UsageError
@@ -38,6 +38,7 @@ NETWORK = """
     y = Gemm (f, d, e)
 """
 AUTO = Quantize()
+ROWS = "g (float[N, 8192] x) => (float[N, 2] y)"
 SIGNATURE = "g (float[N, 3, 16, 16] x) => (float[N, 128] y)"
 
 
@@ -157,12 +158,35 @@ def test_behind_fuse() -> None:
     assert (done.name, done.status) == ("quantize", "applied")
 
 
+# -- accuracy
+
+
+def test_biases_are_corrected_where_layers_are_static() -> None:
+    assert with_data()[1].rules.get("correct-bias")
+    assert "correct-bias" not in with_data(Quantize(correct_bias=False))[1].rules
+    assert "correct-bias" not in quantize(network())[1].rules
+
+
+def test_scales_can_be_moved_first() -> None:
+    done = with_data(Quantize(smooth=True))[1]
+    assert done.status == "applied", done.reason
+
+
+def test_weights_that_are_hard_to_quantize_are_named() -> None:
+    numbers = np.full((8192, 2), 1e-3)
+    numbers[0, 0] = 100.0
+    text = typed(ROWS, stored("w", numbers), "y = MatMul (x, w)", 21)
+    subject = Model.from_proto(parse(text))
+    done = quantize(subject)[1]
+    assert any("'w'" in note and "clip-weights" in note for note in done.notes)
+
+
 # -- the plan
 
 
 def test_the_plan_can_be_fed_back(tmp_path: Path) -> None:
     first = network()
-    result, _ = quantize(first, data=feeds(first))
+    result, _ = quantize(first, Quantize(correct_bias=False), feeds(first))
     (written,) = result.plans
     path = tmp_path / "plan.json"
     path.write_text(written)
@@ -262,10 +286,19 @@ def test_the_range_of_weights(
 # -- options
 
 
+def test_weights_alone() -> None:
+    pytest.importorskip("passes.quantize.weight_only")
+    subject = network()
+    _, done = quantize(subject, Quantize(mode="weight_only", weights="int4"))
+    assert done.status == "applied", done.reason
+    assert "QuantizeLinear" not in ops(subject)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"threads": -1}, "threads=-1"),
+        ({"smooth": True, "mode": "weight_only"}, "smooth"),
         ({"weights": "int4"}, "mode=weight_only"),
         ({"format": "qop", "mode": "dynamic"}, "format=qop"),
     ],

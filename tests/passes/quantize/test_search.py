@@ -45,6 +45,9 @@ class Made:
     def holds(self, plan: Plan) -> bool:
         return self.noise(plan) <= self.budget
 
+    def holds_corrected(self, plan: Plan) -> bool:
+        return self.noise(plan) / 2 <= self.budget
+
     def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
         assert self.ratio is not None
         found = {name: self.ratio(names(plan)) for name, plan in plans.items()}
@@ -149,6 +152,13 @@ def test_a_budget_that_nothing_keeps() -> None:
     found = search(trials(made), chain(WIDE, WIDE, WIDE))
     assert not found.holds
     assert names(found.plan) == ""
+
+
+def test_what_holds_with_corrected_biases_holds() -> None:
+    made = Made({"c": 1.9})
+    survey = chain(*[WIDE] * 8)
+    assert names(search(trials(made), survey, corrected=True).plan) == "abcdefgh"
+    assert names(search(trials(made), survey).plan) == "abdefgh"
 
 
 def test_it_takes_few_questions() -> None:
