@@ -22,7 +22,7 @@ from passes.quantize.survey import Survey
 from passes.quantize.trials import Trials
 from toolkit.bench import Effort
 
-_AS_FAST = 1.03
+_AS_FAST = 1.01
 _NEXT_TO_NONE = 1.02
 _REFUSED = float("inf")
 _EFFORT = Effort(seconds=4.0, least=5, most=60)

@@ -98,7 +98,7 @@ def test_timing_decides_where_it_can() -> None:
 
 
 def test_of_equally_fast_ones_the_least_noise() -> None:
-    made = Made({"a": 0.5}, ratio=lambda plan: 0.50 if plan == "abc" else 0.51)
+    made = Made({"a": 0.5}, ratio=lambda plan: 0.500 if plan == "abc" else 0.503)
     assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
 
 
@@ -221,7 +221,8 @@ def test_the_groups_of_a_plan() -> None:
     [
         ({"a": 0.5, "b": 0.5, "c": 1.0}, "abc"),
         ({"a": 1.2, "b": 0.5, "c": 1.0}, "bc"),
-        ({"a": 0.99, "b": 0.99, "c": 1.01}, "c"),
+        ({"a": 0.99, "b": 0.99, "c": 1.01}, "bc"),
+        ({"a": 0.97, "b": 1.01, "c": 1.01}, "ac"),
         ({"a": 0.5, "b": 0.5, "c": 1.2}, "ab"),
     ],
 )
