@@ -16,7 +16,10 @@ from toolkit.pipeline import Context
 from toolkit.registry import parse_passes
 
 EXTERNAL = ("onnxsim", "onnxruntime")
-PASSES = [n for n, place in CATALOGUE.items() if isinstance(place, str) and n not in EXTERNAL]
+CALIBRATED = ("smooth", "quantize-static", "correct-bias")
+"""Passes that need calibration data, and say so."""
+LEFT_OUT = (*EXTERNAL, *CALIBRATED)
+PASSES = [n for n, place in CATALOGUE.items() if isinstance(place, str) and n not in LEFT_OUT]
 INFORMED = "inline,constants,shapes:annotate=false"
 """What the others count on in the pipeline: constants in sight, and types known."""
 
