@@ -3,7 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-conformance lint format bench bench-fusion bench-quantization clean
+.PHONY: setup demo test test-conformance test-export test-tensorflow lint format \
+	bench bench-fusion bench-quantization clean
 
 setup: $(VENV)/.dev
 
@@ -14,17 +15,32 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(INSTALL) -e '.[dev,export]'
+	$(INSTALL) -e '.[dev,export,sklearn]'
 	touch $@
 
 demo: setup
 	$(BIN)/toolkit demo
 
 test: setup
-	$(BIN)/python -m pytest -q -n 2 -m 'not conformance'
+	$(BIN)/python -m pytest -q -n 2 -m 'not conformance and not export and not tensorflow'
 
 test-conformance: setup
 	$(BIN)/python -m pytest -q -n 2 -m conformance
+
+# Exports from PyTorch and scikit-learn, in the environment of the benchmarks.
+test-export: $(VENV)/.bench
+	$(BIN)/python -m pytest -q -n 2 -m export
+
+# TensorFlow has an environment of its own; the CPU build is a third of the usual one's size.
+TENSORFLOW := .venv-tensorflow
+$(TENSORFLOW)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e . tensorflow-cpu tf2onnx pytest pytest-timeout pytest-xdist hypothesis
+	touch $@
+
+test-tensorflow: $(TENSORFLOW)/.done
+	$(TENSORFLOW)/bin/python -m pytest -q -n 2 -m tensorflow tests/toolkit/export/test_tensorflow.py
 
 lint: setup
 	$(BIN)/ruff check
@@ -53,4 +69,4 @@ bench-quantization: $(VENV)/.bench-quantization
 	$(BIN)/python benchmarks/quantization.py $(if $(ASSETS),--assets $(ASSETS))
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TENSORFLOW) .pytest_cache .ruff_cache .hypothesis

@@ -36,6 +36,8 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "quantize": "passes.quantize.auto:Quantize",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "quantize-static": "passes.quantize.static:QuantizeStatic",
+    "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
+    "fp16": "passes.precision:Float16",
     "correct-bias": "passes.quantize.correct:CorrectBias",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",

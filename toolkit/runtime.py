@@ -156,7 +156,7 @@ def _lend_overlay(model: Model, proto: ModelProto, options: Any, ort: Any) -> di
         if tensor.name not in read and tensor.name not in inputs:
             # The runtime drops what nobody reads, and then does not find what it is lent.
             del initializers[index]
-        elif tensor.name in read and array.dtype.kind in _LENDABLE and array.dtype.isbuiltin == 1:
+        elif tensor.name in read and _can_be_lent(tensor, array):
             lent[tensor.name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(array))
         else:
             _inline(model, tensor)
@@ -170,6 +170,12 @@ def _lend_overlay(model: Model, proto: ModelProto, options: Any, ort: Any) -> di
     if lent:
         options.add_external_initializers(list(lent), list(lent.values()))
     return lent
+
+
+def _can_be_lent(tensor: TensorProto, array: Any) -> bool:
+    """Whether the array is the tensor as the runtime knows it: no packed bytes, no foreign type."""
+    known = array.dtype.kind in _LENDABLE and array.dtype.isbuiltin == 1
+    return known and array.shape == tuple(tensor.dims)
 
 
 def _names_read(graph: GraphProto) -> set[str]:

@@ -12,6 +12,7 @@ import math
 import mmap
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,11 @@ class Weights:
         self._maps: dict[str, memoryview] = {}
         self._overlay: dict[str, Array] = {}
         self._scratch: Any = None
+        self._owners: list[object] = []
+
+    def depend_on(self, owner: object) -> None:
+        """Hold on to what the files need to be there, as the owner of a temporary folder."""
+        self._owners.append(owner)
 
     def fork(self) -> Weights:
         """The same weights for a draft: what is put there goes with it."""
@@ -104,7 +110,7 @@ class Weights:
         if is_external(tensor):
             location, _, _ = reference(tensor)
             overlaid = self._overlay.get(location)
-            if overlaid is not None:
+            if overlaid is not None and not _is_packed(tensor, overlaid):
                 return overlaid
             return _decode(tensor, self.raw(tensor))
         if tensor.HasField("raw_data"):
@@ -165,6 +171,19 @@ class Weights:
         location = f"{_OVERLAY}{len(self._overlay)}"
         self._overlay[location] = self.keep(array)
         set_reference(tensor, location, 0, nbytes(tensor))
+        return tensor
+
+    def put_packed(self, name: str, data_type: int, dims: Sequence[int], raw: Array) -> TensorProto:
+        """A new tensor of elements below a byte, from the bytes that `raw_data` would hold."""
+        tensor = TensorProto(name=name, data_type=data_type, dims=dims)
+        if raw.nbytes != nbytes(tensor) or raw.dtype != np.uint8:
+            raise ValueError(f"'{name}': {raw.nbytes} bytes for a tensor of {nbytes(tensor)}")
+        if raw.nbytes <= INLINE_LIMIT:
+            tensor.raw_data = raw.tobytes()
+            return tensor
+        location = f"{_OVERLAY}{len(self._overlay)}"
+        self._overlay[location] = self.keep(raw)
+        set_reference(tensor, location, 0, raw.nbytes)
         return tensor
 
     def map_file(self, location: str, view: memoryview) -> None:
@@ -228,8 +247,13 @@ def _decode(tensor: TensorProto, raw: bytes | memoryview) -> Array:
     return np.frombuffer(raw, dtype=dtype).reshape(tuple(tensor.dims))
 
 
+def _is_packed(tensor: TensorProto, array: Array) -> bool:
+    """Whether the array holds the tensor's bytes, several elements in each."""
+    return tensor.data_type in _PACKED_BITS and array.dtype == np.uint8
+
+
 def _encode(tensor: TensorProto, array: Array) -> memoryview:
-    if tensor.data_type in _PACKED_BITS:
+    if tensor.data_type in _PACKED_BITS and not _is_packed(tensor, array):
         return memoryview(numpy_helper.from_array(array).raw_data)
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).data if flat.size else memoryview(b"")

@@ -31,7 +31,7 @@ FULL, REDUCED = 127, 64
 """The largest integers: of the whole range, and of the one for processors without VNNI."""
 
 _BLOCK_BYTES = 1 << 22
-_FILE_FROM = 1 << 24
+_FILE_FROM = 1 << 16
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _VANISHED = 0.5
 """A weight is not quantized when more than this share of what is not zero would become zero."""
@@ -79,7 +79,7 @@ def quantize_by(
     if turned and len(weights.shape) != 2:
         raise ValueError("only a matrix can be turned")
     shape = weights.shape[::-1] if turned else weights.shape
-    values = _allocate(shape, np.int8)
+    values = allocate(shape, np.int8)
     by_axis = scale
     if axis is not None:
         by_axis = scale.reshape([-1 if i == axis else 1 for i in range(len(weights.shape))])
@@ -103,7 +103,7 @@ def quantize_by(
 
 def unsigned(signed: Quantized) -> Quantized:
     """The same numbers in uint8, around the zero point 128."""
-    values = _allocate(signed.values.shape, np.uint8)
+    values = allocate(signed.values.shape, np.uint8)
     for rows, block in _blocks(signed.values):
         values[rows] = block.astype(np.int16) + 128
     values.flags.writeable = False
@@ -120,7 +120,7 @@ def quantize_lopsided(weights: Rows, limit: int = FULL) -> Quantized:
     steps = 2 * limit + 1
     scale = scale_of((ends[1] - ends[0]) / steps, 1)
     zero = int(np.rint(-ends[0] / float(scale)))
-    values = _allocate(weights.shape, np.uint8)
+    values = allocate(weights.shape, np.uint8)
     for rows, block in _blocks(weights):
         values[rows] = np.clip(np.rint(block / scale) + zero, 0, steps)
     values.flags.writeable = False
@@ -170,9 +170,9 @@ def _blocks(weights: Rows) -> Iterator[tuple[slice, Array]]:
         yield rows, weights[rows]
 
 
-def _allocate(shape: tuple[int, ...], dtype: type[np.int8 | np.uint8]) -> Array:
-    """An array of bytes; a large one is mapped to a file without a name, and takes no memory."""
-    size = math.prod(shape)
+def allocate(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """An empty array; a large one is mapped to a file without a name, and takes no memory."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size < _FILE_FROM:
         return np.empty(shape, dtype=dtype)
     with tempfile.TemporaryFile(prefix="toolkit-") as file:

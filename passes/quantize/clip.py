@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from passes.quantize.blocks import allocate, blocks
 from passes.quantize.kernels import Kernel, drop_unused, kernel_of
+from passes.quantize.large import allocate, blocks
 from passes.quantize.plan import Selection
 from passes.quantize.troubles import note_troubles, weight_troubles
 from toolkit import nodes as nd

@@ -1,7 +1,8 @@
 """Dynamic int8: weights are quantized now, activations as they come. It needs no data.
 
 Linear layers with constant weights compute in integers, and tables that rows are taken from hold a
-quarter of the bytes. Convolutions are left alone: their dynamic kernel is slower than floats.
+quarter of the bytes. LSTMs compute in integers on onnxruntime. Convolutions are left alone: their
+dynamic kernel is slower than floats.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from onnx import NodeProto
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.layers import Layer, Linear, Table, layer_of, readers_of
 from passes.quantize.plan import Entry, Plan, Selection
+from passes.quantize.recurrent import Recurrent, RecurrentWriter, recurrent_of
 from passes.quantize.writing import Writer
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
@@ -45,18 +47,18 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class Found:
     """A layer with weights, where it is, and why it cannot be quantized, if so."""
 
     graph: Graph
     node: NodeProto
-    layer: Layer | None
+    layer: Layer | Recurrent | None
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeDynamic:
-    """Compute linear layers in int8, quantizing activations on the fly; tables by rows."""
+    """Compute linear layers and LSTMs in int8, activations on the fly; tables by rows."""
 
     name: ClassVar[str] = "quantize-dynamic"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -84,23 +86,23 @@ class QuantizeDynamic:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is None:
-            reason = _not_for(model)
+            reason = not_for(model, "dynamic quantization", _MIN_OPSET)
             if reason:
                 ctx.note(reason)
                 return
-            plan = self.make_plan(model)
-            for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
+            plan = self.make_plan(model, on_runtime=ctx.target.startswith("ort"))
+            for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
                 ctx.note(f"no node matches '{pattern}'")
-            _note_left(plan, ctx)
+            note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
         apply_plan(model, plan, ctx)
         ctx.plans.append(_as_applied(model, plan))
 
-    def make_plan(self, model: Model) -> Plan:
+    def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
         """What this pass would do, for every node that has weights."""
-        found = list(_layers(model))
-        entries = {id(item.node): self._entry(item) for item in found}
+        found = list(layers_in(model))
+        entries = {id(item.node): self._entry(item, on_runtime) for item in found}
         for item in found:
             if isinstance(item.layer, Table) and entries[id(item.node)].scheme == "dynamic":
                 readers = readers_of(item.layer.weight)
@@ -112,17 +114,20 @@ class QuantizeDynamic:
                     entries[id(item.node)] = Entry.of(item.node, reason=reason)
         return Plan(tuple(entries.values()))
 
-    def _entry(self, item: _Found) -> Entry:
+    def _entry(self, item: Found, on_runtime: bool) -> Entry:
         node, layer = item.node, item.layer
         if layer is None:
             return Entry.of(node, reason=item.reason)
         is_table = isinstance(layer, Table)
+        size = layer.size if isinstance(layer, Recurrent) else layer.weight.size
         reason = ""
         if not Selection(self.include, self.exclude).takes(node):
             reason = "excluded"
         elif is_table and not self.embeddings:
             reason = "a table"
-        elif layer.weight.size < self.min_elements:
+        elif isinstance(layer, Recurrent) and not on_runtime:
+            reason = "a recurrent layer, and only onnxruntime has an int8 kernel"
+        elif size < self.min_elements:
             reason = f"fewer than {self.min_elements} weights"
         if reason:
             return Entry.of(node, reason=reason)
@@ -143,9 +148,9 @@ def read_plan(path: Path, model: Model) -> Plan:
 
 def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize what the plan calls dynamic; other schemes are for other passes."""
-    chosen: list[tuple[_Found, Layer, Entry]] = []
+    chosen: list[tuple[Found, Layer | Recurrent, Entry]] = []
     waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "dynamic"}
-    for item in _layers(model):
+    for item in layers_in(model):
         entry = plan.find(item.node)
         if entry is None or entry.scheme != "dynamic":
             continue
@@ -157,12 +162,14 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
     for entry in waiting.values():
         raise UsageError(f"{entry.label} cannot be dynamic: it has no constant weights")
     tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
-    writer = Writer(frozenset(tables))
+    writer, recurrent = Writer(frozenset(tables)), RecurrentWriter()
     for item, layer, entry in chosen:
         start = model.journal.position
         try:
             if isinstance(layer, Linear):
                 writer.linear(item.graph, layer, entry)
+            elif isinstance(layer, Recurrent):
+                recurrent.write(item.graph, layer, entry)
             else:
                 writer.table(item.graph, layer, entry)
         except Unfit as unfit:
@@ -182,7 +189,7 @@ def _as_applied(model: Model, plan: Plan) -> Plan:
     return replace(plan, entries=tuple(entries))
 
 
-def _require_supported(entry: Entry, layer: Layer) -> None:
+def _require_supported(entry: Entry, layer: Layer | Recurrent) -> None:
     axes = (0,) if isinstance(layer, Table) else (1, None)
     if entry.weight != "int8" or not entry.symmetric or entry.axis not in axes:
         listed = " or ".join(str(axis).lower() for axis in axes)
@@ -192,33 +199,34 @@ def _require_supported(entry: Entry, layer: Layer) -> None:
         )
 
 
-def _layers(model: Model) -> Iterator[_Found]:
+def layers_in(model: Model) -> Iterator[Found]:
     """The nodes with constant weights, in all graphs."""
     for graph in list(model.graphs()):
         for node in list(graph.nodes):
             try:
-                layer = layer_of(graph, node)
+                layer = layer_of(graph, node) or recurrent_of(graph, node)
             except Miss as miss:
-                yield _Found(graph, node, None, str(miss))
+                yield Found(graph, node, None, str(miss))
             else:
                 if layer is not None:
-                    yield _Found(graph, node, layer)
+                    yield Found(graph, node, layer)
 
 
-def _not_for(model: Model) -> str:
+def not_for(model: Model, what: str, min_opset: int) -> str:
     """Why nothing in this model is to be quantized, if so."""
     opset = model.opsets.get("", 0)
-    if opset < _MIN_OPSET:
-        return f"dynamic quantization needs opset {_MIN_OPSET}, and the model has {opset}"
-    made = next((node for node in _nodes(model) if node.op_type in _QUANTIZED), None)
+    if opset < min_opset:
+        return f"{what} needs opset {min_opset}, and the model has {opset}"
+    made = next((node for node in nodes_of(model) if node.op_type in _QUANTIZED), None)
     return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""
 
 
-def _nodes(model: Model) -> Iterator[NodeProto]:
+def nodes_of(model: Model) -> Iterator[NodeProto]:
+    """The nodes of all graphs."""
     return (node for graph in model.graphs() for node in graph.nodes)
 
 
-def _note_left(plan: Plan, ctx: Context) -> None:
+def note_left(plan: Plan, ctx: Context) -> None:
     """One line for each reason, with the first of the nodes that it is about."""
     left: dict[str, list[str]] = {}
     for entry in plan.entries:

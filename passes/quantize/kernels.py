@@ -18,7 +18,7 @@ from onnx import NodeProto
 
 from passes.fuse.affine import may_copy
 from passes.operands import given
-from passes.quantize.blocks import allocate, blocks
+from passes.quantize.large import allocate, blocks
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss

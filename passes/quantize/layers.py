@@ -98,8 +98,6 @@ def layer_of(g: Graph, node: NodeProto) -> Layer | None:
         return None if g.is_const(node.input[0]) else _linear(g, node)
     if nd.is_op(node, "Gather"):
         return _table(g, node)
-    if nd.is_op(node, "LSTM", "GRU", "RNN") and g.is_const(given(node, 1)):
-        raise Miss("a recurrent layer")
     return None
 
 

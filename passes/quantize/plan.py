@@ -37,13 +37,18 @@ from toolkit.model import Model
 Scheme = Literal["float", "dynamic", "static", "weight-only"]
 WeightType = Literal["int8", "uint8", "int4", "uint4"]
 ActivationType = Literal["uint8", "int8"]
+Method = Literal["rtn", "hqq", "gptq"]
+BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one node computes. `axis` is that of the weight's scales; None: one scale for all."""
+    """How one node computes. `axis` is that of the weight's scales; None: one scale for all.
+
+    `block_size` weights along an input's axis share a scale; None: all of them.
+    """
 
     node: str = ""
     output: str = ""
@@ -54,6 +59,8 @@ class Entry:
     reduce_range: bool = False
     axis: int | None = None
     tied: bool = False
+    block_size: int | None = None
+    method: Method = "rtn"
     reason: str = ""
 
     @classmethod
@@ -248,6 +255,8 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "symmetric": (True, False),
     "reduce_range": (True, False),
     "tied": (True, False),
+    "block_size": (*BLOCK_SIZES, None),
+    "method": get_args(Method),
 }
 _NUMBERS = ("low", "high", "scale")
 _WHOLE = ("axis", "zero")

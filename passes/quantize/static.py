@@ -21,7 +21,7 @@ from passes.quantize.static_sites import CARRIERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
 from toolkit import nodes as nd
-from toolkit.calibrate.observers import observer_named
+from toolkit.calibrate.observers import Observer, Percentile, observer_named
 from toolkit.errors import UsageError
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -58,6 +58,9 @@ class QuantizeStatic:
     )
     observer: ObserverName = field(
         default="minmax", metadata={"help": "How the range of an activation is found."}
+    )
+    percent: float = field(
+        default=99.99, metadata={"help": "The share of values that observer=percentile keeps."}
     )
     activations: ActivationType = field(
         default="uint8", metadata={"help": "The type of activations."}
@@ -112,7 +115,7 @@ class QuantizeStatic:
         sites, left = self._candidates(model)
         results: Results = as_made if self.symmetric else behind_limits
         region = settle(sites, results)
-        observers = dict.fromkeys(region.tensors(), observer_named(self.observer))
+        observers = dict.fromkeys(region.tensors(), self._observer())
         found = ctx.calibration.collect(model, observers)
         while True:
             bad = [s for s in region.sites if _without_range(s, region, found)]
@@ -122,6 +125,11 @@ class QuantizeStatic:
                 break
             region = settle([s for s in region.sites if id(s.node) not in left], results)
         return self._plan(model, region, found, left)
+
+    def _observer(self) -> Observer:
+        if self.observer == "percentile":
+            return Percentile(self.percent)
+        return observer_named(self.observer)
 
     def _candidates(self, model: Model) -> tuple[list[Site], dict[int, str]]:
         """The sites that may be quantized, and why others may not, by node."""

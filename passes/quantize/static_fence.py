@@ -6,7 +6,8 @@ many times slower than floats. A `Sum` of one operand in front of the Q, which t
 removes nor fuses, keeps them as they are.
 
 A MatMul in 8 bits with a float result is not fused at all when a Q is among its readers; behind a
-`Sum`, it is. x Sigmoid(x) of floats behind a DQ would get a DQ for each of its two readers: as one
+`Sum`, it is. Of matrices, it is fused with an `Add` of a bias into a Gemm of floats, but not with a
+`Sum`. x Sigmoid(x) of floats behind a DQ would get a DQ for each of its two readers: as one
 operator it needs one.
 """
 
@@ -32,6 +33,7 @@ def fence(g: Graph, written: set[int]) -> None:
         if id(node) in written:
             if nd.is_op(node, "MatMul", "Gemm"):
                 _part_from_quantizers(g, node)
+                _part_from_bias(g, node)
         elif nd.is_op(node, *_FUSED) and _is_view(g, node.input[0]):
             _keep_float(g, node)
         elif nd.is_op(node, "Sigmoid") and _is_view(g, node.input[0]):
@@ -56,6 +58,19 @@ def _part_from_quantizers(g: Graph, node: NodeProto) -> None:
     quantizers = [user for user in g.users(result) if nd.is_op(user, "QuantizeLinear")]
     if quantizers and g.use_count(result) > 1 and g.begin("keep-float", node):
         _insert(g, result, quantizers)
+
+
+def _part_from_bias(g: Graph, node: NodeProto) -> None:
+    result = node.output[0]
+    users = g.users(result)
+    if not nd.is_op(node, "MatMul") or len(users) != 1 or not nd.is_op(users[0], "Add"):
+        return
+    (bias,) = users
+    readers = g.users(_last(g, bias))
+    if (g.rank(result) or 2) > 2 or (readers and all(_leads_to_q(g, user) for user in readers)):
+        return  # of tensors they are not fused; in front of a Q they become one kernel on bytes
+    if any(map(g.is_const, bias.input)) and g.begin("keep-bias", bias):
+        g.set_op(bias, "Sum")
 
 
 def _join_silu(g: Graph, sigmoid: NodeProto) -> None:

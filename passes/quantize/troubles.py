@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from passes.quantize.blocks import blocks
 from passes.quantize.kernels import Kernel, kernel_of
+from passes.quantize.large import blocks
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.statistics import Extremes, Statistic

@@ -44,8 +44,8 @@ class Writer:
         if not g.begin("quantize-linear", node):
             return
         by_rows = weight.turned and weight.key in self.tables
-        values, numbers = self._quantized(weight, entry, by_rows=by_rows)
-        scale = self._scale(weight.graph, values, numbers * np.float32(layer.alpha))
+        values, numbers = self.stored(weight, entry, by_rows=by_rows)
+        scale = self.scale(weight.graph, values, numbers * np.float32(layer.alpha))
         if by_rows:
             values = g.op("Transpose", values, at=node, perm=[1, 0])
         x, x_scale, x_zero = _activation(g, layer.x)
@@ -54,26 +54,26 @@ class Writer:
         exact = g.op("Cast", product, at=node, to=TensorProto.FLOAT)
         result = g.op("Mul", exact, factor, at=node)
         if layer.bias:
-            result = g.op("Add", result, _bias(g, layer), at=node)
-        result = _put(g, node, result)
+            result = g.op("Add", result, bias_of(g, layer), at=node)
+        result = put(g, node, result)
         if not layer.bias:
             _settle_bias(g, result, layer.outputs)
-        _drop(weight)
+        drop(weight)
 
     def table(self, g: Graph, layer: Table, entry: Entry) -> None:
         """Write a table. Raises Unfit for one that cannot be quantized."""
         node, weight = layer.node, layer.weight
         if not g.begin("quantize-table", node):
             return
-        values, numbers = self._quantized(weight, entry, by_rows=True)
-        scale = self._scale(weight.graph, values, numbers.reshape(-1, 1))
+        values, numbers = self.stored(weight, entry, by_rows=True)
+        scale = self.scale(weight.graph, values, numbers.reshape(-1, 1))
         rows = g.op("Gather", values, layer.indices, at=node)
         factor = g.op("Gather", scale, layer.indices, at=node)
         exact = g.op("Cast", rows, at=node, to=TensorProto.FLOAT)
-        _put(g, node, g.op("Mul", exact, factor, at=node))
-        _drop(weight)
+        put(g, node, g.op("Mul", exact, factor, at=node))
+        drop(weight)
 
-    def _quantized(self, weight: Weight, entry: Entry, by_rows: bool) -> tuple[str, Array]:
+    def stored(self, weight: Weight, entry: Entry, by_rows: bool) -> tuple[str, Array]:
         """Name of the int8 weight, and its scales; `by_rows` keeps the layout of a table."""
         limit = REDUCED if entry.reduce_range else FULL
         turned = weight.turned and not by_rows
@@ -89,7 +89,8 @@ class Writer:
             self._stored[key] = name, found.scale
         return self._stored[key]
 
-    def _scale(self, g: Graph, values: str, numbers: Array) -> str:
+    def scale(self, g: Graph, values: str, numbers: Array) -> str:
+        """Name of these scales of a stored weight."""
         key = values, numbers.shape, numbers.tobytes()
         if key not in self._scales:
             self._scales[key] = g.constant(numbers, f"{values}_scale")
@@ -105,7 +106,7 @@ def _activation(g: Graph, x: str) -> tuple[str, str, str]:
     return made.output[0], made.output[1], made.output[2]
 
 
-def _bias(g: Graph, layer: Linear) -> str:
+def bias_of(g: Graph, layer: Linear) -> str:
     """beta b of a Gemm, as a vector where it is the same for all rows."""
     known = g.const(layer.bias)
     if known is None:
@@ -137,13 +138,14 @@ def _settle_bias(g: Graph, result: str, count: int) -> None:
         g.set_input(user, slot, g.constant(known.reshape(count), user.input[slot]))
 
 
-def _put(g: Graph, node: NodeProto, result: str) -> str:
+def put(g: Graph, node: NodeProto, result: str) -> str:
+    """Let `result` take the place of what the node computes; its name from now on."""
     result = g.replace(node.output[0], result)
     g.prune(node)
     return result
 
 
-def _drop(weight: Weight) -> None:
+def drop(weight: Weight) -> None:
     """Remove the floats once nobody reads them; a caller's input and a pinned tensor stay."""
     g, name = weight.graph, weight.name
     if not g.is_unused(name) or g.is_pinned(name) or name not in g.initializers:

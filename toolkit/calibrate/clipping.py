@@ -90,8 +90,13 @@ def least_divergence(histogram: Histogram, levels: int) -> tuple[float, float]:
     P is the distribution clipped to the range, what lies outside counted at its ends. Q is what
     `levels` levels tell of the values inside: each level's share, spread evenly over those of its
     bins that are not empty. Among equal ones the widest range wins.
+
+    Exact zeros do not count: zero is a level, so that nothing of them is lost, and the many that
+    a Relu makes would outweigh all other values.
     """
-    edges, counts = histogram.edges(), histogram.counts.astype(np.float64)
+    edges, counts = histogram.edges(), _without_zeros(histogram)
+    if not counts.any():
+        return histogram.low, histogram.high
     best, chosen = np.inf, (histogram.low, histogram.high)
     reach = max(histogram.high, -histogram.low)
     for step in range(_STEPS, 0, -1):
@@ -106,6 +111,14 @@ def least_divergence(histogram: Histogram, levels: int) -> tuple[float, float]:
             best, chosen = divergence, (float(edges[start]), float(edges[stop]))
     low, high = chosen
     return max(low, histogram.low), min(high, histogram.high)
+
+
+def _without_zeros(histogram: Histogram) -> Doubles:
+    counts = histogram.counts.astype(np.float64)
+    at = int(np.searchsorted(histogram.edges(), 0.0, side="right")) - 1
+    if histogram.zeros and 0 <= at < counts.size:
+        counts[at] -= histogram.zeros
+    return counts
 
 
 def _divergence(counts: Doubles, start: int, stop: int, levels: int) -> float:

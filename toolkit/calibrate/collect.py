@@ -8,6 +8,7 @@ proportion. Memory does not grow with the number of feeds.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 BUDGET = 1 << 28
 """Bytes of observed tensors in one run, by default."""
+
+PAUSE_SECONDS = 20.0
+"""How often a sweep is written down: what an interruption may lose."""
 
 Progress = Callable[[int, "int | None", str], None]
 """Told after each feed: (done, total, what); the total is None while nobody knows it."""
@@ -87,6 +91,7 @@ def collect(
     With a `cache` folder, statistics are kept in a file there, named by a digest of model and data.
     It is written after each sweep, whole or not at all: what it holds is not collected again, be it
     in another run, with another observer that reads the same statistic, or after an interruption.
+    A long sweep is written down as it goes, and taken up again where it was.
     """
     known = set(observable(model))
     strange = next((name for name in observers if name not in known), None)
@@ -107,7 +112,7 @@ def collect(
     tell = _Teller(progress, len(sweeps), feeds.count())
     for names in sweeps:
         chosen = {name: left[name] for name in names}
-        failures = _sweep(Run(model, names, custom_ops), feeds, chosen, tell)
+        failures = _sweep(Run(model, names, custom_ops), feeds, chosen, tell, store)
         failed |= failures
         statistics |= {name: chosen[name] for name in names if name not in failures}
         kept = [chosen[name] for name in names if name not in failures]
@@ -117,11 +122,22 @@ def collect(
 
 
 def _sweep(
-    run: Run, feeds: Iterable[Feed], statistics: Mapping[str, Statistic], tell: _Teller
+    run: Run,
+    feeds: Iterable[Feed],
+    statistics: Mapping[str, Statistic],
+    tell: _Teller,
+    store: Store,
 ) -> dict[str, str]:
     """Count every feed; returns the tensors that cannot be counted, and why."""
-    failed: dict[str, str] = {}
+    done, failed = store.resume(statistics)
+    written = time.monotonic()
     for index, feed in enumerate(feeds):
+        if index < done:
+            tell.one_more()
+            continue
+        if time.monotonic() - written > PAUSE_SECONDS:
+            store.pause(statistics, failed, index)
+            written = time.monotonic()
         for name, values in run(feed, index):
             if name in failed or isinstance(values, (list, dict)):
                 continue  # sequences and maps have no range

@@ -7,6 +7,7 @@ sample; few samples will do for screening.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -28,6 +29,10 @@ from toolkit.runtime import Session
 
 MOST_SAMPLES = 128
 """Samples that a judge looks at: enough for flips of a few percent to show."""
+
+_SECONDS, _LEAST_SAMPLES = 30.0, 16
+"""A verdict should take no longer than that: of a slow model fewer samples are taken, down to so
+many."""
 
 _LOOKED_AT = 8
 """Samples whose whole outputs tell the kinds."""
@@ -65,13 +70,15 @@ class Judge:
         """
         self.demand = demand or Demand()
         self.real = real
-        self._feeds, self._most = feeds, most
+        self._feeds = feeds
         self._custom_ops = tuple(custom_ops)
         skipped = set(ignored)
         self._names = [name for name in floats.graph.outputs if name not in skipped]
         session = Session(floats, custom_ops=self._custom_ops)
         first = list(islice(feeds, _LOOKED_AT))
+        started = time.perf_counter()
         answers = [self._run(session, feed) for feed in first]
+        self._most = _affordable(most, len(first), time.perf_counter() - started)
         self._pairs = state_pairs(first[0], answers[0]) if first else {}
         self.kinds = self._kinds(floats, answers)
         del first, answers
@@ -171,6 +178,12 @@ class Judge:
         allowed = self.demand.allowed_score(self._score)
         figure = Figure(metric.name, "score", lost, allowed, scores=(score, self._score))
         return OutputQuality("", "score", (figure,))
+
+
+def _affordable(most: int, ran: int, seconds: float) -> int:
+    """How many samples to take, when so many took so long."""
+    fitting = int(_SECONDS * ran / seconds) if seconds > 0 else most
+    return min(most, max(fitting, _LEAST_SAMPLES))
 
 
 class _Scratch:

@@ -78,7 +78,7 @@ def test_the_error_is_about_the_least_there_is(axis: int | None, limit: int) -> 
 def test_in_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = heavy(64, 8, 3, 3)
     whole = [clip(weights, axis, 7) for axis in (0, 1, None)]
-    monkeypatch.setattr("passes.quantize.blocks._BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr("passes.quantize.large._BLOCK_BYTES", 1 << 10)
     for axis, wanted in zip((0, 1, None), whole, strict=True):
         found = clip(weights, axis, 7)
         assert found is not None

@@ -245,8 +245,8 @@ def test_convolutions_and_recurrent_layers_stay() -> None:
     signature = "g (float[N, 3, 9, 9] x) => (float[N, 4, 7, 7] y)"
     assert stays(signature, floats("w", 4, 3, 3, 3), "y = Conv (x, w)") == []
     signature = "g (float[5, N, 6] x) => (float[5, 1, N, 4] y)"
-    constants = f"{floats('w', 1, 16, 6)}, {floats('r', 1, 16, 4)}"
-    notes = stays(signature, constants, "y = LSTM <hidden_size = 4> (x, w, r)")
+    constants = f"{floats('w', 1, 12, 6)}, {floats('r', 1, 12, 4)}"
+    notes = stays(signature, constants, "y = GRU <hidden_size = 4> (x, w, r)")
     assert "a recurrent layer" in notes[0]
 
 

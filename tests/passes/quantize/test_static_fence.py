@@ -75,3 +75,15 @@ def test_a_silu_that_stays_float_is_one_operator() -> None:
     subject = model(read_twice)
     Calibrated().run(subject, Context())
     assert operators(subject)["QuickGelu"] == 0
+
+
+def test_a_bias_behind_a_matmul() -> None:
+    """The runtime would make a Gemm of floats of matrices; in front of a Q, one of bytes."""
+    rows = "g (float[N, 16] x) => (float[N, 8] y)"
+    deep = "g (float[N, S, 16] x) => (float[N, S, 8] y)"
+    constants = f"{floats('m', 16, 8)}, {floats('n', 8, 8)}, {floats('b', 8)}"
+    one = "h = MatMul (x, m) y = Add (h, b)"
+    quantized(rows, constants, one, "MatMulIntegerToFloat Sum")
+    quantized(deep, constants, one, "MatMulIntegerToFloat Add")
+    two = "h = MatMul (x, m) a = Add (h, b) r = Relu (a) y = MatMul (r, n)"
+    quantized(rows, constants, two, "QGemm MatMulIntegerToFloat", atol=0.5)

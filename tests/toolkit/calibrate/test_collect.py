@@ -22,6 +22,7 @@ from toolkit.calibrate.readers import ReaderOptions, reader_for
 from toolkit.calibrate.statistics import NotFinite, Range
 from toolkit.errors import UsageError
 from toolkit.model import Model
+from toolkit.runtime import Session
 
 CHAIN = """g (float[N,T] x) => (float[N,T] y)
 <float two = {2.0}> { a = Mul(x, two) b = Neg(a) c = Relu(b) s = Shape(c) y = Exp(c) }"""
@@ -205,6 +206,44 @@ def test_an_interruption_costs_one_sweep(tmp_path):
     rest = observe(feeds(), names, budget=24, cache=tmp_path)
     assert rest.sweeps == 1
     assert rest.ranges() == observe(feeds(), names).ranges()
+
+
+@pytest.mark.parametrize("observer", [MinMax(), Percentile(), MovingAverage()])
+def test_a_long_sweep_is_taken_up_where_it_was(tmp_path, monkeypatch, observer):
+    monkeypatch.setattr("toolkit.calibrate.collect.PAUSE_SECONDS", 0.0)
+    names = dict.fromkeys(("a", "b", "c"), observer)
+    data = feeds(20)
+    stopped = len(list(data)) - 1
+
+    def stop(done, total, what):
+        if done == stopped:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        observe(data, names, cache=tmp_path, progress=stop)
+    assert [path.name.endswith(".part.npz") for path in tmp_path.iterdir()] == [True]
+    ran: list[object] = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda *a: (ran.append(1), run(*a))[1])
+    rest = observe(data, names, cache=tmp_path)
+    # A few to plan the sweep, and those that were not counted yet.
+    assert len(ran) <= 5
+    assert rest.ranges() == observe(data, names).ranges()
+    assert not list(tmp_path.glob("*.part.npz"))
+
+
+def test_a_sweep_of_other_tensors_starts_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("toolkit.calibrate.collect.PAUSE_SECONDS", 0.0)
+
+    def stop(done, total, what):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        observe(feeds(), {"a": MinMax()}, cache=tmp_path, progress=stop)
+    names = {"a": MinMax(), "b": MinMax()}
+    found = observe(feeds(), names, cache=tmp_path)
+    assert found.ranges() == observe(feeds(), names).ranges()
 
 
 # Memory ------------------------------------------------------------------------------------------

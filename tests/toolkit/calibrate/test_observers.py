@@ -246,6 +246,20 @@ def test_a_single_outlier_is_clipped(observer):
 
 
 @pytest.mark.parametrize("observer", [Entropy(), Mse()], ids=lambda o: o.name)
+def test_zeros_of_a_relu_do_not_narrow_the_range(observer):
+    values = np.abs(np.random.default_rng(0).standard_normal(20_000)).astype(np.float32)
+    zeros = np.zeros(400_000, np.float32)
+    ranges = []
+    for parts in ([values], [values, zeros]):
+        statistic = observer.start("x")
+        for part in parts:
+            statistic.update(part)
+        ranges.append(observer.range(statistic))
+    assert ranges[0] == ranges[1]
+    assert ranges[1].high > 2
+
+
+@pytest.mark.parametrize("observer", [Entropy(), Mse()], ids=lambda o: o.name)
 def test_an_even_distribution_is_kept(observer):
     found = observed(observer, np.linspace(-1, 2, 50_000))
     assert found.low == pytest.approx(-1, abs=0.03)

@@ -10,7 +10,7 @@ from tests.toolkit.quality.nets import FEEDS, RANDOM, W, coarse, linear, net
 from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.quality.demand import Demand
-from toolkit.quality.judge import Judge
+from toolkit.quality.judge import Judge, _affordable
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,13 @@ def test_samples_come_from_all_over_the_data():
     judge = Judge(linear(W), Data(), most=10)
     firsts = [float(step.feed["x"][0, 0]) for step in judge._steps]
     assert firsts == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+def test_of_a_slow_model_fewer_samples_are_taken():
+    assert _affordable(128, 8, 0.1) == 128
+    assert _affordable(128, 8, 8) == 30
+    assert _affordable(128, 8, 80) == 16
+    assert _affordable(4, 8, 80) == 4
 
 
 def test_outputs_that_differ_from_run_to_run_are_not_looked_at():

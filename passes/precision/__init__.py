@@ -1,0 +1,92 @@
+"""16-bit floats: half the bytes, and half the memory traffic where the processor computes in them.
+
+A model is converted node by node. What would lose its numbers stays in 32 bits: see `choice`. Casts
+stand only where the two meet: see `writing`. On most CPUs the runtime has no kernels for 16 bits
+and casts back and forth: there `storage=true` has the smaller file without slower computing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onnx import TensorProto
+
+from passes.precision.choice import Choice, choose
+from passes.precision.writing import Halves, store_weights
+from passes.quantize.plan import Selection
+from passes.shapes import Shapes
+from toolkit import nodes as nd
+from toolkit.calibrate.observers import MinMax
+from toolkit.model import Model
+from toolkit.tolerance import QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.statistics import Range
+    from toolkit.pipeline import Context
+
+_NAMED = 3
+"""How many nodes a note names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Float16:
+    """Compute in 16-bit floats, or only store weights in them."""
+
+    name: ClassVar[str] = "fp16"
+    tolerance: ClassVar[Tolerance] = QUANT
+    storage: bool = field(
+        default=False, metadata={"help": "Only store weights in 16 bits; compute in 32."}
+    )
+    io: Literal["keep", "fp16"] = field(
+        default="keep", metadata={"help": "fp16: inputs and outputs in 16 bits too."}
+    )
+    keep: tuple[str, ...] = field(
+        default=(), metadata={"help": "Patterns of operators, nodes or outputs to keep in 32 bits."}
+    )
+    min_elements: int = field(
+        default=1024, metadata={"help": "storage: smaller weights stay as they are."}
+    )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        nodes = [node for graph in model.graphs() for node in graph.nodes]
+        for pattern in Selection(exclude=self.keep).idle(nodes):
+            ctx.note(f"no node matches '{pattern}'")
+        if self.storage:
+            for name, reason in store_weights(model, self.keep, self.min_elements):
+                ctx.note(f"weight '{name}' stays in 32 bits: it has {reason}")
+            return
+        Shapes(annotate=False).run(model, ctx)
+        choice = choose(model, self.keep, _ranges(model, ctx))
+        _note_kept(choice, ctx)
+        halves = Halves(model)
+        if self.io == "fp16":
+            halves.take_inputs()
+        for graph in list(model.graphs()):
+            for node in graph.nodes:
+                if id(node) in choice.halves:
+                    halves.convert(graph, node, choice.halves[id(node)])
+        halves.settle()
+        if self.io == "fp16":
+            for name in halves.give_outputs():
+                ctx.note(f"output '{name}' stays in 32 bits: its node computes in them")
+
+
+def _ranges(model: Model, ctx: Context) -> dict[str, Range] | None:
+    """The range of every 32-bit value of the main graph on the user's data, if there are any."""
+    if ctx.calibration is None:
+        return None
+    graph = model.graph
+    made = [name for node in graph.nodes for name in nd.outputs_of(node)]
+    floats = [n for n in (*graph.feeds, *made) if graph.dtype(n) == TensorProto.FLOAT]
+    return ctx.calibration.collect(model, {name: MinMax() for name in floats}).ranges()
+
+
+def _note_kept(choice: Choice, ctx: Context) -> None:
+    """One line for each reason, with the first of the nodes that it is about."""
+    by_reason: dict[str, list[str]] = {}
+    for label, reason in choice.kept:
+        by_reason.setdefault(reason, []).append(label)
+    for reason, labels in by_reason.items():
+        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+        ctx.note(f"kept in 32 bits: {', '.join(labels[:_NAMED])}{more} ({reason})")

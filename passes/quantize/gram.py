@@ -1,0 +1,79 @@
+"""X^T X of a layer's inputs, summed batch by batch: what GPTQ knows of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from toolkit.calibrate.statistics import (
+    Array,
+    Mismatch,
+    Range,
+    State,
+    Statistic,
+    finite_bounds,
+    require_same_key,
+)
+
+_ROWS = 4096
+"""Rows that are multiplied at once: a large batch does not double in memory."""
+
+
+class Gram:
+    """The sum over all rows x of x^T x; [inputs, inputs] in float32."""
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        self.total: Array = np.empty((0, 0), np.float32)
+        self.rows = 0
+
+    @property
+    def key(self) -> str:
+        return "gram"
+
+    def update(self, values: Array) -> None:
+        if not values.ndim or finite_bounds(values, self.tensor) is None:
+            return
+        rows = values.reshape(-1, values.shape[-1])
+        for start in range(0, len(rows), _ROWS):
+            some = rows[start : start + _ROWS].astype(np.float32)
+            self._add(np.matmul(np.transpose(some), some), len(some))
+
+    def merge(self, other: Gram) -> None:
+        require_same_key(self, other)
+        if other.rows:
+            self._add(other.total, other.rows)
+
+    def state(self) -> State:
+        return {"total": self.total, "rows": np.array(self.rows)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.total, self.rows = np.asarray(state["total"]), int(state["rows"])
+
+    def _add(self, product: Array, rows: int) -> None:
+        if not self.rows:
+            self.total = product.copy()
+        elif product.shape != self.total.shape:
+            raise Mismatch(
+                f"tensor '{self.tensor}' has {len(product)} channels, and had {len(self.total)} "
+                "before"
+            )
+        else:
+            self.total += product
+        self.rows += rows
+
+
+@dataclass(frozen=True, slots=True)
+class GramObserver:
+    """Gathers a Gram; there is no range in it."""
+
+    name: ClassVar[str] = "gram"
+
+    def start(self, tensor: str) -> Statistic:
+        return Gram(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        raise TypeError(f"a Gram of '{statistic.tensor}' has no range")
