@@ -1,12 +1,13 @@
-"""Measures the spellings that lowering chooses from, and writes the table that ships.
+"""Measures the spellings that lowering and quantization choose from, and writes what ships.
 
     python benchmarks/spellings.py                      # print, and write results/spellings.md
     python benchmarks/spellings.py --write              # and passes/lower/data/ort-cpu.json
     python benchmarks/spellings.py --only mish attention --seconds 10 --threads 1
+    python benchmarks/spellings.py --int8 --threads 1   # int8 kernels against floats; int8.md, ...
 
-The spellings are in passes/lower/spellings.py, the measuring in passes/lower/measure.py, which
-`toolkit tune` uses too. What the runtime ran for each spelling is part of the table: a spelling
-that it undid at load time is marked.
+The spellings are in passes/lower/spellings.py and passes/quantize/int8_kernels.py, the measuring is
+in passes/lower/measure.py, which `toolkit tune` uses too. What the runtime ran for each spelling is
+part of the table: a spelling that it undid at load time is marked.
 """
 
 from __future__ import annotations
@@ -18,30 +19,37 @@ from pathlib import Path
 from passes.lower.choice import SHIPPED
 from passes.lower.measure import measure
 from passes.lower.spellings import COMPUTATIONS
+from passes.quantize.costs import INT8_SHIPPED
+from passes.quantize.int8_kernels import INT8_COMPUTATIONS
 from toolkit.costs import Costs, Regime
 
-RESULT = Path(__file__).resolve().parent / "results" / "spellings.md"
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    names = [computation.name for computation in COMPUTATIONS]
-    parser.add_argument("--only", nargs="+", choices=names, help="these computations alone")
+    parser.add_argument("--int8", action="store_true", help="int8 kernels in place of spellings")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these computations alone")
     parser.add_argument("--seconds", type=float, default=240.0, help="time for all of it, about")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--write", action="store_true", help="replace the table that ships")
     given = parser.parse_args()
+    computations = INT8_COMPUTATIONS if given.int8 else COMPUTATIONS
+    shipped, result = (INT8_SHIPPED, "int8.md") if given.int8 else (SHIPPED, "spellings.md")
+    unknown = sorted(set(given.only or ()) - {c.name for c in computations})
+    if unknown:
+        parser.error(f"'{unknown[0]}' is none of {', '.join(c.name for c in computations)}")
     if given.write and given.only:
         parser.error("--write is for the whole table")
 
-    chosen = [c for c in COMPUTATIONS if not given.only or c.name in given.only]
+    chosen = [c for c in computations if not given.only or c.name in given.only]
     costs = measure(_show, given.seconds, given.threads, chosen)
     text = as_markdown(costs)
     print(text)
     if not given.only:
-        RESULT.write_text(text, encoding="utf-8")
+        (RESULTS / result).write_text(text, encoding="utf-8")
     if given.write:
-        costs.save(SHIPPED)
+        costs.save(shipped)
     return 0
 
 

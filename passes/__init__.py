@@ -33,6 +33,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "smooth": "passes.quantize.smooth:Smooth",
     "equalize": "passes.quantize.equalize:Equalize",
     "clip-weights": "passes.quantize.clip:ClipWeights",
+    "quantize": "passes.quantize.auto:Quantize",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "quantize-static": "passes.quantize.static:QuantizeStatic",
     "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",

@@ -197,7 +197,10 @@ Progress = Callable[[int, int, str], None]
 
 @runtime_checkable
 class Tunable(Protocol):
-    """A pass that chooses by measured costs. `toolkit tune` finds it by these methods."""
+    """A pass that chooses by measured costs. `toolkit tune` finds it by these methods.
+
+    With a class variable `topic` it has a table of its own beside that of spellings, `costs`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -248,7 +251,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def cache_path() -> Path:
-    """Where this machine's own table is, whether or not it was measured yet."""
+def cache_path(topic: str = "costs") -> Path:
+    """Where this machine's own table of a topic is, whether or not it was measured yet."""
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{runtime_version()}-{cpu_name()}".lower()).strip("-")
-    return cache_folder() / "toolkit" / f"costs-{slug}.json"
+    return cache_folder() / "toolkit" / f"{topic}-{slug}.json"

@@ -116,6 +116,10 @@ class Model:
         """An independent model on the same weights (which are never written to)."""
         return Model(self.to_proto(), self.weights, self.path)
 
+    def draft(self) -> Model:
+        """A copy to try something on: what is added to its weights goes with it."""
+        return Model(self.to_proto(), self.weights.fork(), self.path)
+
     # -- editing
 
     def commit(self) -> None:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -73,6 +74,7 @@ class Context:
 
     `prefer` and `measure` are for passes that choose by speed: whether a smaller model may be
     slower, and whether to time it on this machine. Plans that passes have applied go into `plans`.
+    A pass that takes long says what it does with `tell`: in words, and which part of it is done.
     """
 
     target: str = "ort-cpu"
@@ -84,6 +86,7 @@ class Context:
     judge: Judge | None = None
     prefer: Prefer = "speed"
     measure: bool = True
+    tell: Callable[[str, float], None] = lambda stage, part: None
     plans: list[Written] = field(default_factory=list["Written"])
     notes: list[str] = field(default_factory=list[str])
 
@@ -184,6 +187,7 @@ class Pipeline:
                 judge=judge,
                 prefer=self.prefer,
                 measure=self.measure,
+                tell=partial(self._tell, index, item.name),
             )
             results.append(self._run_pass(index, item, model, validator, ctx))
             plans += ctx.plans if results[-1].status in ("applied", "unchanged") else []

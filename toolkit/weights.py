@@ -96,6 +96,13 @@ class Weights:
         """Hold on to what the files need to be there, as the owner of a temporary folder."""
         self._owners.append(owner)
 
+    def fork(self) -> Weights:
+        """The same weights for a draft: what is put there goes with it."""
+        other = Weights(self.folder)
+        other._maps = self._maps
+        other._overlay = dict(self._overlay)
+        return other
+
     # -- reading
 
     def array(self, tensor: TensorProto) -> Array:

@@ -28,6 +28,7 @@ from toolkit.costs import Costs, Progress, Regime, Spelling, cores, cpu_name, ru
 from toolkit.errors import RuntimeRefused, one_line
 
 SCRIPT = "benchmarks/spellings.py"
+_QUANTIZERS = {"scale": 1 / 32, "zero": 128, "ws": 1 / 2048, "wz": 0}
 _HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
 _BURST_SECONDS = 0.003
 _FEWEST_ROUNDS = 3
@@ -167,15 +168,17 @@ def chain(computation: Computation, spelling: str, regime: Regime) -> ModelProto
     weights = computation.weights.format(**sizes)
     nodes = computation.spellings[spelling].format(**sizes)
     signature = ", ".join(filter(None, (inputs, weights)))
-    stage = parser.parse_model(f"{_HEADER}g ({signature}) => (float[N] y) {{ {nodes} }}")
+    result = computation.result or "float[N] y"
+    stage = parser.parse_model(f"{_HEADER}g ({signature}) => ({result}) {{ {nodes} }}")
     model = ModelProto()
     model.CopyFrom(stage)
     graph = model.graph
     stored = contents(computation, computation.weights, regime)
     given = {value.name: value for value in graph.input}
     del graph.node[:], graph.input[:]
-    graph.output[0].CopyFrom(given["x"])
-    graph.output[0].name = "y"
+    if not computation.result:
+        graph.output[0].CopyFrom(given["x"])
+        graph.output[0].name = "y"
     graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in stored.items())
     read = {name for node in stage.graph.node for name in node.input}
     graph.input.extend(v for n, v in given.items() if n not in stored and n in read)
@@ -214,10 +217,14 @@ def contents(computation: Computation, declared: str, regime: Regime) -> dict[st
             arrays[value.name] = np.full(shape, 0.25, dtype)
         elif tensor.elem_type == TensorProto.INT64:
             arrays[value.name] = np.ones(shape, dtype)
+        elif value.name in _QUANTIZERS:
+            arrays[value.name] = np.full(shape, _QUANTIZERS[value.name], dtype)
+        elif tensor.elem_type == TensorProto.INT8:
+            arrays[value.name] = random.integers(-127, 128, shape).astype(dtype)
         elif value.name in ("x", "r", "k", "v") and not computation.positive:
             arrays[value.name] = random.standard_normal(shape).astype(dtype)
         else:
-            fan_in = int(np.prod(shape[1:])) if value.name == "w" else 1
+            fan_in = int(np.prod(shape[1:])) if value.name in ("w", "w2") else 1
             arrays[value.name] = (random.uniform(0.5, 0.9, shape) / fan_in).astype(dtype)
     return arrays
 

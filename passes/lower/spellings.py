@@ -26,7 +26,8 @@ IMAGE = ((196, 64), (784, 64))
 class Computation:
     """A meaning with several spellings, and what to measure them with.
 
-    A spelling is undone when the runtime runs other operators than `kept` says.
+    A spelling is undone when the runtime runs other operators than `kept` says. `result` is the
+    type of `y` where it is another than that of `x`; then there is one stage only.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Computation:
     regimes: tuple[tuple[int, int], ...] = HIDDEN
     stages: int = 6
     positive: bool = False
+    result: str = ""
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 

@@ -40,7 +40,7 @@ def tune(
     if show:
         costs, origin = chosen.costs_in_use()
     else:
-        path = cache_path()
+        path = cache_path(getattr(chosen, "topic", "costs"))
         path.parent.mkdir(parents=True, exist_ok=True)
         require_writable(path)
         with steps_bar(not as_json, "measuring") as progress:

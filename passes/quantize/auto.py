@@ -1,0 +1,286 @@
+"""`quantize`: what pays on the target is quantized, as long as the model keeps its answers.
+
+Linear layers are dynamic, convolutions static where there are calibration data to take ranges from;
+without any they stay float. One plan says it all. It is made from the options, reduced to what pays
+by the table of costs and by timing, then to what keeps the budget, and then applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onnx import NodeProto
+
+from passes.quantize.costs import TOPIC, Kernels, costs_in_use
+from passes.quantize.dynamic import QuantizeDynamic, read_plan
+from passes.quantize.groups import keep_what_pays
+from passes.quantize.plan import Entry, Plan, Selection
+from passes.quantize.saturation import has_vnni, saturating
+from passes.quantize.search import Found, search
+from passes.quantize.sizes import sizes_on
+from passes.quantize.smooth import Smooth
+from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
+from passes.quantize.static_apply import Format, not_for
+from passes.quantize.survey import survey
+from passes.quantize.trials import Trials, apply_all, correct, is_correctable
+from passes.quantize.troubles import note_troubles, weight_troubles
+from passes.shapes import Shapes
+from toolkit import nodes as nd
+from toolkit.costs import Costs, Progress
+from toolkit.errors import UsageError
+from toolkit.model import Model
+from toolkit.quality.budgets import decibels
+from toolkit.tolerance import QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context, Pass
+
+Mode = Literal["auto", "dynamic", "static", "weight_only"]
+
+_LINEAR = ("MatMul", "Gemm")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_STATIC_OPSET, _DYNAMIC_OPSET = 13, 11
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """Compute in int8 what pays: linear layers on the fly, convolutions by calibrated ranges."""
+
+    name: ClassVar[str] = "quantize"
+    tolerance: ClassVar[Tolerance] = QUANT
+    topic: ClassVar[str] = TOPIC
+    mode: Mode = field(
+        default="auto", metadata={"help": "auto: linear layers dynamic, convolutions static."}
+    )
+    format: Format = field(
+        default="qdq", metadata={"help": "How static layers are written: Q/DQ, or operators."}
+    )
+    observer: ObserverName = field(
+        default="minmax", metadata={"help": "How the range of an activation is found."}
+    )
+    weights: Literal["int8", "int4"] = field(
+        default="int8", metadata={"help": "The type of weights; int4 with mode=weight_only."}
+    )
+    reduce_range: Literal["auto", "true", "false"] = field(
+        default="auto",
+        metadata={"help": "Weights in -64..64; auto: where this processor has no VNNI."},
+    )
+    embeddings: bool = field(
+        default=True, metadata={"help": "Quantize the tables of Gather too, by rows."}
+    )
+    smooth: bool = field(
+        default=False,
+        metadata={"help": "Move the scales of activations into weights first, see smooth."},
+    )
+    correct_bias: bool = field(
+        default=True,
+        metadata={"help": "Take back what int8 shifts by the biases of static layers."},
+    )
+    include: tuple[str, ...] = field(
+        default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
+    )
+    exclude: tuple[str, ...] = field(
+        default=(), metadata={"help": "Patterns of operators, nodes or outputs to leave float."}
+    )
+    threads: int = field(default=1, metadata={"help": "Threads to time with; 0: all cores."})
+    plan: Path | None = field(
+        default=None, metadata={"help": "A plan (JSON) to follow, in place of the options above."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise UsageError(f"quantize: threads={self.threads} is not valid: 0 or more")
+        if self.weights == "int4" and self.mode != "weight_only":
+            raise UsageError("quantize: weights=int4 is for mode=weight_only")
+        if self.smooth and self.mode == "weight_only":
+            raise UsageError("quantize: smooth is for activations, not for mode=weight_only")
+        if self.format == "qop" and self.mode in ("dynamic", "weight_only"):
+            raise UsageError(f"quantize: format=qop is for static layers, not for mode={self.mode}")
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if self.plan is not None:
+            self._apply(model, read_plan(self.plan, model), ctx)
+            return
+        if self.mode == "weight_only":
+            self._weight_only().run(model, ctx)
+            return
+        reason = not_for(model)
+        if reason:
+            ctx.note(reason)
+            return
+        for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
+            ctx.note(f"no node matches '{pattern}'")
+        self._lift(model, ctx)
+        if self.smooth:
+            Smooth().run(model, ctx)
+        Shapes(annotate=False).run(model, ctx)
+        note_troubles(weight_troubles(model), ctx)
+        plan = self.make_plan(model, ctx)
+        if plan.quantized():
+            plan = self._reduced(model, plan, ctx)
+        _note_left(plan, ctx)
+        self._apply(model, plan, ctx)
+        if plan.quantized():
+            self._note_saturation(model, ctx)
+
+    def _apply(self, model: Model, plan: Plan, ctx: Context) -> None:
+        if not plan.quantized():
+            return
+        apply_all(model, plan, ctx, self.format)
+        ctx.plans.append(plan)
+        if self.correct_bias and is_correctable(plan, ctx):
+            ctx.tell("correcting biases", 0.0)
+            correct(model, ctx)
+
+    def _weight_only(self) -> Pass:
+        from importlib import import_module
+
+        made: Pass = import_module("passes.quantize.weight_only").QuantizeWeights(
+            weights=self.weights,
+            embeddings="int8" if self.embeddings else "float",
+            include=self.include,
+            exclude=self.exclude,
+        )
+        return made
+
+    # -- the plan
+
+    def make_plan(self, model: Model, ctx: Context) -> Plan:
+        """Everything that can be quantized, as the options say."""
+        plan = Plan()
+        if self.mode in ("auto", "dynamic"):
+            plan = plan.merged(self._dynamic().make_plan(model))
+        if self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None):
+            made = self._static().make_plan(model, ctx)
+            plan = plan.merged(made)
+        elif self.mode == "auto":
+            self._note_convolutions(model, ctx)
+        return plan
+
+    def _dynamic(self) -> QuantizeDynamic:
+        return QuantizeDynamic(
+            reduce_range=self._reduces(),
+            embeddings=self.embeddings,
+            include=self.include,
+            exclude=self.exclude,
+        )
+
+    def _static(self) -> QuantizeStatic:
+        left = () if self.mode == "static" else _LINEAR
+        return QuantizeStatic(
+            format=self.format,
+            observer=self.observer,
+            reduce_range=self._reduces(),
+            ops=tuple(op for op in DEFAULT_OPS if op not in left),
+            include=self.include,
+            exclude=self.exclude,
+        )
+
+    def _reduces(self) -> bool:
+        if self.reduce_range == "auto":
+            return has_vnni() is False
+        return self.reduce_range == "true"
+
+    def _reduced(self, model: Model, plan: Plan, ctx: Context) -> Plan:
+        """The part of the plan that pays and keeps the budget."""
+        trials = Trials(model, ctx, self.format, self.threads)
+        feeds = trials.feeds()
+        sizes = sizes_on(model, feeds[0]) if feeds else {}
+        by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
+        kernels = Kernels.in_use() if by_speed else Kernels({})
+        found = search(trials, survey(model, plan, sizes, kernels), self.correct_bias)
+        _note_returned(found, trials, ctx)
+        if not found.plan.quantized():
+            return found.plan
+        return keep_what_pays(trials, found.plan)
+
+    def _lift(self, model: Model, ctx: Context) -> None:
+        """To the first opset with what is needed, where the user allows it."""
+        from passes.opset import Opset
+
+        static = self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None)
+        needed = _STATIC_OPSET if static else _DYNAMIC_OPSET
+        opset = model.opsets.get("", 1)
+        if opset >= needed:
+            return
+        allowed = ctx.opset if isinstance(ctx.opset, int) else needed
+        if ctx.opset == "keep" or allowed < needed:
+            raise UsageError(f"quantize needs opset {needed}, and the model is to stay at {opset}")
+        Opset(to=needed).run(model, ctx)
+
+    # -- costs, for `toolkit tune`
+
+    def costs_in_use(self) -> tuple[Costs, str]:
+        """The table that decides, and where it is from."""
+        return costs_in_use()
+
+    def measure(self, progress: Progress, seconds: float) -> Costs:
+        """Measure this machine."""
+        from passes.lower.measure import measure
+        from passes.quantize.int8_kernels import INT8_COMPUTATIONS
+
+        return measure(progress, seconds, (1,), INT8_COMPUTATIONS)
+
+    # -- notes
+
+    def _note_convolutions(self, model: Model, ctx: Context) -> None:
+        count = sum(nd.is_op(node, *_CONVOLUTIONS) for node in _nodes(model))
+        if count:
+            what = "1 convolution stays" if count == 1 else f"{count} convolutions stay"
+            ctx.note(f"{what} float: their int8 ranges need samples, name some with --calib SOURCE")
+
+    def _note_saturation(self, model: Model, ctx: Context) -> None:
+        if self._reduces():
+            if self.reduce_range == "auto":
+                ctx.note("weights are in -64..64, since this processor has no VNNI")
+            return
+        layers = saturating(model)
+        if not layers:
+            return
+        where = "this processor has none" if has_vnni() is False else "as here"
+        known = f" ({where})" if has_vnni() is not None else ""
+        ctx.note(
+            f"int8 sums of {len(layers)} layers need a processor with VNNI{known}; for x86 without "
+            "it: quantize:reduce_range=true"
+        )
+
+
+def _nodes(model: Model) -> Iterator[NodeProto]:
+    return (node for graph in model.graphs() for node in graph.nodes)
+
+
+def _note_returned(found: Found, trials: Trials, ctx: Context) -> None:
+    """What went back to floats for the budget, most harmful first."""
+    if not found.holds:
+        ctx.note("nothing is quantized: no part of it in int8 keeps the budget")
+    if not found.returned or not found.holds:
+        return
+    harm = found.harm or {}
+    ordered = sorted(found.returned, key=lambda entry: -harm.get(entry, 0.0))
+    names = [f"{e.label} ({decibels(harm.get(e, 0.0)):.0f} dB alone)" for e in ordered[:_NAMED]]
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    quality = trials.quality(found.plan)
+    figures = f": {quality.summary()}" if quality is not None else ""
+    ctx.note(f"back to float to keep the budget: {', '.join(names)}{more}{figures}")
+
+
+def _note_left(plan: Plan, ctx: Context) -> None:
+    """What is quantized, and one line for each reason why something is not."""
+    kinds: dict[str, list[Entry]] = {}
+    for entry in plan.quantized():
+        if entry.op in (*_LINEAR, *_CONVOLUTIONS) or entry.scheme != "static":
+            kinds.setdefault(f"{entry.scheme} {entry.op}", []).append(entry)
+    if kinds:
+        listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
+        ctx.note(f"in int8: {listed}")
+    left: dict[str, list[str]] = {}
+    for entry in plan.entries:
+        if entry.scheme == "float" and entry.reason:
+            left.setdefault(entry.reason, []).append(entry.label)
+    for reason, labels in left.items():
+        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")

@@ -1,0 +1,74 @@
+"""Groups of layers that were quantized the same way: each has to pay, on this machine.
+
+A group is timed alone, in turns with the floats. One that does not pay goes back to floats, unless
+a smaller model is what is asked for. Static layers have to be faster. A few dynamic ones hardly
+show in a large model's time, and they and tables are there for their size too: they must not cost
+time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from passes.quantize.harm import only
+from passes.quantize.plan import Entry, Plan
+from passes.quantize.trials import Trials
+from toolkit.bench import Effort, Timing
+
+_EFFORT = Effort(seconds=3.0, least=9, most=100, against=1.0)
+_PAYS, _EVEN, _FREE = 0.98, 1.005, 1.03
+"""Of the time of the floats: what static layers, dynamic layers and tables must stay below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Entries of one kind, and the most of the floats' time that the model may take with them."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    limit: float
+
+    def pays(self, timing: Timing) -> bool:
+        return timing.ratio < self.limit
+
+
+def groups_of(plan: Plan) -> list[Group]:
+    """The groups that a plan has."""
+    static = [e for e in plan.quantized() if e.scheme == "static"]
+    dynamic = [e for e in plan.quantized() if e.scheme == "dynamic" and e.op != "Gather"]
+    tables = [e for e in plan.quantized() if e.scheme == "dynamic" and e.op == "Gather"]
+    found = (
+        Group("static layers", tuple(static), _PAYS),
+        Group("dynamic layers", tuple(dynamic), _EVEN),
+        Group("tables", tuple(tables), _FREE),
+    )
+    return [group for group in found if group.entries]
+
+
+def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
+    """The plan without the groups that do not pay; notes say what was measured."""
+    groups = groups_of(plan)
+    if not groups or not trials.timed:
+        return plan
+    trials.ctx.tell("timing groups of layers", 0.0)
+    alone = {group.name: only(plan, group.entries) for group in groups}
+    if len(groups) > 1:
+        alone["all"] = plan
+    timings = trials.times(alone, _EFFORT)
+    for group in groups:
+        timing = timings.get(group.name)
+        if timing is None:
+            plan = plan.turned(group.entries, reason="the runtime refuses it in int8")
+            continue
+        said = f"{group.name}: {1 / timing.ratio:.2f}x the speed of floats"
+        if group.pays(timing) or trials.ctx.prefer == "size":
+            trials.ctx.note(f"{said} ({_threads(trials)})")
+            continue
+        why = "they do not pay" if group.limit < 1 else "they are slower"
+        plan = plan.turned(group.entries, reason=f"{1 / timing.ratio:.2f}x the speed of floats")
+        trials.ctx.note(f"{said}: {why} and stay float; --prefer size keeps them in int8")
+    return plan
+
+
+def _threads(trials: Trials) -> str:
+    return f"{trials.threads} thread{'s' if trials.threads != 1 else ''}"

@@ -1,0 +1,34 @@
+"""The shapes of all values on one feed, by inference: nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onnx import ValueInfoProto
+
+from passes.shapes import Shapes
+from toolkit.model import Model
+from toolkit.pipeline import Context
+
+
+def sizes_on(model: Model, feed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of each value of the main graph that follows from the inputs' shapes."""
+    copy = model.copy()
+    inputs: list[ValueInfoProto] = []
+    for declared in copy.graph.interface_inputs():
+        fixed = ValueInfoProto()
+        fixed.CopyFrom(declared)
+        given = getattr(feed.get(declared.name), "shape", None)
+        if given is not None and fixed.type.HasField("tensor_type"):
+            fixed.type.tensor_type.ClearField("shape")
+            for size in given:
+                fixed.type.tensor_type.shape.dim.add().dim_value = size
+        inputs.append(fixed)
+    copy.graph.set_interface(inputs=inputs)
+    Shapes(annotate=False).run(copy, Context())
+    graph = copy.graph
+    names = [*graph.inputs, *graph.initializers]
+    names += [name for node in graph.nodes for name in node.output if name]
+    known = ((name, graph.type(name)) for name in names)
+    return {n: t.static for n, t in known if t is not None and t.static is not None}

@@ -1,0 +1,163 @@
+"""Plans tried on drafts of a model: what they are worth, and how fast they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from passes.quantize.dynamic import apply_plan
+from passes.quantize.islands import raise_islands
+from passes.quantize.plan import Plan
+from passes.quantize.static_apply import Format, apply_static
+from toolkit.bench import Effort, Timing, latency
+from toolkit.errors import RuntimeRefused
+from toolkit.model import Model
+from toolkit.runtime import Session
+
+if TYPE_CHECKING:
+    from toolkit.feeds import Feed
+    from toolkit.pipeline import Context
+    from toolkit.quality.figures import Quality
+
+MOST_BYTES = 1 << 29
+"""Models of more weights are not timed: the runtime copies the weights of each it times."""
+
+FEW = 8
+"""Samples that tell two plans apart."""
+_CLOSE = 0.7
+"""The share of the budget from which on it is close."""
+_TIMED_FEEDS = 2
+_COLLAPSED = float("inf")
+
+
+def apply_all(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -> None:
+    """Write a plan: static layers first, since their ranges are known by the names of values."""
+    if any(entry.scheme == "static" for entry in plan.entries):
+        if ctx.target == "ort-cpu":
+            raise_islands(model, plan)
+        apply_static(model, plan, ctx, form)
+    if any(entry.scheme == "dynamic" for entry in plan.entries):
+        apply_plan(model, plan, ctx)
+
+
+def is_correctable(plan: Plan, ctx: Context) -> bool:
+    """Whether there are static layers, and what their biases are corrected by."""
+    known = ctx.calibration is not None and ctx.floats is not None
+    return known and any(entry.scheme == "static" for entry in plan.entries)
+
+
+def correct(model: Model, ctx: Context) -> None:
+    """Take back by the biases what int8 shifts."""
+    from passes.quantize.correct import CorrectBias
+
+    CorrectBias().run(model, ctx)
+
+
+@dataclass(slots=True)
+class Trials:
+    """A model that is not touched, and what was found out about plans for it."""
+
+    model: Model
+    ctx: Context
+    form: Format = "qdq"
+    threads: int = 1
+    _feeds: list[Feed] | None = None
+    _known: dict[Plan, Quality] = field(default_factory=dict["Plan", "Quality"])
+
+    def draft(self, plan: Plan) -> Model:
+        """The model with the plan applied, and what there was to say of it dropped."""
+        made = self.model.draft()
+        apply_all(made, plan, replace(self.ctx, notes=[], plans=[]), self.form)
+        return made
+
+    def quality(self, plan: Plan) -> Quality | None:
+        """What the judge says of the model as it will run; RuntimeRefused when it does not.
+
+        Close to the budget it is run as written too, which takes many times as long, and the worse
+        of both counts. None without a judge, and for a plan that quantizes nothing.
+        """
+        if self.ctx.judge is None or not plan.quantized():
+            return None
+        if plan not in self._known:
+            made = self.draft(plan)
+            found = self.ctx.judge.verdict(made, deployed=True)
+            if found.ok and not found.off and found.used > _CLOSE:
+                written = self.ctx.judge.verdict(made)
+                found = max((found, written), key=lambda quality: quality.used)
+            self._known[plan] = found
+        return self._known[plan]
+
+    def holds(self, plan: Plan) -> bool:
+        """Whether the budget holds; without a judge nobody asks."""
+        try:
+            found = self.quality(plan)
+        except RuntimeRefused:
+            return False
+        return found is None or found.ok
+
+    def holds_corrected(self, plan: Plan) -> bool:
+        """Whether the budget holds once the biases of static layers are corrected."""
+        if self.ctx.judge is None or not is_correctable(plan, self.ctx):
+            return False
+        try:
+            made = self.draft(plan)
+            correct(made, replace(self.ctx, notes=[], plans=[]))
+            return self.ctx.judge.verdict(made, deployed=True).ok
+        except RuntimeRefused:
+            return False
+
+    def noise(self, plan: Plan, samples: int = FEW) -> float:
+        """The noise on the first samples; without end where the model does not run."""
+        if self.ctx.judge is None:
+            return 0.0
+        try:
+            made = self.draft(plan)
+            return self.ctx.judge.verdict(made, samples=samples, deployed=True).noise
+        except RuntimeRefused:
+            return _COLLAPSED
+
+    @property
+    def timed(self) -> bool:
+        """Whether models are to be timed here, and can be."""
+        wanted = self.ctx.measure and self.ctx.target == "ort-cpu"
+        return wanted and self.model.nbytes() <= MOST_BYTES and bool(self.feeds())
+
+    def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
+        """Paired timings against the model in floats; a plan that does not run is left out."""
+        models = {name: self.draft(plan) for name, plan in plans.items()}
+        try:
+            return self._timed(models, effort)
+        except RuntimeRefused:
+            return self._timed({n: m for n, m in models.items() if self._runs(m)}, effort)
+
+    def _timed(self, models: Mapping[str, Model], effort: Effort) -> dict[str, Timing]:
+        all_ = {"float": self.model, **models}
+        found = latency(all_, self.feeds(), self.threads, effort, self.ctx.custom_ops)
+        return {name: found[name] for name in models}
+
+    def _runs(self, model: Model) -> bool:
+        try:
+            session = Session(model, optimize=True, custom_ops=self.ctx.custom_ops)
+            for feed in self.feeds():
+                session.run(feed)
+        except RuntimeRefused:
+            return False
+        return True
+
+    def feeds(self) -> Sequence[Feed]:
+        """Feeds to time with: the user's, else made up."""
+        if self._feeds is None:
+            self._feeds = list(islice(self._all_feeds(), _TIMED_FEEDS))
+        return self._feeds
+
+    def _all_feeds(self) -> Iterable[Feed]:
+        if self.ctx.calibration is not None:
+            return self.ctx.calibration.feeds
+        from toolkit.feeds import make_feeds
+
+        try:
+            return make_feeds(self.model, count=_TIMED_FEEDS, custom_ops=self.ctx.custom_ops).feeds
+        except RuntimeRefused:
+            return []

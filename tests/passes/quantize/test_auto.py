@@ -1,0 +1,318 @@
+"""`quantize`: what is chosen with and without data, the budget, plans, and bad input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from passes.quantize import auto
+from passes.quantize.auto import Quantize
+from passes.quantize.plan import Plan
+from tests.checks import parse, random_feeds
+from tests.passes.fuse.constants import floats, stored, typed
+from toolkit.calibrate.data import Calib
+from toolkit.costs import Tunable
+from toolkit.errors import UsageError
+from toolkit.model import Model
+from toolkit.pipeline import Pipeline
+from toolkit.registry import parse_passes
+from toolkit.result import PassResult, Result
+
+SMALL_FIRST = ", ".join(
+    (
+        floats("a", 8, 3, 3, 3), floats("b", 64, 8, 3, 3), floats("c", 64, 64, 3, 3),
+        floats("d", 64, 128), floats("e", 128),
+    )
+)  # fmt: skip
+NETWORK = """
+    a1 = Conv <pads = [1, 1, 1, 1]> (x, a) a2 = Relu (a1)
+    b1 = Conv <pads = [1, 1, 1, 1]> (a2, b) b2 = Relu (b1)
+    c1 = Conv <pads = [1, 1, 1, 1]> (b2, c) c2 = Add (c1, b2)
+    p = GlobalAveragePool (c2) f = Flatten (p)
+    y = Gemm (f, d, e)
+"""
+AUTO = Quantize()
+ROWS = "g (float[N, 8192] x) => (float[N, 2] y)"
+SIGNATURE = "g (float[N, 3, 16, 16] x) => (float[N, 128] y)"
+
+
+def network(opset: int = 21) -> Model:
+    return Model.from_proto(parse(typed(SIGNATURE, SMALL_FIRST, NETWORK, opset)))
+
+
+def feeds(model: Model, count: int = 6) -> list[Mapping[str, Any]]:
+    return [random_feeds(model, seed) for seed in range(count)]
+
+
+def quantize(
+    model: Model, item: Any = AUTO, data: Sequence[Mapping[str, Any]] = (), **options: Any
+) -> tuple[Result, PassResult]:
+    """Run it, untimed; the result, and what the pass itself says."""
+    calib = Calib(list(data)) if data else None
+    pipeline = Pipeline([item], calib=calib, **{"measure": False, **options})
+    result = pipeline.run(model)
+    return result, result.passes[-1]
+
+
+def ops(model: Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.nodes)
+
+
+def with_data(item: Any = AUTO, **options: Any) -> tuple[Model, PassResult]:
+    subject = network()
+    return subject, quantize(subject, item, feeds(subject), **options)[1]
+
+
+# -- what is chosen
+
+
+def test_without_data_linear_layers_alone_and_it_says_so() -> None:
+    subject = network()
+    _, done = quantize(subject)
+    assert done.status == "applied"
+    assert ops(subject)["MatMulInteger"] == 1
+    assert ops(subject)["Conv"] == 3
+    assert "QuantizeLinear" not in ops(subject)
+    assert any("3 convolutions stay float" in n and "--calib" in n for n in done.notes)
+
+
+def test_with_data_convolutions_are_static() -> None:
+    subject, done = with_data()
+    assert done.status == "applied", done.reason
+    assert ops(subject)["MatMulInteger"] == 1
+    assert ops(subject)["QuantizeLinear"] > 0
+    said = next(note for note in done.notes if note.startswith("in int8"))
+    assert "1 dynamic Gemm" in said
+    assert "static Conv" in said
+
+
+def test_layers_that_do_not_pay_stay_float() -> None:
+    """The first one, of three channels, by the table of costs."""
+    result = with_data()[1]
+    assert any("Conv" in n and "float is faster" in n for n in result.notes)
+
+
+def test_everything_when_size_is_preferred() -> None:
+    done = with_data(prefer="size")[1]
+    assert any("3 static Conv" in n for n in done.notes)
+
+
+def test_everything_for_other_runtimes() -> None:
+    subject, done = with_data(target="onnx")
+    assert any("3 static Conv" in n for n in done.notes)
+    assert {node.domain for node in subject.graph.nodes} <= {"", "ai.onnx"}
+
+
+def test_modes() -> None:
+    subject, _ = with_data(Quantize(mode="dynamic"))
+    assert ops(subject)["MatMulInteger"] == 1
+    assert "QuantizeLinear" not in ops(subject)
+    subject, done = with_data(Quantize(mode="static"))
+    assert "MatMulInteger" not in ops(subject)
+    assert any("static Gemm" in n for n in done.notes)
+
+
+def test_include_and_exclude() -> None:
+    done = with_data(Quantize(exclude=("Gemm", "c1")))[1]
+    said = next(note for note in done.notes if note.startswith("in int8"))
+    assert said == "in int8: 1 static Conv"
+    assert any("excluded" in note for note in done.notes)
+    assert any("no node matches 'Nothing'" in n
+               for n in with_data(Quantize(exclude=("Nothing",)))[1].notes)  # fmt: skip
+
+
+def test_a_model_of_an_old_opset_is_lifted_first() -> None:
+    subject = network(opset=11)
+    _, done = quantize(subject, data=feeds(subject))
+    assert done.status == "applied", done.reason
+    assert subject.opsets[""] >= 13
+    subject = network(opset=11)
+    with pytest.raises(UsageError, match="needs opset 13"):
+        quantize(subject, data=feeds(subject), opset="keep")
+
+
+def test_a_quantized_model_is_left_as_it_is() -> None:
+    subject, _ = with_data()
+    before = subject.to_proto().SerializeToString()
+    _, again = quantize(subject, data=feeds(subject))
+    assert again.status == "unchanged"
+    assert "quantized already" in again.notes[0]
+    assert subject.to_proto().SerializeToString() == before
+
+
+def test_a_model_with_nothing_to_quantize() -> None:
+    subject = Model.from_proto(parse("g (float[N] x) => (float[N] y) { y = Exp (x) }"))
+    assert quantize(subject)[1].status == "unchanged"
+
+
+def test_behind_fuse() -> None:
+    subject = network()
+    pipeline = Pipeline(parse_passes("fuse,quantize"), calib=Calib(feeds(subject)), measure=False)
+    done = pipeline.run(subject).passes[-1]
+    assert (done.name, done.status) == ("quantize", "applied")
+
+
+# -- accuracy
+
+
+def test_biases_are_corrected_where_layers_are_static() -> None:
+    assert with_data()[1].rules.get("correct-bias")
+    assert "correct-bias" not in with_data(Quantize(correct_bias=False))[1].rules
+    assert "correct-bias" not in quantize(network())[1].rules
+
+
+def test_scales_can_be_moved_first() -> None:
+    done = with_data(Quantize(smooth=True))[1]
+    assert done.status == "applied", done.reason
+
+
+def test_weights_that_are_hard_to_quantize_are_named() -> None:
+    numbers = np.full((8192, 2), 1e-3)
+    numbers[0, 0] = 100.0
+    text = typed(ROWS, stored("w", numbers), "y = MatMul (x, w)", 21)
+    subject = Model.from_proto(parse(text))
+    done = quantize(subject)[1]
+    assert any("'w'" in note and "clip-weights" in note for note in done.notes)
+
+
+# -- the plan
+
+
+def test_the_plan_can_be_fed_back(tmp_path: Path) -> None:
+    first = network()
+    result, _ = quantize(first, Quantize(correct_bias=False), feeds(first))
+    (written,) = result.plans
+    path = tmp_path / "plan.json"
+    path.write_text(written)
+    second = network()
+    again, done = quantize(second, Quantize(plan=path))
+    assert done.status == "applied", done.reason
+    assert ops(second) == ops(first)
+    assert again.plans == [written]
+
+
+def test_a_plan_that_names_unknown_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"version": 1, "nodes": [{"output": "zz", "scheme": "static"}]}')
+    with pytest.raises(UsageError, match="no node"):
+        quantize(network(), Quantize(plan=path))
+
+
+# -- the budget
+
+
+def test_what_the_budget_does_not_allow_goes_back() -> None:
+    done = with_data(max_drop="30dB", metric="sqnr")[1]
+    figures = done.quality
+    assert figures is None or figures.held
+    tight, _ = with_data()
+    loose = ops(tight)["QuantizeLinear"]
+    some, _ = with_data(max_drop="45dB", metric="sqnr")
+    assert ops(some)["QuantizeLinear"] < loose
+
+
+def test_a_budget_that_cannot_be_kept() -> None:
+    subject, done = with_data(max_drop="120dB", metric="sqnr")
+    assert done.status == "unchanged"
+    assert "QuantizeLinear" not in ops(subject)
+    assert any("nothing is quantized" in note for note in done.notes)
+
+
+# -- timing
+
+
+def test_groups_are_timed_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Plan] = []
+
+    def keep(trials: Any, plan: Plan) -> Plan:
+        asked.append(plan)
+        return plan
+
+    monkeypatch.setattr(auto, "keep_what_pays", keep)
+    with_data()
+    assert len(asked) == 1
+
+
+def test_timing_for_real() -> None:
+    subject = network()
+    done = quantize(subject, data=feeds(subject), measure=True)[1]
+    assert any("the speed of floats" in note for note in done.notes)
+
+
+def test_no_measure_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr("passes.quantize.trials.latency", never)
+    assert with_data()[1].status == "applied"
+
+
+# -- saturation
+
+
+@pytest.mark.parametrize(
+    ("vnni", "option", "reduced", "says"),
+    [
+        (True, "auto", False, "reduce_range=true"),
+        (False, "auto", True, "no VNNI"),
+        (None, "auto", False, "reduce_range=true"),
+        (True, "true", True, ""),
+        (False, "false", False, "this processor has none"),
+    ],
+)
+def test_the_range_of_weights(
+    monkeypatch: pytest.MonkeyPatch, vnni: bool | None, option: Any, reduced: bool, says: str
+) -> None:
+    monkeypatch.setattr(auto, "has_vnni", lambda: vnni)
+    subject, done = with_data(Quantize(reduce_range=option))
+    weights = [
+        value
+        for name, tensor in subject.graph.initializers.items()
+        if len(tensor.dims) > 1 and (value := subject.graph.const(name)) is not None
+        if value.dtype == np.int8
+    ]
+    assert weights
+    assert max(np.abs(w.astype(int)).max() for w in weights) == (64 if reduced else 127)
+    if says:
+        assert any(says in note for note in done.notes)
+
+
+# -- options
+
+
+def test_weights_alone() -> None:
+    pytest.importorskip("passes.quantize.weight_only")
+    subject = network()
+    _, done = quantize(subject, Quantize(mode="weight_only", weights="int4"))
+    assert done.status == "applied", done.reason
+    assert "QuantizeLinear" not in ops(subject)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"threads": -1}, "threads=-1"),
+        ({"smooth": True, "mode": "weight_only"}, "smooth"),
+        ({"weights": "int4"}, "mode=weight_only"),
+        ({"format": "qop", "mode": "dynamic"}, "format=qop"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        replace(Quantize(), **options)
+
+
+def test_static_needs_data() -> None:
+    with pytest.raises(UsageError, match="calib"):
+        quantize(network(), Quantize(mode="static"))
+
+
+def test_it_can_be_tuned() -> None:
+    assert isinstance(Quantize(), Tunable)
+    assert Quantize().costs_in_use()[0].computations

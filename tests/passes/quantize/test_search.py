@@ -1,0 +1,256 @@
+"""The search for a plan, with trials that are made up: what is fast, what is noisy, what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from passes.quantize.groups import groups_of, keep_what_pays
+from passes.quantize.harm import harms, only
+from passes.quantize.plan import Entry, Plan
+from passes.quantize.regions import FLOAT_END, Item, Value
+from passes.quantize.search import candidates, search
+from passes.quantize.survey import Survey
+from passes.quantize.trials import Trials
+from toolkit.bench import Effort, Timing
+from toolkit.pipeline import Context
+
+
+def names(plan: Plan) -> str:
+    return "".join(entry.output for entry in plan.quantized())
+
+
+@dataclass
+class Made:
+    """Trials in which each entry makes so much noise, and a plan takes what `ratio` says."""
+
+    noises: Mapping[str, float] = field(default_factory=dict[str, float])
+    budget: float = 1.0
+    ratio: Callable[[str], float] | None = None
+    ctx: Context = field(default_factory=Context)
+    threads: int = 1
+    asked: list[str] = field(default_factory=list[str])
+
+    @property
+    def timed(self) -> bool:
+        return self.ratio is not None
+
+    def noise(self, plan: Plan, samples: int = 8) -> float:
+        self.asked.append(names(plan))
+        return sum(self.noises.get(entry.output, 0.0) for entry in plan.quantized())
+
+    def holds(self, plan: Plan) -> bool:
+        return self.noise(plan) <= self.budget
+
+    def holds_corrected(self, plan: Plan) -> bool:
+        return self.noise(plan) / 2 <= self.budget
+
+    def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
+        assert self.ratio is not None
+        found = {name: self.ratio(names(plan)) for name, plan in plans.items()}
+        return {n: Timing(r, r, r, r, 9) for n, r in found.items() if r < 100}
+
+
+def trials(made: Made) -> Trials:
+    return cast("Trials", cast("Any", made))
+
+
+def entry(output: str, op: str = "Conv", scheme: Any = "static") -> Entry:
+    return Entry(output=output, op=op, scheme=scheme)
+
+
+def chain(*times: tuple[float, float | None], ops: str = "") -> Survey:
+    """Layers a, b, c, ... one after another; conversions take 1."""
+    letters = "abcdefgh"[: len(times)]
+    kinds = {"+": "Add"}
+    entries = [entry(letter, kinds.get(ops[i : i + 1], "Conv")) for i, letter in enumerate(letters)]
+    items = tuple(Item(floats, int8) for floats, int8 in times)
+    last = len(times) - 1
+    values = [Value(FLOAT_END, (0,), 1, 1), Value(last, (FLOAT_END,), 1, 1)]
+    values += [Value(i, (i + 1,), 1, 1) for i in range(last)]
+    return Survey(Plan(tuple(entries)), items, tuple(values), tuple(enumerate(entries)), ())
+
+
+WIDE = (10.0, 4.0)
+NARROW = (2.0, 5.0)
+
+
+# -- candidates
+
+
+def test_candidates_are_each_there_once() -> None:
+    found = candidates(chain(NARROW, WIDE, WIDE))
+    assert {names(plan) for plan in found.values()} == {"bc", "abc"}
+    assert names(found["best"]) == "bc"
+
+
+def test_by_the_table_where_nothing_is_timed() -> None:
+    made = Made()
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
+
+
+def test_timing_decides_where_it_can() -> None:
+    made = Made(ratio=lambda plan: {"abc": 0.4}.get(plan, 0.6))
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "abc"
+
+
+def test_of_equally_fast_ones_the_least_noise() -> None:
+    made = Made({"a": 0.5}, ratio=lambda plan: 0.500 if plan == "abc" else 0.503)
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
+
+
+def test_a_plan_that_the_runtime_refuses_is_not_taken() -> None:
+    made = Made(ratio=lambda plan: 1000.0 if plan == "bc" else 0.9)
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "abc"
+
+
+def test_everything_is_small_when_size_is_preferred() -> None:
+    made = Made(ctx=Context(prefer="size"))
+    assert names(search(trials(made), chain(NARROW, WIDE)).plan) == "ab"
+
+
+# -- the budget
+
+
+def test_the_most_harmful_goes_back() -> None:
+    made = Made({"c": 5.0, "b": 0.1})
+    found = search(trials(made), chain(*[WIDE] * 8))
+    assert names(found.plan) == "abdefgh"
+    assert [e.output for e in found.returned] == ["c"]
+    assert found.harm is not None
+    assert found.harm[entry("c")] == 5.0
+
+
+def test_what_saves_much_may_harm_more() -> None:
+    """Noise is paid for by time: of two that harm alike, the one that saves less goes back."""
+    made = Made({"b": 0.6, "f": 0.6})
+    times = [WIDE] * 8
+    times[1] = (100.0, 10.0)
+    found = search(trials(made), chain(*times))
+    assert "b" in names(found.plan)
+    assert "f" not in names(found.plan)
+
+
+def test_a_float_prefix_where_the_beginning_harms() -> None:
+    made = Made(dict.fromkeys("ab", 3.0))
+    assert names(search(trials(made), chain(*[WIDE] * 8)).plan) == "cdefgh"
+
+
+def test_noise_that_costs_no_time_goes_back_too() -> None:
+    made = Made({"d": 2.0, "a": 0.5})
+    times = [(1000.0, 400.0)] * 8
+    times[0] = (10.0, 9.0)
+    found = search(trials(made), chain(*times))
+    assert names(found.plan) == "bcefgh"
+
+
+def test_a_budget_that_nothing_keeps() -> None:
+    made = Made(dict.fromkeys("abc", 50.0), budget=0.1)
+    found = search(trials(made), chain(WIDE, WIDE, WIDE))
+    assert not found.holds
+    assert names(found.plan) == ""
+
+
+def test_what_holds_with_corrected_biases_holds() -> None:
+    made = Made({"c": 1.9})
+    survey = chain(*[WIDE] * 8)
+    assert names(search(trials(made), survey, corrected=True).plan) == "abcdefgh"
+    assert names(search(trials(made), survey).plan) == "abdefgh"
+
+
+def test_it_takes_few_questions() -> None:
+    letters = "abcdefgh"
+    made = Made(dict.fromkeys(letters, 0.3))
+    search(trials(made), chain(*[WIDE] * 8))
+    assert len(made.asked) < 8 + 45
+
+
+# -- harm
+
+
+def test_each_layer_alone() -> None:
+    made = Made({"a": 0.5, "b": 0.25})
+    found = harms(trials(made), chain(WIDE, WIDE).plan)
+    assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.25}
+    assert made.asked == ["a", "b"]
+
+
+def test_what_combines_by_what_its_kind_adds() -> None:
+    made = Made({"a": 0.5, "b": 0.25, "c": 0.75})
+    found = harms(trials(made), chain(WIDE, WIDE, WIDE, ops=" ++").plan)
+    assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.5, "c": 0.5}
+
+
+def test_what_does_not_run_is_as_harmful_as_can_be() -> None:
+    made = Made({"a": float("inf")})
+    (harm,) = harms(trials(made), chain(WIDE).plan).values()
+    assert harm == 1e6
+
+
+def test_only() -> None:
+    plan = chain(WIDE, WIDE, WIDE).plan
+    assert names(only(plan, [plan.entries[1]])) == "b"
+
+
+# -- groups
+
+MIXED = Plan(
+    (
+        entry("a"),
+        entry("b", "MatMul", "dynamic"),
+        entry("c", "Gather", "dynamic"),
+        entry("d", "Add", "float"),
+    )
+)
+
+
+def test_the_groups_of_a_plan() -> None:
+    assert {group.name: len(group.entries) for group in groups_of(MIXED)} == {
+        "static layers": 1,
+        "dynamic layers": 1,
+        "tables": 1,
+    }
+    assert groups_of(Plan()) == []
+
+
+@pytest.mark.parametrize(
+    ("ratios", "kept"),
+    [
+        ({"a": 0.5, "b": 0.5, "c": 1.0}, "abc"),
+        ({"a": 1.2, "b": 0.5, "c": 1.0}, "bc"),
+        ({"a": 0.99, "b": 0.99, "c": 1.01}, "bc"),
+        ({"a": 0.97, "b": 1.01, "c": 1.01}, "ac"),
+        ({"a": 0.5, "b": 0.5, "c": 1.2}, "ab"),
+    ],
+)
+def test_a_group_that_does_not_pay_goes_back(ratios: dict[str, float], kept: str) -> None:
+    made = Made(ratio=lambda plan: ratios.get(plan, 0.5))
+    assert names(keep_what_pays(trials(made), MIXED)) == kept
+    assert len(made.ctx.notes) == 3
+    assert sum("stay float" in note for note in made.ctx.notes) == 3 - len(kept)
+
+
+def test_a_group_says_how_fast_it_is() -> None:
+    made = Made(ratio=lambda plan: 0.5)
+    keep_what_pays(trials(made), Plan(MIXED.entries[:1]))
+    assert made.ctx.notes == ["static layers: 2.00x the speed of floats (1 thread)"]
+
+
+def test_all_groups_stay_when_size_is_preferred() -> None:
+    made = Made(ratio=lambda plan: 2.0, ctx=Context(prefer="size"))
+    assert names(keep_what_pays(trials(made), MIXED)) == "abc"
+    assert "0.50x the speed" in made.ctx.notes[0]
+
+
+def test_nothing_is_timed_when_nobody_wants_it() -> None:
+    made = Made()
+    assert keep_what_pays(trials(made), MIXED) is MIXED
+    assert made.ctx.notes == []
+
+
+def test_a_group_that_the_runtime_refuses() -> None:
+    made = Made(ratio=lambda plan: 1000.0 if plan == "a" else 0.5)
+    assert names(keep_what_pays(trials(made), MIXED)) == "bc"
