@@ -1,0 +1,154 @@
+"""Exports architecture after architecture and writes the table of what came out.
+
+    python benchmarks/export.py [--cache DIR] [--rows PATTERN ...] [--again] [--timeout SECONDS]
+
+Every row of `export_models.py` is saved as a checkpoint and exported twice, with dynamo and with
+TorchScript, in a process of its own. Results stay in the cache, so that a run that was stopped goes
+on where it was; the table is `benchmarks/results/export.md`. Failures are rows like any other.
+"""
+
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from export_models import ROWS, Row
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_CACHE = HERE.parent / ".cache" / "export"
+RESULTS = HERE / "results" / "export.md"
+EXPORTERS = ("dynamo", "torchscript")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
+    parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN")
+    parser.add_argument("--again", action="store_true", help="do not take results from the cache")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one row")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        print(json.dumps(measure(next(row for row in ROWS if row.name == arguments.worker))))
+        return 0
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    for row in ROWS:
+        if any(fnmatch.fnmatch(row.name, pattern) for pattern in arguments.rows):
+            for result in settle(row, arguments.cache, arguments.again, arguments.timeout):
+                print(f"{row.name:48} {result['asked']:12} {shown(result)}", flush=True)
+    RESULTS.write_text(table(arguments.cache), encoding="utf-8")
+    return 0
+
+
+def settle(row: Row, cache: Path, again: bool, timeout: float) -> list[dict[str, Any]]:
+    """The row's results, from the cache or from a process of its own."""
+    note = cache / f"{row.name}.json"
+    if again or not note.exists():
+        note.write_text(json.dumps(isolated(row, timeout)))
+    return json.loads(note.read_text())
+
+
+def isolated(row: Row, timeout: float) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, "--worker", row.name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [_failed(exporter, f"not done after {timeout:.0f} s") for exporter in EXPORTERS]
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["died"])[-1]
+        return [_failed(exporter, reason) for exporter in EXPORTERS]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def measure(row: Row) -> list[dict[str, Any]]:
+    """In the worker: save the checkpoint, then export it with one exporter and with the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        row.save(Path(folder))
+        return [_export(Path(folder), row.task, exporter) for exporter in EXPORTERS]
+
+
+def _export(folder: Path, task: str, exporter: str) -> dict[str, Any]:
+    from toolkit.errors import ToolkitError
+    from toolkit.export import export
+
+    started = time.perf_counter()
+    try:
+        exported = export(folder, task=task, exporter=exporter)
+    except ToolkitError as error:
+        return {**_failed(exporter, str(error)), "seconds": time.perf_counter() - started}
+    graphs = list(exported.graphs.values())
+    notes = [note for graph in graphs for note in graph.notes if "fixed" in note or "eager" in note]
+    return {
+        "asked": exporter,
+        "nodes": [graph.model.node_count() for graph in graphs],
+        "parity": max(graph.proof.error for graph in graphs),
+        "inputs": sum(len(graph.proof.runs) for graph in graphs),
+        "seconds": time.perf_counter() - started,
+        "reason": "",
+        "notes": list(dict.fromkeys(notes)),
+    }
+
+
+def _failed(exporter: str, reason: str) -> dict[str, Any]:
+    line = " ".join(reason.split())
+    return {"asked": exporter, "nodes": [], "parity": None, "reason": line[:300], "seconds": 0.0}
+
+
+def shown(result: dict[str, Any]) -> str:
+    if result["reason"]:
+        return f"failed: {result['reason']}"
+    nodes = " + ".join(map(str, result["nodes"]))
+    return f"{nodes:>16} nodes  {result['parity']:.1e}  {result['seconds']:.1f} s"
+
+
+def table(cache: Path) -> str:
+    """All rows that have results, as Markdown."""
+    lines = [
+        "# Exports of transformers architectures",
+        "",
+        "Written by `benchmarks/export.py`: checkpoints of random weights, two layers of real width,",
+        "exported by task and proven against PyTorch at batch 1, 2 and 5, short and long, padded.",
+        "Parity is the largest difference relative to the output's scale, over all graphs and inputs.",
+        "",
+        "| architecture | task | exporter | nodes | parity | seconds | remarks |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        note = cache / f"{row.name}.json"
+        for result in json.loads(note.read_text()) if note.exists() else ():
+            lines.append(_line(row, result))
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row, result: dict[str, Any]) -> str:
+    nodes = " + ".join(map(str, result["nodes"])) or "-"
+    parity = "-" if result["parity"] is None else f"{result['parity']:.1e}"
+    remarks = result["reason"] and f"failed: {result['reason']}"
+    remarks = remarks or "; ".join(result.get("notes", ()))
+    cells = (
+        row.architecture,
+        row.task,
+        result["asked"],
+        nodes,
+        parity,
+        f"{result['seconds']:.1f}",
+        remarks.replace("|", "\\|"),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
