@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from toolkit.api import load, optimize
     from toolkit.calibrate.data import Calib
     from toolkit.errors import ModelError, NotProven, SaveError, ToolkitError, UsageError
+    from toolkit.export import Exported, export
     from toolkit.graph import Graph
     from toolkit.model import Model
     from toolkit.pattern import const, maybe_cast, number, op, optional, product, total, var
@@ -28,6 +29,7 @@ _HOMES = {
     "toolkit.api": ("load", "optimize"),
     "toolkit.calibrate.data": ("Calib",),
     "toolkit.errors": ("ModelError", "NotProven", "SaveError", "ToolkitError", "UsageError"),
+    "toolkit.export": ("Exported",),
     "toolkit.graph": ("Graph",),
     "toolkit.model": ("Model",),
     "toolkit.pattern": (
@@ -55,6 +57,7 @@ __all__ = [
     "QUANT",
     "Calib",
     "Context",
+    "Exported",
     "Graph",
     "Miss",
     "Model",
@@ -73,6 +76,7 @@ __all__ = [
     "UsageError",
     "const",
     "explain",
+    "export",
     "load",
     "maybe_cast",
     "number",
@@ -88,6 +92,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "export":  # the package is the function: importing it binds the name here
+        return import_module("toolkit.export")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'toolkit' has no attribute '{name}'")

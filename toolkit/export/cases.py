@@ -1,0 +1,164 @@
+"""Feeds to prove with, made from one that the model takes.
+
+A size is changed by repeating or cutting what is there, so that ids stay ids and masks stay masks;
+values are drawn anew where that is safe: floats around the example's, integers between its smallest
+and largest. Zeros, other signs and large numbers are for branches that tracing may have baked in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.errors import RuntimeRefused, summarize
+from toolkit.export.draft import Case
+from toolkit.export.request import Axes
+from toolkit.feeds.samples import Feed
+from toolkit.feeds.search import Search
+from toolkit.model import Model
+from toolkit.symbolic import Expr
+
+Array = NDArray[Any]
+
+BATCH_SIZES = (1, 2, 5)
+_LARGE = 30.0
+
+
+def sizes_in(feed: Feed, axes: Axes) -> dict[str, int]:
+    """The size of every dynamic dimension in a feed."""
+    named = ((dim, feed[name].shape[axis]) for name in axes for axis, dim in axes[name].items())
+    return {dim: int(size) for dim, size in named}
+
+
+def resized(feed: Feed, axes: Axes, sizes: Mapping[str, int]) -> Feed:
+    """The feed with its dynamic dimensions at other sizes: entries repeated, or cut."""
+    made = dict(feed)
+    for name, dims in axes.items():
+        for axis, dim in dims.items():
+            have, wanted = made[name].shape[axis], sizes.get(dim)
+            if wanted is not None and wanted != have and have:
+                made[name] = np.take(made[name], np.arange(wanted) % have, axis=axis)
+    return made
+
+
+def cases_from(feed: Feed, axes: Axes, seed: int = 0) -> list[Case]:
+    """The feed itself, then others at several sizes of every dynamic dimension, then odd values."""
+    base = sizes_in(feed, axes)
+    random = np.random.default_rng(seed)
+    cases = [Case(feed, base)]
+    for sizes in several_sizes(base, axes):
+        cases.append(Case(redrawn(resized(feed, axes, sizes), random), sizes))
+    cases += (Case(values, base, label) for label, values in odd_values(feed, random))
+    return cases
+
+
+def several_sizes(base: Mapping[str, int], axes: Axes) -> Iterator[dict[str, int]]:
+    """Each dimension changed alone, then all at their smallest, then all at their largest."""
+    choices = {dim: _sizes_of(dim, size, axes) for dim, size in base.items()}
+    for dim, sizes in choices.items():
+        yield from ({**base, dim: size} for size in sizes)
+    if len(choices) > 1:
+        yield {dim: sizes[0] for dim, sizes in choices.items()}
+        yield {dim: sizes[-1] for dim, sizes in choices.items()}
+
+
+def is_batch(dim: str, axes: Axes) -> bool:
+    """Whether a dimension counts examples: by its name, or as the first axis wherever it is."""
+    if "batch" in dim.lower():
+        return True
+    return {axis for dims in axes.values() for axis, name in dims.items() if name == dim} == {0}
+
+
+def _sizes_of(dim: str, size: int, axes: Axes) -> list[int]:
+    if is_batch(dim, axes):
+        return list(BATCH_SIZES)
+    return sorted({1, max(2, size // 2), 2 * size + 1})
+
+
+def redrawn(feed: Feed, random: np.random.Generator) -> Feed:
+    """Other values of the same kind in every input."""
+    return {name: _redraw(value, random) for name, value in feed.items()}
+
+
+def odd_values(feed: Feed, random: np.random.Generator) -> Iterator[tuple[str, Feed]]:
+    """Feeds that may take another branch than the example: other signs, zeros, large numbers."""
+    yield "other values", redrawn(feed, random)
+    if not any(_is_float(value) for value in feed.values()):
+        return
+
+    def floats(change: Callable[[Array], Array]) -> Feed:
+        return {
+            name: np.asarray(change(value), dtype=value.dtype) if _is_float(value) else value
+            for name, value in feed.items()
+        }
+
+    yield "zeros", floats(np.zeros_like)
+    yield "all positive", floats(lambda value: np.abs(value) + np.asarray(0.1, value.dtype))
+    yield "all negative", floats(lambda value: -np.abs(value) - np.asarray(0.1, value.dtype))
+    yield "large values", floats(lambda value: value * np.asarray(_LARGE, value.dtype))
+
+
+def _is_float(value: Any) -> bool:
+    return getattr(value, "dtype", np.dtype(object)).kind == "f"
+
+
+def _redraw(value: Any, random: np.random.Generator) -> Any:
+    if not hasattr(value, "dtype") or not value.size:
+        return value
+    array: Array = value
+    if array.dtype.kind == "f":
+        wide = array.astype(np.float64)
+        spread = float(np.std(wide)) if array.size > 1 else 0.0
+        drawn = random.standard_normal(array.shape) * (spread or 1.0) + float(np.mean(wide))
+        if float(np.min(wide)) >= 0:  # a mask, a probability, a length: never below zero
+            drawn = np.clip(drawn, float(np.min(wide)), float(np.max(wide)))
+        return drawn.astype(array.dtype)
+    if array.dtype.kind in "iu":
+        low, high = int(array.min()), int(array.max())
+        return random.integers(low, high, array.shape, dtype=array.dtype, endpoint=True)
+    if array.dtype.kind == "b" and bool(array.any()) and not bool(array.all()):
+        return random.permutation(array.ravel()).reshape(array.shape)
+    return array
+
+
+# From the graph's side ---------------------------------------------------------------------------
+
+
+def axes_of(model: Model) -> dict[str, dict[int, str]]:
+    """The dynamic dimensions that a graph declares on its inputs."""
+    found: dict[str, dict[int, str]] = {}
+    for name in model.graph.feeds:
+        for axis, dim in enumerate(model.graph.shape(name) or ()):
+            if isinstance(dim, Expr):
+                found.setdefault(name, {})[axis] = str(dim)
+    return found
+
+
+def cases_by_graph(
+    path: Path, reference: Callable[[Feed], Mapping[str, Any]], seed: int = 0
+) -> list[Case]:
+    """Cases for a model without an example: drawn by how its graph uses the inputs.
+
+    The framework judges what it takes, not the graph: one that is locked to a size shows by that.
+    Empty when nothing was found that it takes.
+    """
+    model = Model.load(path)
+
+    def run(feed: Feed) -> list[Any]:
+        try:
+            return list(reference(feed).values())
+        except Exception as error:  # a framework may raise anything
+            raise RuntimeRefused(summarize(error)) from error
+
+    axes = axes_of(model)
+    trials = Search(model, seed).find(run, 3)
+    cases = [Case(trial.feed, sizes_in(trial.feed, axes)) for trial in trials]
+    if cases:
+        first = cases[0]
+        for sizes in several_sizes(first.sizes, axes):
+            cases.append(Case(resized(first.feed, axes, sizes), sizes))
+    return cases

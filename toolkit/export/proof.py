@@ -1,0 +1,235 @@
+"""Every exported graph is run in onnxruntime against its framework, size by size.
+
+Parity is max |onnxruntime - framework| relative to the output's scale. Where a graph differs at
+some sizes or values only, tracing has baked something in: `findings` says what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from toolkit.check import check_input
+from toolkit.compare import Difference, compare, json_number, worst
+from toolkit.errors import ModelError, RuntimeRefused, UsageError, summarize
+from toolkit.export.draft import Case, Draft
+from toolkit.export.request import Request
+from toolkit.model import Model
+from toolkit.runtime import Session
+
+Outcome = Literal["equal", "differs", "refused", "skipped"]
+"""`refused`: onnxruntime does not run it, though the framework does. `skipped`: the framework
+itself does not, which nobody holds against the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One case: the sizes, and how the graph's outputs compared."""
+
+    sizes: Mapping[str, int]
+    label: str
+    outcome: Outcome
+    error: float | None = None
+    """The largest difference of any output; None when nothing was compared."""
+    reason: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome in ("differs", "refused")
+
+    def __str__(self) -> str:
+        """`batch 2, sequence 8, zeros`"""
+        shown = [f"{name} {size}" for name, size in self.sizes.items()]
+        return ", ".join([*shown, self.label] if self.label else shown) or "the example"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sizes": dict(self.sizes),
+            "label": self.label,
+            "outcome": self.outcome,
+            "error": json_number(self.error),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What running a graph against its framework has shown."""
+
+    runs: tuple[Run, ...]
+    tolerance: float
+    findings: tuple[str, ...] = ()
+    """What is wrong with the graph, in lines; empty when it holds."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    @property
+    def error(self) -> float:
+        """The largest difference of all runs that were compared."""
+        return max((run.error for run in self.runs if run.error is not None), default=0.0)
+
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """The sizes that each dynamic dimension was run with."""
+        seen: dict[str, set[int]] = {}
+        for run in self.runs:
+            if run.outcome == "equal":
+                for name, size in run.sizes.items():
+                    seen.setdefault(name, set()).add(size)
+        return {name: sorted(found) for name, found in seen.items()}
+
+    @property
+    def failing(self) -> frozenset[str]:
+        """The dynamic dimensions that the failures depend on; empty when it is not the sizes."""
+        return frozenset(name for name in _dimensions(self.runs) if _blamed(name, self.runs))
+
+    def summary(self) -> str:
+        """`equal to 1.2e-07 on 8 inputs (batch 1, 2, 5)`"""
+        if not self.ok:
+            return "; ".join(self.findings)
+        count = sum(run.outcome == "equal" for run in self.runs)
+        sizes = "; ".join(f"{n} {', '.join(map(str, s))}" for n, s in self.sizes.items())
+        inputs = "1 input" if count == 1 else f"{count} inputs"
+        return f"equal to {self.error:.1e} on {inputs}" + (f" ({sizes})" if sizes else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "error": json_number(self.error),
+            "tolerance": self.tolerance,
+            "findings": list(self.findings),
+            "notes": list(self.notes),
+            "runs": [run.to_json() for run in self.runs],
+        }
+
+
+def prove(draft: Draft, request: Request) -> Proof:
+    """Run the draft on all of its cases.
+
+    Raises UsageError when the framework refuses the first case, which is the user's example.
+    """
+    model = Model.load(draft.path)
+    try:
+        check_input(model)
+        session = Session(model, custom_ops=request.custom_ops)
+    except (ModelError, RuntimeRefused) as error:
+        return Proof((), request.tolerance, (f"onnxruntime does not load it: {error}",))
+    expected, skipped = _references(draft)
+    runs = [_run(session, case, wanted, request) for case, wanted in expected]
+    del session
+    if not any(run.failed for run in runs):
+        # once more as deployed, with all that the runtime does at load
+        deployed = Session(model, optimize=True, custom_ops=request.custom_ops)
+        for case, wanted in expected[:1] + expected[1:][-1:]:
+            run = _run(deployed, case, wanted, request)
+            if run.failed:
+                label = ", ".join(filter(None, [run.label, "with the runtime's optimizations on"]))
+                runs.append(Run(run.sizes, label, run.outcome, run.error, run.reason))
+    everything = (*runs, *skipped)
+    notes = [f"the model itself refuses {run}: {run.reason}" for run in skipped]
+    return Proof(everything, request.tolerance, tuple(_findings(draft, runs)), tuple(notes))
+
+
+def _references(draft: Draft) -> tuple[list[tuple[Case, Mapping[str, Any]]], list[Run]]:
+    """What the framework answers, case by case, and the cases that it refuses."""
+    expected: list[tuple[Case, Mapping[str, Any]]] = []
+    skipped: list[Run] = []
+    for case in draft.cases:
+        try:
+            expected.append((case, draft.reference(case.feed)))
+        except Exception as error:  # a framework may raise anything
+            if case is draft.cases[0]:
+                message = f"the model does not run on the example: {summarize(error)}"
+                raise UsageError(message) from error
+            skipped.append(Run(case.sizes, case.label, "skipped", None, summarize(error)))
+    return expected, skipped
+
+
+def _run(session: Session, case: Case, expected: Mapping[str, Any], request: Request) -> Run:
+    try:
+        outputs = session.run(case.feed, list(expected))
+    except RuntimeRefused as refusal:
+        return Run(case.sizes, case.label, "refused", None, str(refusal))
+    found = {n: _difference(e, o) for (n, e), o in zip(expected.items(), outputs, strict=True)}
+    total = worst(list(found.values()))
+    if total.relative <= request.tolerance:
+        return Run(case.sizes, case.label, "equal", total.relative)
+    name, bad = max(found.items(), key=lambda item: item[1].relative)
+    why = bad.reason or f"off by {bad.relative:.1e} of its scale"
+    return Run(case.sizes, case.label, "differs", total.relative, f"output '{name}': {why}")
+
+
+def _difference(expected: Any, actual: Any) -> Difference:
+    """As `compare`, but types count too: a float64 that became float32 is not the same output."""
+    found = compare(expected, actual)
+    kinds = getattr(expected, "dtype", None), getattr(actual, "dtype", None)
+    # strings come as objects from one side and as fixed-width text from the other
+    if kinds[0] != kinds[1] and not {"O", "U"} >= {np.dtype(k).kind for k in kinds if k}:
+        return Difference(math.inf, math.inf, f"{kinds[1]} instead of {kinds[0]}")
+    return found
+
+
+# What tracing has baked in -----------------------------------------------------------------------
+
+
+def _findings(draft: Draft, runs: Sequence[Run]) -> Iterable[str]:
+    failed = [run for run in runs if run.failed]
+    if not failed:
+        return
+    first = failed[0]
+    if len(failed) == len(runs):
+        yield f"it {_verb(first)} on every input, as with {first}: {first.reason}"
+        return
+    blamed = [name for name in _dimensions(runs) if _blamed(name, runs)]
+    for name in blamed:
+        yield _baked_size(name, runs, draft)
+    if not blamed:
+        labels = list(dict.fromkeys(run.label or str(run) for run in failed))
+        yield (
+            f"baked in by tracing: it {_verb(first)} for other values, not for other sizes "
+            f"({'; '.join(labels)}), as when a branch of the model was taken once and for all: "
+            f"{first.reason}"
+        )
+
+
+def _dimensions(runs: Iterable[Run]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.sizes))
+
+
+def _blamed(name: str, runs: Sequence[Run]) -> bool:
+    """Whether the size of this dimension tells the failures: no size both holds and fails."""
+    runs = [run for run in runs if run.outcome != "skipped" and name in run.sizes]
+    held = {run.sizes[name] for run in runs if not run.failed}
+    failed = {run.sizes[name] for run in runs if run.failed}
+    return bool(failed) and bool(held) and not held & failed
+
+
+def _baked_size(name: str, runs: Sequence[Run], draft: Draft) -> str:
+    runs = [run for run in runs if name in run.sizes]
+    held = sorted({run.sizes[name] for run in runs if not run.failed})
+    failed = sorted({run.sizes[name] for run in runs if run.failed})
+    worst_run = next(run for run in runs if run.failed)
+    if len(held) == 1 and held[0] == draft.traced.get(name, held[0]):
+        what = f"it {_verb(worst_run)} for any but {held[0]}, the size that was traced"
+    elif failed[0] > held[-1]:
+        what = f"it {_verb(worst_run)} from size {failed[0]} on, and holds up to {held[-1]}"
+    elif failed[-1] < held[0]:
+        what = f"it {_verb(worst_run)} up to size {failed[-1]}, and holds from {held[0]} on"
+    else:
+        what = f"it {_verb(worst_run)} at {_listed(failed)}, and holds at {_listed(held)}"
+    return f"baked in by tracing: dimension '{name}': {what} ({worst_run.reason})"
+
+
+def _verb(run: Run) -> str:
+    return "refuses to run" if run.outcome == "refused" else "differs"
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))

@@ -1,0 +1,210 @@
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Operators that the user translates: PyTorch's custom ones, or torch's own in another way.
+
+A table maps an operator (`"mylib::scale"`, or `torch.ops.mylib.scale.default`) to an onnxscript
+function, any callable that writes onnxscript operators, or a `CustomOp`: an operator of a domain of
+the user's own, whose inputs and attributes are those of the PyTorch operator's schema. onnxruntime
+runs it with the user's library (`--custom-ops`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from toolkit.errors import UsageError
+
+_TENSORS = ("Tensor", "Tensor?", "Optional[Tensor]")
+_ATTRIBUTES: dict[str, tuple[Any, str]] = {
+    "int": (int, "i"),
+    "SymInt": (int, "i"),
+    "bool": (bool, "i"),
+    "float": (float, "f"),
+    "str": (str, "s"),
+    "List[int]": (list[int], "i"),
+    "List[float]": (list[float], "f"),
+}
+"""Types of a schema that become attributes, in both exporters' spelling."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomOp:
+    """An operator of the user's own domain: tensors of the PyTorch schema are its inputs, numbers
+    and texts its attributes (renamed by `attributes` where the library calls them otherwise)."""
+
+    domain: str
+    name: str
+    version: int = 1
+    attributes: Mapping[str, str] | None = None
+
+    def renamed(self, name: str) -> str:
+        return (self.attributes or {}).get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Translations:
+    """The user's table with its operators found."""
+
+    table: Mapping[Any, Any]
+    """OpOverload to a callable or a CustomOp."""
+
+    def covers(self, target: Any) -> bool:
+        return target in self.table
+
+    def for_dynamo(self) -> dict[Any, Any]:
+        """What `torch.onnx.export(custom_translation_table=...)` takes."""
+        return {
+            op: _as_function(op, how) if isinstance(how, CustomOp) else how
+            for op, how in self.table.items()
+        }
+
+    def opsets(self) -> dict[str, int]:
+        """The versions of the custom domains."""
+        return {how.domain: how.version for how in self.table.values() if isinstance(how, CustomOp)}
+
+    @contextlib.contextmanager
+    def for_torchscript(self, opset: int) -> Generator[None]:
+        """The table registered with the TorchScript exporter meanwhile."""
+        onnx = importlib.import_module("torch.onnx")
+        names: list[str] = []
+        try:
+            for op, how in self.table.items():
+                name = op._schema.name
+                symbolic = _symbolic(op, how) if isinstance(how, CustomOp) else _traced(how)
+                onnx.register_custom_op_symbolic(name, symbolic, opset)
+                names.append(name)
+            yield
+        finally:
+            for name in names:
+                onnx.unregister_custom_op_symbolic(name, opset)
+
+
+def translations_of(table: Mapping[Any, Any]) -> Translations:
+    """The table with every operator found; raises UsageError for one that is not registered."""
+    found: dict[Any, Any] = {}
+    for key, how in table.items():
+        if not callable(how) and not isinstance(how, CustomOp):
+            kind = type(how).__name__
+            raise UsageError(f"translation of {key}: a function or a CustomOp, not a {kind}")
+        for overload in _overloads(key):
+            found[overload] = how
+    return Translations(found)
+
+
+def _overloads(key: Any) -> list[Any]:
+    torch = importlib.import_module("torch")
+    if isinstance(key, str):
+        namespace, _, rest = key.partition("::")
+        name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace, None), name, None) if rest else None
+        if packet is None:
+            raise UsageError(
+                f"translation of '{key}': there is no such operator; write namespace::name, and "
+                "import what registers it"
+            )
+        if overload and not hasattr(packet, overload):
+            raise UsageError(f"translation of '{key}': it has no overload '{overload}'")
+        return [getattr(packet, overload)] if overload else _overloads(packet)
+    if hasattr(key, "overloads"):
+        return [getattr(key, each) for each in key.overloads()]
+    if hasattr(key, "_schema"):
+        return [key]
+    if hasattr(key, "_opoverload"):  # what torch.library.custom_op returns
+        return [key._opoverload]
+    raise UsageError(f"translation of {key!r}: name an operator, as 'mylib::scale'")
+
+
+# A CustomOp for each exporter --------------------------------------------------------------------
+
+
+def _arguments(op: Any, how: CustomOp) -> list[tuple[str, str]]:
+    """The schema's arguments with their types; raises UsageError for one ONNX has nothing for."""
+    found: list[tuple[str, str]] = []
+    for argument in op._schema.arguments:
+        kind = str(argument.type)
+        if kind not in _TENSORS and kind not in _ATTRIBUTES:
+            raise UsageError(
+                f"{op}: argument '{argument.name}' is a {kind}, which is neither an input nor an "
+                f"attribute of {how.domain}::{how.name}: write a translation function"
+            )
+        found.append((argument.name, kind))
+    return found
+
+
+def _as_function(op: Any, how: CustomOp) -> Callable[..., Any]:
+    """A function that dynamo's translator takes: its signature says what is an attribute."""
+    onnxscript = importlib.import_module("onnxscript")
+    target = getattr(onnxscript.values.Opset(how.domain, how.version), how.name, None)
+    opset = onnxscript.values.Opset(how.domain, how.version)
+    arguments = _arguments(op, how)
+    defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
+    outputs = len(op._schema.returns)
+
+    def translate(*given: Any, **named: Any) -> Any:
+        values = {name: value for (name, _), value in zip(arguments, given, strict=False)}
+        values |= named
+        inputs = [values.get(name) for name, kind in arguments if kind in _TENSORS]
+        attributes = {
+            how.renamed(name): int(value) if kind == "bool" else value
+            for name, kind in arguments
+            if kind not in _TENSORS and (value := values.get(name, defaults.get(name))) is not None
+        }
+        if target is not None and not isinstance(target, onnxscript.values.Op):
+            return target(*inputs, **attributes)
+        operator = onnxscript.values.Op(opset, how.name)
+        return operator(*inputs, **attributes, **({"_outputs": outputs} if outputs > 1 else {}))
+
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=defaults.get(name, inspect.Parameter.empty),
+            annotation=Any if kind in _TENSORS else _ATTRIBUTES[kind][0],
+        )
+        for name, kind in arguments
+    ]
+    function = cast("Any", translate)
+    function.__signature__ = inspect.Signature(parameters)
+    function.__annotations__ = {p.name: p.annotation for p in parameters}
+    function.__name__ = how.name
+    return translate
+
+
+def _symbolic(op: Any, how: CustomOp) -> Callable[..., Any]:
+    """The same for the TorchScript exporter, which spells attributes `alpha_f`."""
+    helper = importlib.import_module("torch.onnx.symbolic_helper")
+    arguments = _arguments(op, how)
+    outputs = len(op._schema.returns)
+
+    def symbolic(g: Any, *values: Any) -> Any:
+        inputs: list[Any] = []
+        attributes: dict[str, Any] = {}
+        for (name, kind), value in zip(arguments, values, strict=False):
+            if kind in _TENSORS:
+                inputs.append(value)
+                continue
+            spelled = "is" if kind == "List[int]" else "fs" if kind == "List[float]" else None
+            read = spelled or {"bool": "b", "SymInt": "i"}.get(kind, _ATTRIBUTES[kind][1])
+            number = helper._maybe_get_const(value, read)
+            if number is not None:
+                attributes[f"{how.renamed(name)}_{_ATTRIBUTES[kind][1]}"] = (
+                    int(number) if kind == "bool" else number
+                )
+        return g.op(f"{how.domain}::{how.name}", *inputs, **attributes, outputs=outputs)
+
+    return symbolic
+
+
+def _traced(function: Any) -> Callable[..., Any]:
+    """An onnxscript function for the TorchScript exporter; any other callable as its symbolic."""
+    if not hasattr(function, "to_function_proto"):
+        return function
+
+    def symbolic(g: Any, *values: Any) -> Any:
+        return g.onnxscript_op(function, *values)
+
+    return symbolic
