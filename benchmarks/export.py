@@ -80,15 +80,15 @@ def measure(row: Row) -> list[dict[str, Any]]:
         return [_export(Path(folder), row.task, exporter) for exporter in EXPORTERS]
 
 
-def _export(folder: Path, task: str, exporter: str) -> dict[str, Any]:
+def _export(folder: Path, task: str, exporter: Any) -> dict[str, Any]:
     from toolkit.errors import ToolkitError
     from toolkit.export import export
 
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         exported = export(folder, task=task, exporter=exporter)
     except ToolkitError as error:
-        return {**_failed(exporter, str(error)), "seconds": time.perf_counter() - started}
+        return {**_failed(exporter, str(error)), "seconds": time.process_time() - started}
     graphs = list(exported.graphs.values())
     notes = [note for graph in graphs for note in graph.notes if "fixed" in note or "eager" in note]
     return {
@@ -96,7 +96,7 @@ def _export(folder: Path, task: str, exporter: str) -> dict[str, Any]:
         "nodes": [graph.model.node_count() for graph in graphs],
         "parity": max(graph.proof.error for graph in graphs),
         "inputs": sum(len(graph.proof.runs) for graph in graphs),
-        "seconds": time.perf_counter() - started,
+        "seconds": time.process_time() - started,
         "reason": "",
         "notes": list(dict.fromkeys(notes)),
     }
@@ -119,9 +119,11 @@ def table(cache: Path) -> str:
     lines = [
         "# Exports of transformers architectures",
         "",
-        "Written by `benchmarks/export.py`: checkpoints of random weights, two layers of real width,",
-        "exported by task and proven against PyTorch at batch 1, 2 and 5, short and long, padded.",
-        "Parity is the largest difference relative to the output's scale, over all graphs and inputs.",
+        "Written by `benchmarks/export.py`: checkpoints of random weights, two layers of real"
+        " width, exported by task and proven against PyTorch at batch 1, 2 and 5, short and long,"
+        " with padding."
+        " Parity is the largest difference relative to the output's scale, over all graphs and"
+        " inputs; seconds are of one core, for export and proof.",
         "",
         "| architecture | task | exporter | nodes | parity | seconds | remarks |",
         "|---|---|---|---|---|---|---|",

@@ -162,7 +162,7 @@ ROWS = (
     Row("xlm-roberta", "pooling", "XLMRobertaModel", _BERT),
     Row("mpnet", "pooling", "MPNetModel", _BERT),
     Row("t5", "pooling", "T5Model", _T5),
-    Row("bert", "question-answering", "BertForQuestionAnswering", _BERT),
+    Row("bert", "question-answering", "BertForQuestionAnswering", {**_BERT, "num_labels": 2}),
     Row("distilbert", "question-answering", "DistilBertForQuestionAnswering", _DISTIL),
     Row("roberta", "text-classification", "RobertaForSequenceClassification", _BERT),
     Row("albert", "text-classification", "AlbertForSequenceClassification", _BERT),
@@ -192,7 +192,9 @@ ROWS = (
         {**_LLAMA, **_WIDE, "sliding_window": 16},
     ),
     Row("phi3", "text-generation-with-past", "Phi3ForCausalLM", _LLAMA),
-    Row("opt", "text-generation-with-past", "OPTForCausalLM", {**_BERT, "word_embed_proj_dim": 384}),
+    Row(
+        "opt", "text-generation-with-past", "OPTForCausalLM", {**_BERT, "word_embed_proj_dim": 384}
+    ),
     Row(
         "gpt-neox",
         "text-generation-with-past",
@@ -260,9 +262,7 @@ ROWS = (
         "Wav2Vec2ForCTC",
         {**_WAV2VEC2, "feat_extract_norm": "layer"},
     ),
-    Row(
-        "whisper", "automatic-speech-recognition", "WhisperForConditionalGeneration", _WHISPER
-    ),
+    Row("whisper", "automatic-speech-recognition", "WhisperForConditionalGeneration", _WHISPER),
     Row(
         "clip",
         "feature-extraction",
@@ -279,7 +279,15 @@ ROWS = (
         "SiglipModel",
         {},
         {
-            "text_config": ("SiglipTextConfig", {**_CLIP_TEXT, "hidden_size": 384, "projection_size": 384, "num_attention_heads": 6}),
+            "text_config": (
+                "SiglipTextConfig",
+                {
+                    **_CLIP_TEXT,
+                    "hidden_size": 384,
+                    "projection_size": 384,
+                    "num_attention_heads": 6,
+                },
+            ),
             "vision_config": ("SiglipVisionConfig", _CLIP_VISION),
         },
     ),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from toolkit.errors import UsageError, summarize
-from toolkit.export.hub.quiet import quiet
 from toolkit.export.hub.tasks import Choice, choose, class_names
+from toolkit.export.pytorch.writers import quiet
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -83,7 +83,9 @@ def is_checkpoint(source: object) -> bool:
 def is_model(source: object) -> bool:
     """Whether an object is a model of transformers."""
     mro = type(source).__mro__
-    return any(c.__name__ == "PreTrainedModel" and c.__module__.startswith("transformers") for c in mro)
+    return any(
+        c.__name__ == "PreTrainedModel" and c.__module__.startswith("transformers") for c in mro
+    )
 
 
 def load(source: Any, task: str | None, scratch: Path, *, trust_remote_code: bool) -> Checkpoint:
@@ -91,8 +93,8 @@ def load(source: Any, task: str | None, scratch: Path, *, trust_remote_code: boo
     if isinstance(source, Path):
         with quiet():
             return _from_folder(source, task, scratch, trust_remote_code)
-    model, tokenizer = source if isinstance(source, tuple) else (source, None)
-    return _from_memory(cast("Any", model), cast("Any", tokenizer), task, scratch)
+    pair = cast("tuple[Any, Any]", source if isinstance(source, tuple) else (source, None))
+    return _from_memory(*pair, task, scratch)
 
 
 # Folders -----------------------------------------------------------------------------------------
@@ -141,13 +143,15 @@ def _config(folder: Path, options: Mapping[str, Any], trust: bool) -> Any:
     try:
         return import_module("transformers").AutoConfig.from_pretrained(str(folder), **options)
     except Exception as error:  # transformers raises anything for a config it does not understand
-        raise UsageError(f"'{folder}' is not a checkpoint that can be read: {_why(error)}") from error
+        raise UsageError(
+            f"'{folder}' is not a checkpoint that can be read: {_why(error)}"
+        ) from error
 
 
 def _model(
     folder: Path, choice: Choice, config: Any, options: Mapping[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
-    if not any(folder.glob(pattern) for pattern in _WEIGHTS) or not _any(folder, _WEIGHTS):
+    if not _any(folder, _WEIGHTS):
         raise UsageError(f"'{folder}' has no weights: no .safetensors, .bin or .gguf file is there")
     transformers, torch = import_module("transformers"), import_module("torch")
     auto = getattr(transformers, choice.head.auto)
@@ -224,17 +228,21 @@ def _from_memory(model: Any, tokenizer: Any, task: str | None, scratch: Path) ->
         model = copy.deepcopy(model).float()
     with quiet():
         companions = dict(_saved(model, tokenizer, scratch))
-    # a processor holds a tokenizer; an image processor or feature extractor is none
-    words = getattr(tokenizer, "tokenizer", tokenizer)
     loaded = Checkpoint(
         model=model.eval(),
         choice=choice,
-        tokenizer=words if hasattr(words, "model_input_names") and callable(words) and hasattr(words, "get_vocab") else None,
+        tokenizer=_words(tokenizer),
         settings=_settings(scratch / "companions"),
         companions=companions,
         notes=tuple(notes),
     )
     return _described(loaded)
+
+
+def _words(processor: Any) -> Any:
+    """The tokenizer that a processor holds, or is; an image processor is none."""
+    words = getattr(processor, "tokenizer", processor)
+    return words if hasattr(words, "get_vocab") else None
 
 
 def _named(config: Any, name: str) -> Any:
@@ -290,8 +298,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _files_of(remote: Any) -> str:
-    values = remote.values() if isinstance(remote, dict) else [remote]
-    names = {str(v).split(".")[0] + ".py" for v in values if isinstance(v, str)}
+    listed = cast("dict[str, Any]", remote) if isinstance(remote, dict) else {"": remote}
+    names = {f"{each.split('.')[0]}.py" for each in listed.values() if isinstance(each, str)}
     return ", ".join(sorted(names)) or "auto_map in config.json"
 
 

@@ -1,6 +1,6 @@
-"""The transformers front end: a checkpoint folder, a .gguf file, a model, a (model, tokenizer) pair.
+"""The transformers front end: a checkpoint folder, a .gguf file, a model, or (model, tokenizer).
 
-    load for a task -> wrappers with declared inputs and outputs -> ways to export each
+load for a task -> wrappers with declared inputs and outputs -> ways to export each
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Hub:
         )
         from toolkit.export.hub.graphs import blueprints
         from toolkit.export.hub.heads import require_weights
-        from toolkit.export.hub.quiet import quiet
         from toolkit.export.hub.ways import HubPart
+        from toolkit.export.pytorch.writers import quiet
 
         with quiet():
             graphs = blueprints(checkpoint)

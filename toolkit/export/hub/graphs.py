@@ -10,7 +10,7 @@ hidden states are not read from configs, which all name them differently, but fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,7 +131,9 @@ def _pair(checkpoint: Checkpoint, model: Any) -> Interface:
     pixels = fed.image_input(model, checkpoint.settings, "image_batch")
     sizes = _image_sizes(*fed.image_size(model, checkpoint.settings))
     settings = tuple(
-        Setting({**said.sizes, "image_batch": batch, "height": rows, "width": columns}, said.padding)
+        Setting(
+            {**said.sizes, "image_batch": batch, "height": rows, "width": columns}, said.padding
+        )
         for said, batch, (rows, columns) in zip(
             fed.text_settings(words, model, "text_batch"), (3, 1, 2, 5, 1), sizes, strict=True
         )
@@ -190,7 +192,9 @@ def without(interface: Interface, dims: frozenset[str]) -> Interface:
     sizes = {dim: interface.settings[0].sizes[dim] for dim in dims}
 
     def fix(each: Input) -> Input:
-        return replace(each, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in each.shape))
+        return replace(
+            each, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in each.shape)
+        )
 
     settings: list[Setting] = []
     for setting in interface.settings:
@@ -270,7 +274,11 @@ def _cache_shapes(checkpoint: Checkpoint) -> list[tuple[tuple[int, int], tuple[i
             f"{type(model).__name__} keeps no cache of keys and values in every layer: "
             "use task text-generation"
         )
-    return [tuple((t.shape[1], t.shape[3]) for t in (x.keys, x.values)) for x in layers]
+    return [(_heads(layer.keys), _heads(layer.values)) for layer in layers]
+
+
+def _heads(tensor: Any) -> tuple[int, int]:
+    return int(tensor.shape[1]), int(tensor.shape[3])
 
 
 # Encoder and decoder -----------------------------------------------------------------------------
@@ -286,11 +294,13 @@ def _encoder_decoder(checkpoint: Checkpoint) -> list[Blueprint]:
     try:
         made = run(first.wrapper, first.interface, first.interface.settings[0])
     except Exception as error:  # a model may raise anything
-        raise UsageError(f"the decoder of {type(model).__name__} does not run: {summarize(error)}") from error
+        raise UsageError(
+            f"the decoder of {type(model).__name__} does not run: {summarize(error)}"
+        ) from error
     caches = made[1:]
     if not caches or len(caches) % 4:
         raise UsageError(f"{type(model).__name__} keeps no cache of keys and values in every layer")
-    outputs: dict[str, dict[int, str]] = {"logits": {0: "batch", 1: "sequence"}}
+    outputs: dict[str, Mapping[int, str]] = {"logits": {0: "batch", 1: "sequence"}}
     for name in _cache_names(len(caches) // 4):
         length = "source" if ".encoder." in name else "sequence"
         outputs[f"present{name}"] = {0: "batch", 2: length}
@@ -329,13 +339,16 @@ def _decoder(model: Any, width: int, masked: bool, words: Words) -> Blueprint:
     if masked:
         given.insert(1, Input("encoder_attention_mask", ("batch", "source"), "mask"))
     pad: fed.Padding = "right" if masked else "none"
-    sizes = ((2, 4, 11, pad), (1, 1, 3, "none"), (5, 3, 7, pad), (2, 6, 41, pad))
     settings = tuple(
-        Setting({"batch": b, "sequence": s, "source": n}, padding) for b, s, n, padding in sizes
+        Setting({"batch": batch, "sequence": sequence, "source": source}, pad)
+        for batch, sequence, source in ((2, 4, 11), (1, 1, 3), (5, 3, 7), (2, 6, 41))
     )
     interface = Interface(tuple(given), settings, replace(words, last=None))
     wrapper = wrappers.Decoder(model, interface.names, {}).eval()
     return Blueprint("decoder", wrapper, interface)
+
+
+_LATER_STEPS = ((2, 3, 5, 11), (1, 1, 1, 3), (5, 1, 4, 7), (2, 1, 12, 41))
 
 
 def _decoder_with_past(
@@ -352,10 +365,9 @@ def _decoder_with_past(
         if ".decoder." in name:
             outputs[f"present{name}"] = {0: "batch", 2: "total"}
     pad: fed.Padding = "right" if masked else "none"
-    sizes = ((2, 3, 5, 11, pad), (1, 1, 1, 3, "none"), (5, 1, 4, 7, pad), (2, 1, 12, 41, pad))
     settings = tuple(
-        Setting({"batch": b, "sequence": s, "past": p, "source": n}, padding)
-        for b, s, p, n, padding in sizes
+        Setting({"batch": batch, "sequence": sequence, "past": past, "source": source}, pad)
+        for batch, sequence, past, source in _LATER_STEPS
     )
     interface = Interface(tuple(given), settings, replace(words, last=None))
     wrapper = wrappers.DecoderWithPast(model, interface.names, outputs, width).eval()

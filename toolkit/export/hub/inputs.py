@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -78,6 +78,18 @@ class Interface:
 
     def axes(self) -> dict[str, dict[int, str]]:
         return {each.name: each.axes for each in self.inputs if each.axes}
+
+    def renamed(self, names: Mapping[str, str]) -> Interface:
+        """The same with other names for the dynamic dimensions."""
+        inputs = tuple(
+            replace(each, shape=tuple(names.get(str(d), d) for d in each.shape))
+            for each in self.inputs
+        )
+        settings = tuple(
+            replace(each, sizes={names.get(d, d): size for d, size in each.sizes.items()})
+            for each in self.settings
+        )
+        return replace(self, inputs=inputs, settings=settings)
 
     def feed(self, setting: Setting, seed: int = 0) -> dict[str, NDArray[Any]]:
         """Seeded values for every input, at the setting's sizes."""
@@ -164,7 +176,7 @@ def words_of(model: Any, tokenizer: Any) -> Words:
 def text_inputs(model: Any, tokenizer: Any, batch: str = "batch") -> tuple[Input, ...]:
     """`input_ids`, and of mask, token types and boxes those that model and tokenizer know."""
     taken = parameters_of(model)
-    fed = set(getattr(tokenizer, "model_input_names", ()) or ())
+    fed: set[str] = set(getattr(tokenizer, "model_input_names", None) or [""])
     types = words_of(model, tokenizer).types > 1
     asked = {
         "attention_mask": "attention_mask" in fed or tokenizer is None,
@@ -279,10 +291,10 @@ def audio_inputs(model: Any, settings: Mapping[str, Any]) -> tuple[tuple[Input, 
     config, taken = model.config, parameters_of(model)
     main = str(getattr(model, "main_input_name", "input_values"))
     bins = _first(config, ("num_mel_bins", "feature_size"))
-    if main == "input_features" and hasattr(config, "max_source_positions") and bins:
-        if not hasattr(config, "input_feat_per_channel"):  # Whisper: one length, always padded to
-            length = 2 * int(config.max_source_positions)
-            return (Input(main, ("batch", bins, "frames"), "noise"),), length
+    positions = _first(config, ("max_source_positions",))
+    if main == "input_features" and positions and bins and not _per_channel(config):
+        # Whisper: one length, which everything is padded to
+        return (Input(main, ("batch", bins, "frames"), "noise"),), 2 * positions
     if main == "input_values" and bins and hasattr(config, "max_length"):  # a spectrogram
         return (Input(main, ("batch", "frames", bins), "noise"),), int(config.max_length)
     if main == "input_features":
@@ -292,14 +304,20 @@ def audio_inputs(model: Any, settings: Mapping[str, Any]) -> tuple[tuple[Input, 
             found.append(Input("attention_mask", ("batch", "frames"), "mask"))
         return tuple(found), 97
     found = [Input(main, ("batch", "samples"), "noise")]
-    masked = settings.get("return_attention_mask", getattr(config, "feat_extract_norm", "") == "layer")
+    masked = settings.get(
+        "return_attention_mask", getattr(config, "feat_extract_norm", "") == "layer"
+    )
     if "attention_mask" in taken and masked:
         found.append(Input("attention_mask", ("batch", "samples"), "mask"))
     return tuple(found), _RAW_SAMPLES
 
 
+def _per_channel(config: Any) -> int | None:
+    return _first(config, ("input_feat_per_channel",))
+
+
 def _feature_width(config: Any) -> int:
-    per_channel = _first(config, ("input_feat_per_channel",))
+    per_channel = _per_channel(config)
     if per_channel:
         return per_channel * (_first(config, ("input_channels",)) or 1)
     encoder = getattr(config, "encoder_config", config)

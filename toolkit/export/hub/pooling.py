@@ -150,7 +150,9 @@ def _dense(folder: Path) -> Dense:
             weights = torch.load(str(folder / "pytorch_model.bin"), weights_only=True)
         linear.load_state_dict({k.removeprefix("linear."): v.float() for k, v in weights.items()})
     except Exception as error:  # a missing, broken or foreign file of weights
-        raise UsageError(f"the weights in '{folder}' cannot be loaded: {summarize(error)}") from error
+        raise UsageError(
+            f"the weights in '{folder}' cannot be loaded: {summarize(error)}"
+        ) from error
     return Dense(linear, activation())
 
 

@@ -9,7 +9,7 @@ Sizes of images and audio stay dynamic as long as any exporter keeps them; then 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,20 @@ from typing import Any
 import torch
 
 from toolkit.errors import UsageError
+from toolkit.export.contract import new_names
 from toolkit.export.draft import Case, Draft, ExportFailed, Failure
 from toolkit.export.hub.graphs import Blueprint, run, without
 from toolkit.export.hub.inputs import Interface, Sizes
-from toolkit.export.hub.quiet import quiet
-from toolkit.export.hub.writing import write_dynamo, write_torchscript
+from toolkit.export.hub.writing import write_patched
+from toolkit.export.pytorch.calling import Call, bind_arguments
+from toolkit.export.pytorch.customops import translations_of
+from toolkit.export.pytorch.writers import (
+    DYNAMO,
+    TORCHSCRIPT,
+    quiet,
+    write_dynamo,
+    write_torchscript,
+)
 from toolkit.export.request import Axes, Request, resolve_axes
 from toolkit.feeds.samples import Feed
 
@@ -36,21 +45,22 @@ class Way:
     fixed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.exporter}, {self.attention} attention" + (", patched" if self.patched else "")
+        return f"{self.exporter}, {self.attention} attention" + (
+            ", patched" if self.patched else ""
+        )
 
 
-def ways_of(blueprint: Blueprint, request: Request) -> list[Way]:
-    """All ways, the best first."""
-    model: Any = blueprint.wrapper.model
+def ways_of(model: Any, optional: bool, request: Request) -> list[Way]:
+    """All ways, the best first; with `optional` dimensions, all once more with these fixed."""
     attentions = ("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",)
     plain = [
-        *(Way("dynamo", attention) for attention in attentions),
-        Way("dynamo", attentions[0], patched=True),
-        *(Way("torchscript", attention) for attention in attentions),
+        *(Way(DYNAMO, attention) for attention in attentions),
+        Way(DYNAMO, attentions[0], patched=True),
+        *(Way(TORCHSCRIPT, attention) for attention in attentions),
     ]
     if request.exporter != "auto":
         plain = [way for way in plain if way.exporter == request.exporter]
-    fixed = [replace(way, fixed=True) for way in plain] if blueprint.interface.optional else []
+    fixed = [replace(way, fixed=True) for way in plain] if optional else []
     return [*plain, *fixed]
 
 
@@ -63,89 +73,117 @@ class HubPart:
         self.name = blueprint.name
         self._blueprint, self._request, self._scratch = blueprint, request, scratch
         self._extra = extra
-        self._left = ways_of(blueprint, request)
+        self._optional = blueprint.interface.optional if request.dynamic is None else frozenset()
+        self._left = ways_of(blueprint.wrapper.model, bool(self._optional), request)
+        self._tried: Way | None = None
+        wrapper = blueprint.wrapper
+        self._inputs = _renamed("input", wrapper.inputs, request.input_names)
+        self._outputs = _renamed("output", tuple(wrapper.outputs), request.output_names)
 
     def attempt(self, failures: Sequence[Failure]) -> Draft | None:
-        """The next way. A proof that failed is no matter of patches, which only help tracing."""
-        if failures and failures[-1].proof is not None:
-            while self._left and self._left[0].patched:
-                self._left.pop(0)
+        """The next way that can help against the last failure."""
+        if failures and self._tried is not None:
+            self._left = [way for way in self._left if _helps(way, self._tried, failures[-1])]
         if not self._left:
             return None
-        way = self._left.pop(0)
+        self._tried = way = self._left.pop(0)
         self._request.progress(f"{self.name}: exporting with {way}")
         folder = self._scratch / f"{self.name}-{len(failures)}"
         folder.mkdir()
-        return self._draft(way, folder / f"{self.name}.onnx", tuple(failures))
+        return self._draft(way, folder / f"{self.name}.onnx")
 
-    def _draft(self, way: Way, path: Path, failures: tuple[Failure, ...]) -> Draft:
-        wrapper, interface = self._blueprint.wrapper, self._blueprint.interface
+    def _draft(self, way: Way, path: Path) -> Draft:
+        model, interface = self._blueprint.wrapper.model, self._blueprint.interface
         notes = list(self._blueprint.notes)
         if way.fixed:
-            sizes = [f"{d} {interface.settings[0].sizes[d]}" for d in sorted(interface.optional)]
-            notes.append(f"{' and '.join(sizes)} fixed: no exporter keeps them dynamic")
-            interface = without(interface, interface.optional)
-        if way.attention == "eager" and getattr(wrapper.model, "_supports_sdpa", False):
-            notes.append("plain attention (eager): the fused one did not export")
+            first = interface.settings[0].sizes
+            sizes = " and ".join(f"{dim} {first[dim]}" for dim in sorted(self._optional))
+            notes.append(f"{sizes}, fixed: the exporters do not keep them open")
+            interface = without(interface, self._optional)
+        if way.attention == "eager" and getattr(model, "_supports_sdpa", False):
+            notes.append("plain attention (eager): with the fused one it did not hold")
         interface, axes = _asked(interface, self._request)
-        traced = interface.settings[0]
-        feed = interface.feed(traced, self._request.seed)
-        request = self._request
-        attend(wrapper.model, way.attention)
-        if way.exporter == "dynamo":
-            write_dynamo(
-                wrapper,
-                feed,
-                axes,
-                path,
-                opset=request.opset,
-                patched=way.patched,
-                translations=request.translations,
-            )
-        else:
-            write_torchscript(
-                wrapper,
-                feed,
-                {**axes, **output_axes(self._blueprint, interface, axes)},
-                path,
-                opset=request.opset,
-            )
+        feed = self._feed(interface, 0)
+        attend(model, way.attention)
+        self._write(way, path, interface, axes, feed)
         return Draft(
             path=path,
             reference=self._reference(way),
             cases=[*self._cases(interface, axes), *self._extra],
             exporter=way.exporter,
-            dynamic=axes,
-            traced=_shown(traced.sizes, axes),
+            dynamic=self._public(axes),
+            traced=_shown(interface.settings[0].sizes, axes),
             notes=tuple(notes),
         )
 
-    def _reference(self, way: Way) -> Any:
+    def _write(self, way: Way, path: Path, interface: Interface, axes: Axes, feed: Feed) -> None:
+        opset, translations = self._request.opset, translations_of(self._request.translations)
+        with quiet():
+            call, open_ = self._call(feed), self._public(axes)
+        if way.exporter == TORCHSCRIPT:
+            with quiet():
+                given = output_axes(self._blueprint, interface, axes)
+            names = {self._outputs[name]: dims for name, dims in given.items()}
+            write_torchscript(call, feed, open_, names, opset, path, translations)
+        elif way.patched:
+            write_patched(call, feed, open_, opset, path, translations)
+        else:
+            write_dynamo(call, feed, open_, opset, path, translations)
+
+    def _call(self, feed: Feed) -> Call:
+        """The wrapper with its example, under the graph's names."""
+        names = replace(
+            self._request,
+            input_names=tuple(self._inputs.values()),
+            output_names=tuple(self._outputs.values()),
+        )
+        values = tuple(torch.from_numpy(value) for value in feed.values())
+        return bind_arguments(self._blueprint.wrapper, values, {}, names)
+
+    def _reference(self, way: Way) -> Callable[[Feed], Mapping[str, Any]]:
         """Runs the wrapper.
 
         Rows that attend to nothing, as of padding on the left, mean nothing, but have values: the
         fused attention gives zeros, the plain one and what dynamo writes an average.
         """
         wrapper = self._blueprint.wrapper
-        attention = "eager" if way.exporter == "dynamo" else way.attention
+        attention = "eager" if way.exporter == DYNAMO else way.attention
 
         def reference(feed: Feed) -> Mapping[str, Any]:
             attend(wrapper.model, attention)
             with quiet(), torch.no_grad():
-                values = wrapper(*(torch.from_numpy(feed[name]) for name in wrapper.inputs))
-            return {n: v.numpy() for n, v in zip(wrapper.outputs, values, strict=True)}
+                values = wrapper(*(torch.from_numpy(feed[n]) for n in self._inputs.values()))
+            return {n: v.numpy() for n, v in zip(self._outputs.values(), values, strict=True)}
 
         return reference
 
     def _cases(self, interface: Interface, axes: Axes) -> list[Case]:
         return [
-            Case(
-                interface.feed(setting, self._request.seed + count),
-                _shown(setting.sizes, axes),
-                setting.label,
-            )
-            for count, setting in enumerate(interface.settings)
+            Case(self._feed(interface, place), _shown(setting.sizes, axes), setting.label)
+            for place, setting in enumerate(interface.settings)
         ]
+
+    def _feed(self, interface: Interface, place: int) -> Feed:
+        made = interface.feed(interface.settings[place], self._request.seed + place)
+        return {self._inputs[name]: value for name, value in made.items()}
+
+    def _public(self, axes: Axes) -> dict[str, dict[int, str]]:
+        return {self._inputs[name]: dict(dims) for name, dims in axes.items()}
+
+
+def _renamed(kind: str, have: Sequence[str], asked: Sequence[str]) -> dict[str, str]:
+    """The graph's names for the wrapper's."""
+    return {name: name for name in have} | new_names(kind, have, asked)
+
+
+def _helps(way: Way, tried: Way, failure: Failure) -> bool:
+    """Whether a way may lead further than one that failed so."""
+    if failure.proof is not None and way.patched:
+        return False  # patches help tracing
+    if way.fixed or tried.fixed or not failure.dims:
+        return True
+    # a size that the model's code fixes stays so with any attention
+    return way.exporter != tried.exporter
 
 
 def attend(model: Any, implementation: str) -> None:
@@ -161,50 +199,50 @@ def attend(model: Any, implementation: str) -> None:
 
 
 def _asked(interface: Interface, request: Request) -> tuple[Interface, Axes]:
-    """The interface with those dimensions only that the user wants dynamic."""
+    """The interface with those dimensions only that the user wants dynamic, under their names."""
     axes = interface.axes()
     if request.dynamic is None:
         return interface, axes
     ranks = {each.name: len(each.shape) for each in interface.inputs}
     wanted = resolve_axes(request.dynamic, ranks)
+    names: dict[str, str] = {}
     for name, dims in wanted.items():
-        for axis in dims:
+        for axis, said in dims.items():
             if axis not in axes.get(name, {}):
                 raise UsageError(f"axis {axis} of '{name}' has one size only in this model")
-    kept = {axes[name][axis] for name, dims in wanted.items() for axis in dims}
+            names[axes[name][axis]] = said
     every = {dim for dims in axes.values() for dim in dims.values()}
-    interface = without(interface, frozenset(every - kept))
-    named = {
-        (n, a): wanted.get(n, {}).get(a, d) for n, dims in axes.items() for a, d in dims.items()
-    }
-    renamed: dict[str, dict[int, str]] = {}
-    for name, dims in interface.axes().items():
-        renamed[name] = {axis: named[name, axis] for axis in dims}
-    return interface, renamed
+    interface = without(interface, frozenset(every - set(names)))
+    return interface.renamed(names), interface.renamed(names).axes()
 
 
-def output_axes(blueprint: Blueprint, interface: Interface, axes: Axes) -> dict[str, dict[int, str]]:
+def output_axes(
+    blueprint: Blueprint, interface: Interface, axes: Axes
+) -> dict[str, dict[int, str]]:
     """Which dimensions of the outputs change with the inputs, found by running.
 
     They get the name of the input dimension that always has the same size, else a name of theirs.
     """
-    runs = [
-        [tuple(value.shape) for value in run(blueprint.wrapper, interface, setting)]
-        for setting in interface.settings
-    ]
-    sizes = [_shown(setting.sizes, axes, interface) for setting in interface.settings]
-    dims = {dim: tuple(each[dim] for each in sizes) for dim in sizes[0]}
+    runs: list[tuple[Sizes, list[tuple[int, ...]]]] = []
+    for setting in interface.settings:
+        try:
+            shapes = [tuple(v.shape) for v in run(blueprint.wrapper, interface, setting)]
+        except Exception:  # a model may refuse some sizes
+            continue
+        runs.append((setting.sizes, shapes))
+    dims = {dim: tuple(sizes[dim] for sizes, _ in runs) for dim in _shown(runs[0][0], axes)}
     found: dict[str, dict[int, str]] = {}
     for place, (name, known) in enumerate(blueprint.wrapper.outputs.items()):
-        for axis, seen in enumerate(zip(*(shapes[place] for shapes in runs), strict=True)):
+        for axis, seen in enumerate(zip(*(shapes[place] for _, shapes in runs), strict=True)):
             if len(set(seen)) > 1:
-                same = next((dim for dim, values in dims.items() if values == seen), None)
-                own = known.get(axis) if known.get(axis) not in dims else None
-                found.setdefault(name, {})[axis] = same or own or f"{name}_{axis}"
+                same = next((dim for dim, sizes in dims.items() if sizes == seen), None)
+                own = known.get(axis)
+                own = own if own is not None and own not in dims else f"{name}_{axis}"
+                found.setdefault(name, {})[axis] = same or own
     return found
 
 
-def _shown(sizes: Sizes, axes: Axes, interface: Interface | None = None) -> dict[str, int]:
-    """The sizes by the names that the graph gives its dimensions."""
+def _shown(sizes: Sizes, axes: Axes) -> dict[str, int]:
+    """The sizes of the dimensions that are open."""
     used = {dim for dims in axes.values() for dim in dims.values()}
     return {dim: size for dim, size in sizes.items() if dim in used}

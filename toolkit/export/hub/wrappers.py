@@ -130,7 +130,7 @@ class Decoder(Wrapper):
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         named = self.named(values)
         given = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=named["encoder_hidden_states"]),
+            encoder_outputs=_states(named["encoder_hidden_states"]),
             attention_mask=named.get("encoder_attention_mask"),
             decoder_input_ids=named["input_ids"],
             use_cache=True,
@@ -155,9 +155,7 @@ class DecoderWithPast(Wrapper):
         # Only the shape of the source is still asked for.
         source = cross[0].new_zeros(1, 1, self.width)
         given = self.model(
-            encoder_outputs=BaseModelOutput(
-                last_hidden_state=source.expand(cross[0].shape[0], cross[0].shape[2], self.width)
-            ),
+            encoder_outputs=_states(source.expand(cross[0].shape[0], cross[0].shape[2], -1)),
             attention_mask=named.get("encoder_attention_mask"),
             decoder_input_ids=named["input_ids"],
             past_key_values=cache,
@@ -165,6 +163,10 @@ class DecoderWithPast(Wrapper):
             return_dict=True,
         )
         return (given.logits, *tensors_of(given.past_key_values.self_attention_cache))
+
+
+def _states(hidden: Any) -> BaseModelOutput:
+    return BaseModelOutput(last_hidden_state=hidden)
 
 
 def both_tensors_of(cache: Any) -> list[Tensor]:
