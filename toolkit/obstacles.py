@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from onnx import (
     GraphProto,
@@ -80,27 +81,47 @@ def _unknown_domains(model: Model) -> Iterator[str]:
 # Kernels, one operator at a time -----------------------------------------------------------------
 
 
-def _missing_kernels(model: Model) -> Iterator[str]:
-    """Operators that exist, but not for these element types or not on the CPU."""
-    if model.opsets.get("", 0) > MAX_OPSET:
-        return  # nothing loads at all
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A node tried alone: the element types that it reads, and why the runtime has no kernel."""
+
+    node: NodeProto
+    kinds: tuple[str, ...]
+    reason: str
+    """Empty when there is one."""
+
+
+def try_kernels(model: Model, custom_ops: Sequence[str] = ()) -> Iterator[Tried]:
+    """Every node whose types are known, tried alone; equal ones once."""
     proto = model.to_proto()
     # Where a node is broken, the rest is looked at with the types that are declared.
     with contextlib.suppress(Exception):
         proto = shape_inference.infer_shapes(proto)
-    counts: Counter[str] = Counter()
-    reasons: dict[str, str] = {}
+    reasons: dict[tuple[str, tuple[str, ...]], str] = {}
     for node, types in _typed_nodes(proto.graph, {}):
         single = _alone(proto, node, types)
         if single is None:
             continue
         inputs = (types[name] for name in nd.inputs_of(node))
-        kinds = ", ".join(dict.fromkeys(dtype_name(t.tensor_type.elem_type) for t in inputs))
-        version = model.opsets.get(nd.domain_of(node), 1)
-        name = nd.qualified(node)
-        label = f"{name} (opset {version}) on {kinds}" if kinds else f"{name} (opset {version})"
-        if label not in reasons:
-            reasons[label] = _refusal(single)
+        kinds = tuple(dict.fromkeys(dtype_name(t.tensor_type.elem_type) for t in inputs))
+        key = nd.qualified(node), kinds
+        if key not in reasons:
+            reasons[key] = _refusal(single, custom_ops)
+        yield Tried(node, kinds, reasons[key])
+
+
+def _missing_kernels(model: Model) -> Iterator[str]:
+    """Operators that exist, but not for these element types or not on the CPU."""
+    if model.opsets.get("", 0) > MAX_OPSET:
+        return  # nothing loads at all
+    counts: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    for tried in try_kernels(model):
+        version = model.opsets.get(nd.domain_of(tried.node), 1)
+        name = nd.qualified(tried.node)
+        kinds = f" on {', '.join(tried.kinds)}" if tried.kinds else ""
+        label = f"{name} (opset {version}){kinds}"
+        reasons[label] = tried.reason
         counts[label] += 1
     for label, reason in reasons.items():
         if reason:
@@ -140,10 +161,10 @@ def _unshaped(declared: TypeProto) -> TypeProto:
     return TypeProto(tensor_type=TypeProto.Tensor(elem_type=declared.tensor_type.elem_type))
 
 
-def _refusal(single: ModelProto) -> str:
+def _refusal(single: ModelProto, custom_ops: Sequence[str]) -> str:
     """Why the runtime does not take this operator; empty when it does, or for other reasons."""
     try:
-        Session(Model.from_proto(single))
+        Session(Model.from_proto(single), custom_ops=custom_ops)
     except RuntimeRefused as refusal:
         return next((why for text, why in _REFUSALS.items() if text in str(refusal)), "")
     return ""

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from toolkit.cli.arguments import NO_VALUE
 from toolkit.cli.demo import demo
 from toolkit.cli.explain import explain
+from toolkit.cli.export import export
 from toolkit.cli.inspect import inspect
 from toolkit.cli.optimize import optimize
 from toolkit.cli.passes import passes
@@ -48,7 +49,7 @@ app = typer.Typer(
 )
 
 # In the order of the help.
-for _command in (optimize, explain, inspect, verify, passes, tune, demo):
+for _command in (optimize, export, explain, inspect, verify, passes, tune, demo):
     app.command(cls=_Command)(_command)
 
 

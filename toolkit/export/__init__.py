@@ -181,8 +181,7 @@ def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProv
         reasons = failures[0].reason
     else:
         reasons = "; ".join(f"{f.exporter}: {f.reason}" for f in failures)
-    unproven = [f for f in failures if f.proof is not None]
-    if unproven:
+    if any(f.proof is not None and f.proof.runs for f in failures):
         return NotProven(f"the exported {part.name} is not the same as the original: {reasons}")
     return UsageError(f"the {part.name} cannot be exported: {reasons or 'there is no way to'}")
 

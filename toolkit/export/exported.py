@@ -14,7 +14,7 @@ from toolkit.errors import SaveError, UsageError
 from toolkit.export.draft import Case, Failure
 from toolkit.export.proof import Proof
 from toolkit.export.request import Axes, Request
-from toolkit.files import require_writable, write_files
+from toolkit.files import require_writable, same_file, write_files
 from toolkit.model import Model
 from toolkit.types import dtype_name
 
@@ -70,6 +70,13 @@ class ExportedGraph:
         }
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SaveError(f"cannot make the folder '{folder}': {error.strerror}") from error
+
+
 def _value(model: Model, name: str) -> dict[str, Any]:
     declared = model.graph.type(name)
     if declared is None:
@@ -119,16 +126,16 @@ class Exported:
 
         One graph in a folder is called `model.onnx`.
         """
+        folder = os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir()
         path = Path(path)
-        if len(self.graphs) == 1 and not path.is_dir():
+        if len(self.graphs) == 1 and not folder:
             return dict.fromkeys(self.graphs, path)
-        if path.suffix == ".onnx" and not path.is_dir():
+        if path.suffix == ".onnx" and not folder:
             raise SaveError(
                 f"'{path}' is one file, but there are {len(self.graphs)} graphs "
                 f"({', '.join(self.graphs)}): name a folder"
             )
-        names = {name: f"{name}.onnx" for name in self.graphs}
-        return {name: path / file for name, file in names.items()}
+        return {name: path / f"{name}.onnx" for name in self.graphs}
 
     def save(self, path: str | os.PathLike[str], external_data: bool = False) -> list[Path]:
         """Write the graphs, and beside them the files that belong to them; returns all of them.
@@ -137,17 +144,21 @@ class Exported:
         """
         places = self.files(path)
         folder = next(iter(places.values())).parent
-        companions = {folder / name: source for name, source in self.companions.items()}
-        if len(self.graphs) > 1:
-            folder.mkdir(parents=True, exist_ok=True)
+        if folder != Path(path).parent:  # a folder of the model's own, which may be new
+            _make_folder(folder)
+        companions = {
+            folder / name: source
+            for name, source in self.companions.items()
+            if not same_file(folder / name, source)
+        }
         again = all(place.exists() for place in places.values())
         for place in (*places.values(), *companions):
             require_writable(place)
         for target, source in companions.items():
             if target.exists() and not again and target.read_bytes() != source.read_bytes():
                 raise SaveError(
-                    f"'{target}' is there and differs from the model's own: name a folder of the "
-                    "model's own, as in -o exported/model.onnx"
+                    f"'{target}' is there and differs from the model's own: name a folder for "
+                    "the model alone, as in -o exported/"
                 )
         if companions:
             write_files({target: [source.read_bytes()] for target, source in companions.items()})

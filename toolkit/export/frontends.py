@@ -80,18 +80,22 @@ def _resolve(text: str) -> Any:
     path = Path(text).expanduser()
     if path.exists():
         return path
-    address, colon, name = text.rpartition(":")
-    if colon and name.isidentifier() is False and "." not in name:
-        raise UsageError(f"'{text}' is not valid: write module:factory or ./file.py:factory")
-    if not colon or not address:
+    if ":" not in text:
         raise UsageError(
             f"'{text}' does not exist: name a model's file or folder, or a factory as in "
             "./my_model.py:build"
         )
+    return build(object_at(text), text)
+
+
+def object_at(text: str) -> object:
+    """What `module:name` or `./file.py:name` names."""
+    address, _, name = text.rpartition(":")
+    if not address or not name or not name.replace(".", "_").isidentifier():
+        raise UsageError(f"'{text}' is not valid: write module:name, or ./file.py:name")
     is_file = address.endswith(".py") or "/" in address or "\\" in address
     module = load_file(address) if is_file else load_module(address)
-    found = get_object(module, name, address)
-    return build(found, text)
+    return get_object(module, name, address)
 
 
 def build(found: object, address: str) -> Any:

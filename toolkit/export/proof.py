@@ -19,6 +19,7 @@ from toolkit.errors import ModelError, RuntimeRefused, UsageError, summarize
 from toolkit.export.draft import Case, Draft
 from toolkit.export.request import Request
 from toolkit.model import Model
+from toolkit.obstacles import why_refused
 from toolkit.runtime import Session
 
 Outcome = Literal["equal", "differs", "refused", "skipped"]
@@ -61,6 +62,7 @@ class Proof:
     """What running a graph against its framework has shown."""
 
     runs: tuple[Run, ...]
+    """Empty when onnxruntime does not load the graph at all."""
     tolerance: float
     findings: tuple[str, ...] = ()
     """What is wrong with the graph, in lines; empty when it holds."""
@@ -120,7 +122,7 @@ def prove(draft: Draft, request: Request) -> Proof:
         check_input(model)
         session = Session(model, custom_ops=request.custom_ops)
     except (ModelError, RuntimeRefused) as error:
-        return Proof((), request.tolerance, (f"onnxruntime does not load it: {error}",))
+        return Proof((), request.tolerance, (_not_loaded(model, error, request),))
     expected, skipped = _references(draft)
     runs = [_run(session, case, wanted, request) for case, wanted in expected]
     del session
@@ -135,6 +137,12 @@ def prove(draft: Draft, request: Request) -> Proof:
     everything = (*runs, *skipped)
     notes = [f"the model itself refuses {run}: {run.reason}" for run in skipped]
     return Proof(everything, request.tolerance, tuple(_findings(draft, runs)), tuple(notes))
+
+
+def _not_loaded(model: Model, error: Exception, request: Request) -> str:
+    """Why onnxruntime does not load it: all causes, where they can be told apart."""
+    causes = [] if isinstance(error, ModelError) else why_refused(model, request.custom_ops)
+    return f"onnxruntime does not load it: {'; '.join(causes) or error}"
 
 
 def _references(draft: Draft) -> tuple[list[tuple[Case, Mapping[str, Any]]], list[Run]]:

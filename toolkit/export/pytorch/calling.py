@@ -45,6 +45,8 @@ class Call:
     kinds: Mapping[str, Any]
     leaves: Sequence[Leaf]
     outputs: Sequence[str]
+    plain: bool = False
+    """Whether only tensors go in, by position, and a tensor or a tuple of them comes out."""
 
     @property
     def inputs(self) -> list[str]:
@@ -126,21 +128,33 @@ def bind_arguments(
         for leaf in leaves
     ]
     call = Call(module, arguments, kinds, leaves, ())
-    names = _output_names(call)
+    result = _answer(call)
+    names = _output_names(result)
     given = new_names("output", names, request.output_names)
     outputs = tuple(_apart(given.get(name, name), call.inputs) for name in names)
-    return Call(module, arguments, kinds, leaves, outputs)
+    return Call(module, arguments, kinds, leaves, outputs, _is_plain(call, result))
 
 
-def _output_names(call: Call) -> list[str]:
+def _is_plain(call: Call, result: Any) -> bool:
+    args, kwargs = call.arranged([leaf.tensor for leaf in call.leaves])
+    goes_in = not kwargs and len(args) == len(call.leaves)
+    comes_out = type(result) is tuple and len(tensors_in(result)) == len(result)
+    return goes_in and (comes_out or isinstance(result, _torch().Tensor))
+
+
+def _answer(call: Call) -> Any:
+    """What the module returns for the example."""
     torch = _torch()
     args, kwargs = call.arranged([leaf.tensor for leaf in call.leaves])
     try:
         with evaluating(call.module), torch.no_grad():
-            result = call.module(*args, **kwargs)
+            return call.module(*args, **kwargs)
     except Exception as error:  # the user's own code runs here
         message = f"the model does not run on the example: {summarize(error)}"
         raise UsageError(message) from error
+
+
+def _output_names(result: Any) -> list[str]:
     found = tensors_in(result)
     if not found:
         raise UsageError(f"the model returns no tensor, but a {type(result).__name__}")
@@ -329,7 +343,8 @@ def training_notes(module: Any) -> list[str]:
 def _differs_in_training(part: Any) -> bool:
     nn = _torch().nn
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU)
-    return isinstance(part, kinds) or float(getattr(part, "dropout", 0) or 0) > 0
+    rate = getattr(part, "dropout", 0)  # of layers that drop on their own, as nn.LSTM
+    return isinstance(part, kinds) or (isinstance(rate, (int, float)) and rate > 0)
 
 
 def _torch() -> Any:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from onnx import defs
+
 from toolkit.errors import UsageError
 
 _TENSORS = ("Tensor", "Tensor?", "Optional[Tensor]")
@@ -135,28 +137,63 @@ def _arguments(op: Any, how: CustomOp) -> list[tuple[str, str]]:
     return found
 
 
+def declared_schema(op: Any, how: CustomOp) -> Any:
+    """The ONNX schema that the PyTorch operator's own one stands for."""
+    schema = defs.OpSchema
+    kinds = {int: schema.AttrType.INT, bool: schema.AttrType.INT, float: schema.AttrType.FLOAT}
+    kinds |= {str: schema.AttrType.STRING}
+    lists = {list[int]: schema.AttrType.INTS, list[float]: schema.AttrType.FLOATS}
+    arguments = _arguments(op, how)
+    optional = {a.name for a in op._schema.arguments if a.has_default_value()}
+    tensors = [(name, kind) for name, kind in arguments if kind in _TENSORS]
+    option = schema.FormalParameterOption
+    results = [f"result_{index}" for index in range(len(op._schema.returns))]
+    every = sorted(defs.get_schema("Identity", 13).type_constraints[0].allowed_type_strs)
+    letters = [f"T_{name}" for name in (*(name for name, _ in tensors), *results)]
+    return schema(
+        how.name,
+        how.domain,
+        how.version,
+        inputs=[
+            schema.FormalParameter(
+                name,
+                f"T_{name}",
+                param_option=option.Single if kind == "Tensor" else option.Optional,
+            )
+            for name, kind in tensors
+        ],
+        outputs=[schema.FormalParameter(name, f"T_{name}") for name in results],
+        type_constraints=[(letter, every, "any tensor") for letter in letters],
+        attributes=[
+            schema.Attribute(
+                how.renamed(name),
+                (kinds | lists)[_ATTRIBUTES[kind][0]],
+                required=name not in optional,
+            )
+            for name, kind in arguments
+            if kind not in _TENSORS
+        ],
+    )
+
+
 def _as_function(op: Any, how: CustomOp) -> Callable[..., Any]:
     """A function that dynamo's translator takes: its signature says what is an attribute."""
-    onnxscript = importlib.import_module("onnxscript")
-    target = getattr(onnxscript.values.Opset(how.domain, how.version), how.name, None)
-    opset = onnxscript.values.Opset(how.domain, how.version)
+    values = importlib.import_module("onnxscript").values
+    opset = values.Opset(how.domain, how.version)
+    operator = values.Op(opset, how.name, declared_schema(op, how))
     arguments = _arguments(op, how)
     defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
-    outputs = len(op._schema.returns)
 
     def translate(*given: Any, **named: Any) -> Any:
-        values = {name: value for (name, _), value in zip(arguments, given, strict=False)}
-        values |= named
-        inputs = [values.get(name) for name, kind in arguments if kind in _TENSORS]
+        found = {name: value for (name, _), value in zip(arguments, given, strict=False)}
+        found |= named
+        inputs = [found.get(name) for name, kind in arguments if kind in _TENSORS]
         attributes = {
             how.renamed(name): int(value) if kind == "bool" else value
             for name, kind in arguments
-            if kind not in _TENSORS and (value := values.get(name, defaults.get(name))) is not None
+            if kind not in _TENSORS and (value := found.get(name, defaults.get(name))) is not None
         }
-        if target is not None and not isinstance(target, onnxscript.values.Op):
-            return target(*inputs, **attributes)
-        operator = onnxscript.values.Op(opset, how.name)
-        return operator(*inputs, **attributes, **({"_outputs": outputs} if outputs > 1 else {}))
+        return operator(*inputs, **attributes)
 
     parameters = [
         inspect.Parameter(
@@ -169,7 +206,7 @@ def _as_function(op: Any, how: CustomOp) -> Callable[..., Any]:
     ]
     function = cast("Any", translate)
     function.__signature__ = inspect.Signature(parameters)
-    function.__annotations__ = {p.name: p.annotation for p in parameters}
+    function.__annotations__ = {p.name: p.annotation for p in parameters if p.annotation is not Any}
     function.__name__ = how.name
     return translate
 

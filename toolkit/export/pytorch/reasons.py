@@ -76,26 +76,51 @@ def unsupported(program: Any, translations: Translations) -> str:
     found: dict[str, list[str]] = {}
     with contextlib.suppress(Exception):  # private parts of torch: without them, its own message
         registration = importlib.import_module("torch.onnx._internal.exporter._registration")
-        decompositions = importlib.import_module("torch.onnx._internal.exporter._decomp")
+        passes = importlib.import_module("torch.onnx._internal.exporter._fx_passes")
         registry = registration.ONNXRegistry.from_torchlib()
-        table = decompositions.create_onnx_friendly_decomposition_table(registry)
-        for node in program.run_decompositions(table).graph.nodes:
+        decomposed = passes.decompose_with_registry(program, registry)
+        passes.remove_assertion_nodes(decomposed.graph_module)
+        for node in decomposed.graph.nodes:
             if node.op != "call_function" or not hasattr(node.target, "_schema"):
                 continue
             if registry.is_registered(node.target) or translations.covers(node.target):
                 continue
             found.setdefault(str(node.target), []).append(_place_of(node))
+    return _without_translation(found)
+
+
+def unsupported_in_trace(module: Any, args: tuple[Any, ...], opset: int) -> str:
+    """The same for what the TorchScript exporter traces."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(Exception):  # as above
+        utils = importlib.import_module("torch.onnx.utils")
+        graph, missing = utils.unconvertible_ops(module, args, opset_version=opset)
+        for node in graph.nodes():
+            if node.kind() in missing:
+                scope = re.sub(r"[^/]*::", "", node.scopeName()).strip("/").replace("/", ".")
+                place = f"{scope or 'the model'}{_user_place(_as_trace(node.sourceRange()))}"
+                found.setdefault(node.kind(), []).append(place)
+    return _without_translation(found)
+
+
+def _as_trace(source: str) -> str:
+    """Where a traced node is in the user's code, in the form of a stack: the innermost last."""
+    lines = reversed(re.findall(r"(?m)^(\S+?)\((\d+)\):", source))
+    return "\n".join(f'File "{file}", line {line}' for file, line in lines)
+
+
+def _without_translation(found: dict[str, list[str]]) -> str:
     if not found:
         return ""
     listed = "; ".join(
         f"{op} at {places[0]}" + (f" and {len(places) - 1} more" if len(places) > 1 else "")
         for op, places in found.items()
     )
-    what = "operator has" if len(found) == 1 else f"{len(found)} operators have"
     return (
-        f"{what} no translation to ONNX, and PyTorch does not decompose "
-        f"{'it' if len(found) == 1 else 'them'}: {listed}. Give a translation (--translate "
-        "module:table), declare an ONNX custom operator for it there, or register a decomposition"
+        f"{'1 operator has' if len(found) == 1 else f'{len(found)} operators have'} no translation "
+        f"to ONNX, and PyTorch does not decompose {'it' if len(found) == 1 else 'them'}: {listed}; "
+        "give a function or a CustomOp for each with --translate module:table, or register a "
+        "decomposition"
     )
 
 

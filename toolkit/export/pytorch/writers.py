@@ -24,7 +24,7 @@ from toolkit.errors import ToolkitError
 from toolkit.export.draft import ExportFailed
 from toolkit.export.pytorch.calling import Call, evaluating, tensors_in
 from toolkit.export.pytorch.customops import Translations
-from toolkit.export.pytorch.reasons import reason_of, unsupported
+from toolkit.export.pytorch.reasons import reason_of, unsupported, unsupported_in_trace
 from toolkit.export.request import Axes
 from toolkit.feeds.samples import Feed
 
@@ -154,7 +154,8 @@ def write_program(
     except ToolkitError:
         raise
     except Exception as error:  # the translator raises a dozen unrelated classes
-        listed = unsupported(program, translations)
+        with quiet():
+            listed = unsupported(program, translations)
         raise ExportFailed(DYNAMO, listed or reason_of(error), final=bool(listed)) from error
     _name_dimensions(path, axes)
 
@@ -199,39 +200,29 @@ def write_torchscript(
     low, high = _TORCHSCRIPT_OPSETS
     version = min(max(opset or _TORCHSCRIPT_DEFAULT, low), high)
     module, args = _flat(call, feed)
-    try:
-        with (
-            quiet(),
-            evaluating(call.module),
-            torch.no_grad(),
-            translations.for_torchscript(version),
-        ):
+    with quiet(), evaluating(call.module), torch.no_grad(), translations.for_torchscript(version):
+        try:
             torch.onnx.export(
                 module,
                 args,
                 str(path),
                 dynamo=False,
+                verbose=False,
                 opset_version=version,
                 input_names=call.inputs,
                 output_names=list(call.outputs),
                 dynamic_axes={**axes, **output_axes},
                 custom_opsets=translations.opsets() or None,
             )
-    except ToolkitError:
-        raise
-    except Exception as error:  # the exporter raises a dozen unrelated classes
-        raise ExportFailed(TORCHSCRIPT, reason_of(error)) from error
+        except Exception as error:  # the exporter raises a dozen unrelated classes
+            listed = unsupported_in_trace(module, args, version)
+            raise ExportFailed(TORCHSCRIPT, listed or reason_of(error)) from error
 
 
 def _flat(call: Call, feed: Feed) -> tuple[Any, tuple[Any, ...]]:
     """The module as one of plain tensors: tracing takes no other arguments, and no dataclasses."""
-    torch = importlib.import_module("torch")
     tensors = call.tensors(feed)
-    args, kwargs = call.arranged(tensors)
-    is_plain = all(not leaf.path for leaf in call.leaves) and len(args) == len(call.leaves)
-    if isinstance(call.module, torch.jit.ScriptModule) and is_plain and not kwargs:
-        return call.module, args
-    return _flat_class()(call), tuple(tensors)
+    return (call.module if call.plain else _flat_class()(call)), tuple(tensors)
 
 
 def _flat_class() -> Any:
@@ -259,10 +250,13 @@ def _flat_class() -> Any:
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
     """Exporters print progress and warn about every traced condition: the proof says more."""
+    internals: Any = importlib.import_module("torch")._C
+    log = internals._jit_onnx_log  # prints whole graphs, past Python's streams
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     sink = io.StringIO()
     try:
+        internals._jit_onnx_log = print  # into the sink
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(sink),
@@ -271,4 +265,5 @@ def quiet() -> Generator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
+        internals._jit_onnx_log = log
         logging.disable(before)
