@@ -265,9 +265,10 @@ def _cache_shapes(checkpoint: Checkpoint) -> list[tuple[tuple[int, int], tuple[i
     ids = torch.ones(1, 2, dtype=torch.int64)
     try:
         with torch.no_grad():
-            cache = model(input_ids=ids, use_cache=True, return_dict=True).past_key_values
+            given = model(input_ids=ids, use_cache=True, return_dict=True)
     except Exception as error:  # a model may raise anything
         raise UsageError(f"{type(model).__name__} does not run: {summarize(error)}") from error
+    cache = getattr(given, "past_key_values", None)
     layers: Sequence[Any] = getattr(cache, "layers", None) or []
     if not layers or any(type(layer).__name__ not in _GROWING for layer in layers):
         raise UsageError(

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from toolkit.errors import UsageError
+from toolkit.errors import UsageError, one_line
 from toolkit.export.contract import new_names
 from toolkit.export.draft import Case, Draft, ExportFailed, Failure
 from toolkit.export.hub.graphs import Blueprint, run, without
 from toolkit.export.hub.inputs import Interface, Sizes
-from toolkit.export.hub.writing import write_patched
+from toolkit.export.hub.writing import declare_outputs, write_patched
 from toolkit.export.pytorch.calling import Call, bind_arguments
 from toolkit.export.pytorch.customops import translations_of
 from toolkit.export.pytorch.writers import (
@@ -104,7 +104,11 @@ class HubPart:
             notes.append("plain attention (eager): with the fused one it did not hold")
         interface, axes = _asked(interface, self._request)
         feed = self._feed(interface, 0)
-        attend(model, way.attention)
+        try:
+            attend(model, way.attention)
+        except (ValueError, ImportError) as error:
+            reason = f"{way.attention} attention: {one_line(error, 200)}"
+            raise ExportFailed(way.exporter, reason) from error
         self._write(way, path, interface, axes, feed)
         return Draft(
             path=path,
@@ -122,9 +126,13 @@ class HubPart:
             call, open_ = self._call(feed), self._public(axes)
         if way.exporter == TORCHSCRIPT:
             with quiet():
-                given = output_axes(self._blueprint, interface, axes)
-            names = {self._outputs[name]: dims for name, dims in given.items()}
+                seen = output_shapes(self._blueprint, interface, axes)
+            shapes = {self._outputs[name]: shape for name, shape in seen.items()}
+            names = {
+                n: {a: d for a, d in enumerate(s) if isinstance(d, str)} for n, s in shapes.items()
+            }
             write_torchscript(call, feed, open_, names, opset, path, translations)
+            declare_outputs(path, shapes)
         elif way.patched:
             write_patched(call, feed, open_, opset, path, translations)
         else:
@@ -187,15 +195,12 @@ def _helps(way: Way, tried: Way, failure: Failure) -> bool:
 
 
 def attend(model: Any, implementation: str) -> None:
-    """Switch the attention implementation, where the model has a choice."""
+    """Switch the attention implementation, where the model has a choice; ValueError: it has not."""
     switch = getattr(model, "set_attn_implementation", None)
     if switch is None:
         return
-    try:
-        with quiet():
-            switch(implementation)
-    except (ValueError, ImportError) as error:
-        raise ExportFailed(implementation, f"{implementation} attention: {error}") from error
+    with quiet():
+        switch(implementation)
 
 
 def _asked(interface: Interface, request: Request) -> tuple[Interface, Axes]:
@@ -216,12 +221,13 @@ def _asked(interface: Interface, request: Request) -> tuple[Interface, Axes]:
     return interface.renamed(names), interface.renamed(names).axes()
 
 
-def output_axes(
+def output_shapes(
     blueprint: Blueprint, interface: Interface, axes: Axes
-) -> dict[str, dict[int, str]]:
-    """Which dimensions of the outputs change with the inputs, found by running.
+) -> dict[str, list[int | str]]:
+    """The shapes of the outputs, found by running in all settings.
 
-    They get the name of the input dimension that always has the same size, else a name of theirs.
+    A dimension that changes gets the name of the input dimension that always has the same size,
+    else a name of its own.
     """
     runs: list[tuple[Sizes, list[tuple[int, ...]]]] = []
     for setting in interface.settings:
@@ -231,14 +237,15 @@ def output_axes(
             continue
         runs.append((setting.sizes, shapes))
     dims = {dim: tuple(sizes[dim] for sizes, _ in runs) for dim in _shown(runs[0][0], axes)}
-    found: dict[str, dict[int, str]] = {}
+    found: dict[str, list[int | str]] = {}
     for place, (name, known) in enumerate(blueprint.wrapper.outputs.items()):
+        shape: list[int | str] = []
         for axis, seen in enumerate(zip(*(shapes[place] for _, shapes in runs), strict=True)):
-            if len(set(seen)) > 1:
-                same = next((dim for dim, sizes in dims.items() if sizes == seen), None)
-                own = known.get(axis)
-                own = own if own is not None and own not in dims else f"{name}_{axis}"
-                found.setdefault(name, {})[axis] = same or own
+            same = next((dim for dim, sizes in dims.items() if sizes == seen), None)
+            own = known.get(axis)
+            own = own if own is not None and own not in dims else f"{name}_{axis}"
+            shape.append(same or own if len(set(seen)) > 1 else seen[0])
+        found[name] = shape
     return found
 
 

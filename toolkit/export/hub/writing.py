@@ -10,8 +10,10 @@ architectures traceable, and cost some nodes: they are for what does not export 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import onnx
 
 from toolkit.export.draft import ExportFailed
 from toolkit.export.pytorch import writers
@@ -28,6 +30,20 @@ def write_patched(
     with _patches() as table:
         both = Translations({**table, **translations.table})
         writers.write_dynamo(call, feed, axes, opset, path, both)
+
+
+def declare_outputs(path: Path, shapes: Mapping[str, Sequence[int | str]]) -> None:
+    """Give the outputs these shapes: TorchScript invents names for sizes that it cannot infer."""
+    proto = onnx.load(path, load_external_data=False)
+    for value in proto.graph.output:
+        del value.type.tensor_type.shape.dim[:]
+        for size in shapes[value.name]:
+            dim = value.type.tensor_type.shape.dim.add()
+            if isinstance(size, int):
+                dim.dim_value = size
+            else:
+                dim.dim_param = size
+    path.write_bytes(proto.SerializeToString())
 
 
 @contextlib.contextmanager
