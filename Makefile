@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-conformance lint format bench bench-fusion clean
+.PHONY: setup demo test test-conformance test-export lint format bench bench-fusion clean
 
 setup: $(VENV)/.dev
 
@@ -21,10 +21,14 @@ demo: setup
 	$(BIN)/toolkit demo
 
 test: setup
-	$(BIN)/python -m pytest -q -n 2 -m 'not conformance'
+	$(BIN)/python -m pytest -q -n 2 -m 'not conformance and not export'
 
 test-conformance: setup
 	$(BIN)/python -m pytest -q -n 2 -m conformance
+
+# Exports from PyTorch, in the environment of the benchmarks.
+test-export: $(VENV)/.bench
+	$(BIN)/python -m pytest -q -n 2 -m export
 
 lint: setup
 	$(BIN)/ruff check

@@ -59,11 +59,14 @@ def cases_from(feed: Feed, axes: Axes, seed: int = 0) -> list[Case]:
 def several_sizes(base: Mapping[str, int], axes: Axes) -> Iterator[dict[str, int]]:
     """Each dimension changed alone, then all at their smallest, then all at their largest."""
     choices = {dim: _sizes_of(dim, size, axes) for dim, size in base.items()}
-    for dim, sizes in choices.items():
-        yield from ({**base, dim: size} for size in sizes)
-    if len(choices) > 1:
-        yield {dim: sizes[0] for dim, sizes in choices.items()}
-        yield {dim: sizes[-1] for dim, sizes in choices.items()}
+    listed = [{**base, dim: size} for dim, sizes in choices.items() for size in sizes]
+    listed.append({dim: sizes[0] for dim, sizes in choices.items()})
+    listed.append({dim: sizes[-1] for dim, sizes in choices.items()})
+    seen = [dict(base)]
+    for sizes in listed:
+        if sizes not in seen:
+            seen.append(sizes)
+            yield sizes
 
 
 def is_batch(dim: str, axes: Axes) -> bool:

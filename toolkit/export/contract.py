@@ -7,14 +7,12 @@ graph takes others: the proof tells whether it does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from onnx import GraphProto, ModelProto, TensorShapeProto, ValueInfoProto
+from onnx import GraphProto, TensorShapeProto, ValueInfoProto
 
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
-from toolkit.export.draft import Draft
 from toolkit.export.request import Axes
 from toolkit.model import Model
 
@@ -41,7 +39,7 @@ def renamed(path: Path, names: Mapping[str, str]) -> Path:
     clash = next((new for new in names.values() if new in taken and new not in names), None)
     # a value inside the graph may have the name: it makes way
     full = dict(names) if clash is None else {**names, clash: model.fresh(clash)}
-    _rename(proto.graph, full)
+    rename_values(proto.graph, full)
     return Model(proto, model.weights).save(path.with_name(f"{path.stem}-named.onnx"))
 
 
@@ -54,10 +52,6 @@ def opened(path: Path, inputs: Axes, outputs: Axes) -> Path:
         for value in values:
             _open(value, axes.get(value.name, {}))
     return Model(proto, model.weights).save(path.with_name(f"{path.stem}-open.onnx"))
-
-
-def with_path(draft: Draft, path: Path) -> Draft:
-    return replace(draft, path=path)
 
 
 def _open(value: ValueInfoProto, axes: Mapping[int, str]) -> None:
@@ -75,7 +69,7 @@ def _names_in(graph: GraphProto) -> Iterable[str]:
             yield from _names_in(inner)
 
 
-def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+def rename_values(graph: GraphProto, names: Mapping[str, str]) -> None:
     """Rename in a graph and in what its subgraphs read of it."""
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = names.get(value.name, value.name)
@@ -85,9 +79,4 @@ def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
                 if name in names:
                     values[index] = names[name]
         for inner in nd.graphs_of(node):
-            _rename(inner, names)
-
-
-def input_names(proto: ModelProto) -> list[str]:
-    stored = {tensor.name for tensor in proto.graph.initializer}
-    return [value.name for value in proto.graph.input if value.name not in stored]
+            rename_values(inner, names)

@@ -24,7 +24,8 @@ from toolkit.types import dtype_name, from_proto
 _META = "pkg.torch.onnx."
 _TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
 _RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Flatten"})
-_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to\.|type_as|\.float|\.int|\.bool|\.half|convert")
+# `prims.convert_element_type` is not among them: it is how a promotion of types is written out.
+_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to\.|type_as|\.float|\.int|\.bool|\.half")
 _ASKS_FOR_SHAPE = re.compile(
     r"view|reshape|expand|permute|transpose|squeeze|flatten|\.t\.|select|slice|repeat|unfold|"
     r"split|chunk|stack|movedim|broadcast|pixel|shuffle"

@@ -90,7 +90,8 @@ class Proof:
     @property
     def failing(self) -> frozenset[str]:
         """The dynamic dimensions that the failures depend on; empty when it is not the sizes."""
-        return frozenset(name for name in _dimensions(self.runs) if _blamed(name, self.runs))
+        named = _dimensions(self.runs)
+        return frozenset(n for n in named if _blamed(n, self.runs) or _refusals(n, self.runs))
 
     def summary(self) -> str:
         """`equal to 1.2e-07 on 8 inputs (batch 1, 2, 5)`"""
@@ -136,7 +137,8 @@ def prove(draft: Draft, request: Request) -> Proof:
                 runs.append(Run(run.sizes, label, run.outcome, run.error, run.reason))
     everything = (*runs, *skipped)
     notes = [f"the model itself refuses {run}: {run.reason}" for run in skipped]
-    return Proof(everything, request.tolerance, tuple(_findings(draft, runs)), tuple(notes))
+    findings = [*_findings(draft, runs), *_untried(everything)]
+    return Proof(everything, request.tolerance, tuple(findings), tuple(notes))
 
 
 def _not_loaded(model: Model, error: Exception, request: Request) -> str:
@@ -205,6 +207,23 @@ def _findings(draft: Draft, runs: Sequence[Run]) -> Iterable[str]:
             f"({'; '.join(labels)}), as when a branch of the model was taken once and for all: "
             f"{first.reason}"
         )
+
+
+def _untried(runs: Sequence[Run]) -> Iterable[str]:
+    """Dimensions that are called dynamic, though the model itself takes one size of them only."""
+    for name in _dimensions(runs):
+        refusals = _refusals(name, runs)
+        if refusals:
+            size = next(run.sizes[name] for run in runs if run.outcome != "skipped")
+            reason = refusals[0].reason
+            yield f"dimension '{name}': the model itself takes no size but {size} ({reason})"
+
+
+def _refusals(name: str, runs: Sequence[Run]) -> list[Run]:
+    """The runs at other sizes that the framework refused, if there is one size that it takes."""
+    taken = {run.sizes.get(name) for run in runs if run.outcome != "skipped"}
+    others = [r for r in runs if r.outcome == "skipped" and r.sizes.get(name) not in taken]
+    return others if len(taken) == 1 else []
 
 
 def _dimensions(runs: Iterable[Run]) -> list[str]:

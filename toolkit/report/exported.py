@@ -13,7 +13,7 @@ from toolkit.report.console import line, print_result, table
 
 if TYPE_CHECKING:
     from toolkit.export.exported import Exported, ExportedGraph
-    from toolkit.export.operators import OperatorMap
+    from toolkit.export.operators import OperatorMap, Row
     from toolkit.export.proof import Run
 
 _STYLES = {"equal": "green", "differs": "red", "refused": "red", "skipped": "dim"}
@@ -97,23 +97,19 @@ def _dynamic(graph: ExportedGraph) -> str:
 
 def print_map(out: Console, found: OperatorMap) -> None:
     """A row for each operator of each module, then what changed type or shape on the way."""
-    heads = ("module", "operator", "ONNX nodes", "how", "opset", "types", "standard", "ort cpu")
-    made = table(*heads, right=("opset",), ratios=(3, 3, 3, 0, 0, 0, 0, 0))
+    made = table(
+        *("module", "operator", "ONNX nodes", "opset", "types", "runs"),
+        right=("opset",),
+        ratios=(4, 3, 4, 0, 0, 0),
+    )
     for row in found.rows:
         module = f"{row.module} ({row.kind})" if row.module and row.kind else row.module or row.kind
         operator = row.operator.removesuffix(".default").removeprefix("aten.")
         called = f"{operator} x{row.calls}" if row.calls > 1 else operator
         nodes = ", ".join(f"{op} x{n}" if n > 1 else op for op, n in row.nodes.items())
-        made.add_row(
-            module,
-            called,
-            nodes,
-            row.how,
-            str(row.opset) if row.opset else "-",
-            ",".join(row.dtypes),
-            _yes(row.standard),
-            _yes(row.runs),
-        )
+        parts = "" if row.how == "direct" else f" ({row.how})"
+        opset = str(row.opset) if row.opset else "-"
+        made.add_row(module, called, nodes + parts, opset, ",".join(row.dtypes), _runs(row))
     out.print(made)
     out.print()
     _print_lines(out, "changed", found.flags)
@@ -123,8 +119,11 @@ def print_map(out: Console, found: OperatorMap) -> None:
     out.print()
 
 
-def _yes(is_so: bool) -> Text:
-    return Text("yes") if is_so else Text("no", style="red")
+def _runs(row: Row) -> Text:
+    """Where an operator runs: everywhere, in onnxruntime on this machine only, or not at all."""
+    if not row.runs:
+        return Text("no", style="red")
+    return Text("yes") if row.standard else Text("ort only", style="yellow")
 
 
 def _print_lines(out: Console, label: str, lines: Iterable[str], most: int = 12) -> None:

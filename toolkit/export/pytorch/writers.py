@@ -21,7 +21,9 @@ from typing import Any
 import onnx
 
 from toolkit.errors import ToolkitError
+from toolkit.export.contract import rename_values
 from toolkit.export.draft import ExportFailed
+from toolkit.export.operators import origin_of
 from toolkit.export.pytorch.calling import Call, evaluating, tensors_in
 from toolkit.export.pytorch.customops import Translations
 from toolkit.export.pytorch.reasons import reason_of, unsupported, unsupported_in_trace
@@ -157,12 +159,27 @@ def write_program(
         with quiet():
             listed = unsupported(program, translations)
         raise ExportFailed(DYNAMO, listed or reason_of(error), final=bool(listed)) from error
-    _name_dimensions(path, axes)
-
-
-def _name_dimensions(path: Path, axes: Axes) -> None:
-    """Put our names in place of torch's symbols, also inside of expressions as `2*s17`."""
     proto = onnx.load(path, load_external_data=False)
+    _name_dimensions(proto, axes)
+    _name_values(proto)
+    path.write_bytes(proto.SerializeToString())
+
+
+def _name_values(proto: onnx.ModelProto) -> None:
+    """Names that lead back to modules: `linear_3` becomes `encoder.layer.0/linear_3`."""
+    outputs = {value.name for value in proto.graph.output}
+    names: dict[str, str] = {}
+    for node in proto.graph.node:
+        module = origin_of(node).module
+        if not module:
+            continue
+        node.name = f"{module}/{node.name}"
+        names |= {out: f"{module}/{out}" for out in node.output if out and out not in outputs}
+    rename_values(proto.graph, names)
+
+
+def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
+    """Put our names in place of torch's symbols, also inside of expressions as `2*s17`."""
     symbols: dict[str, str] = {}
     for value in proto.graph.input:
         for axis, dim in axes.get(value.name, {}).items():
@@ -180,7 +197,6 @@ def _name_dimensions(path: Path, axes: Axes) -> None:
                 if dim.dim_param:
                     dim.dim_param = pattern.sub(lambda found: symbols[found[0]], dim.dim_param)
         pending += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-    path.write_bytes(proto.SerializeToString())
 
 
 # TorchScript -------------------------------------------------------------------------------------
