@@ -34,13 +34,15 @@ class Hub:
         )
         from toolkit.export.hub.graphs import blueprints
         from toolkit.export.hub.heads import require_weights
+        from toolkit.export.hub.texts import feeds_for
         from toolkit.export.hub.ways import HubPart
         from toolkit.export.pytorch.writers import quiet
 
         with quiet():
             graphs = blueprints(checkpoint)
             require_weights(checkpoint, graphs)
-        parts = [HubPart(graph, request, scratch) for graph in graphs]
+            texts = {graph.name: feeds_for(graph, checkpoint, request.example) for graph in graphs}
+        parts = [HubPart(graph, request, scratch, texts[graph.name]) for graph in graphs]
         task = "" if request.task else f"task {checkpoint.choice.task}, by the config"
         notes = tuple(filter(None, [task, *checkpoint.notes]))
         return Plan(parts, checkpoint.companions, notes)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import UsageError, one_line
+from toolkit.export.cases import sizes_in
 from toolkit.export.contract import new_names
 from toolkit.export.draft import Case, Draft, ExportFailed, Failure
 from toolkit.export.hub.graphs import Blueprint, run, without
@@ -68,7 +69,11 @@ class HubPart:
     """One graph of a checkpoint, tried way by way."""
 
     def __init__(
-        self, blueprint: Blueprint, request: Request, scratch: Path, extra: Sequence[Case] = ()
+        self,
+        blueprint: Blueprint,
+        request: Request,
+        scratch: Path,
+        extra: Mapping[str, Feed],
     ) -> None:
         self.name = blueprint.name
         self._blueprint, self._request, self._scratch = blueprint, request, scratch
@@ -113,7 +118,7 @@ class HubPart:
         return Draft(
             path=path,
             reference=self._reference(way),
-            cases=[*self._cases(interface, axes), *self._extra],
+            cases=[*self._cases(interface, axes), *self._extra_cases(axes)],
             exporter=way.exporter,
             dynamic=self._public(axes),
             traced=_shown(interface.settings[0].sizes, axes),
@@ -170,6 +175,17 @@ class HubPart:
             Case(self._feed(interface, place), _shown(setting.sizes, axes), setting.label)
             for place, setting in enumerate(interface.settings)
         ]
+
+    def _extra_cases(self, axes: Axes) -> list[Case]:
+        """Texts and the user's example, where their sizes are open."""
+        if axes != self._blueprint.interface.axes() and self._request.dynamic is not None:
+            return []
+        named = {
+            label: {self._inputs[name]: value for name, value in feed.items()}
+            for label, feed in self._extra.items()
+        }
+        sizes = self._public(axes)
+        return [Case(feed, sizes_in(feed, sizes), label) for label, feed in named.items()]
 
     def _feed(self, interface: Interface, place: int) -> Feed:
         made = interface.feed(interface.settings[place], self._request.seed + place)
