@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,11 +37,9 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN")
     parser.add_argument("--again", action="store_true", help="do not take results from the cache")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one row")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        print(json.dumps(measure(next(row for row in ROWS if row.name == arguments.worker))))
-        return 0
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    _import()
     arguments.cache.mkdir(parents=True, exist_ok=True)
     for row in ROWS:
         if any(fnmatch.fnmatch(row.name, pattern) for pattern in arguments.rows):
@@ -59,18 +58,38 @@ def settle(row: Row, cache: Path, again: bool, timeout: float) -> list[dict[str,
 
 
 def isolated(row: Row, timeout: float) -> list[dict[str, Any]]:
-    command = [sys.executable, __file__, "--worker", row.name]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    """The row measured in a child of this process, which has all imports behind it."""
+    context = multiprocessing.get_context("fork")
+    given, taken = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: taken.send(measure(row)))
+    child.start()
+    taken.close()
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return [_failed(exporter, f"not done after {timeout:.0f} s") for exporter in EXPORTERS]
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["died"])[-1]
+        if not given.poll(timeout):
+            return [_failed(exporter, f"not done after {timeout:.0f} s") for exporter in EXPORTERS]
+        return given.recv()
+    except EOFError:
+        child.join()
+        reason = f"the exporting process died (exit code {child.exitcode})"
         return [_failed(exporter, reason) for exporter in EXPORTERS]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    finally:
+        child.kill()
+        child.join()
+
+
+def _import() -> None:
+    """What every child needs: imported once, before they are forked."""
+    for name in (
+        "onnxruntime",
+        "onnxscript",
+        "torch.onnx",
+        "torch.export",
+        "torch._dynamo",
+        "transformers.modeling_utils",
+        "transformers.models.auto.modeling_auto",
+        "toolkit.export.hub.ways",
+    ):
+        importlib.import_module(name)
 
 
 def measure(row: Row) -> list[dict[str, Any]]:

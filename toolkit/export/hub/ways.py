@@ -114,11 +114,17 @@ class HubPart:
         except (ValueError, ImportError) as error:
             reason = f"{way.attention} attention: {one_line(error, 200)}"
             raise ExportFailed(way.exporter, reason) from error
-        self._write(way, path, interface, axes, feed)
+        try:
+            self._write(way, path, interface, axes, feed)
+        except ExportFailed as failed:
+            # an operator that one way has no translation for may not occur in another
+            raise ExportFailed(way.exporter, str(failed), dims=failed.dims) from failed
+        # real text early: the first cases also judge the passes that come after
+        first, *others = self._cases(interface, axes)
         return Draft(
             path=path,
             reference=self._reference(way),
-            cases=[*self._cases(interface, axes), *self._extra_cases(axes)],
+            cases=[first, *self._extra_cases(axes), *others],
             exporter=way.exporter,
             dynamic=self._public(axes),
             traced=_shown(interface.settings[0].sizes, axes),
