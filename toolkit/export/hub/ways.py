@@ -9,7 +9,7 @@ Sizes of images and audio stay dynamic as long as any exporter keeps them; then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,27 +98,19 @@ class HubPart:
         return self._draft(way, folder / f"{self.name}.onnx")
 
     def _draft(self, way: Way, path: Path) -> Draft:
-        model, interface = self._blueprint.wrapper.model, self._blueprint.interface
-        notes = list(self._blueprint.notes)
+        interface = self._blueprint.interface
         if way.fixed:
-            first = interface.settings[0].sizes
-            sizes = " and ".join(f"{dim} {first[dim]}" for dim in sorted(self._optional))
-            notes.append(f"{sizes}, fixed: the exporters do not keep them open")
             interface = without(interface, self._optional)
-        if way.attention == "eager" and getattr(model, "_supports_sdpa", False):
-            notes.append("plain attention (eager): with the fused one it did not hold")
         interface, axes = _asked(interface, self._request)
-        feed = self._feed(interface, 0)
         try:
-            attend(model, way.attention)
+            attend(self._blueprint.wrapper.model, way.attention)
+            self._write(way, path, interface, axes, self._feed(interface, 0))
         except (ValueError, ImportError) as error:
             reason = f"{way.attention} attention: {one_line(error, 200)}"
             raise ExportFailed(way.exporter, reason) from error
-        try:
-            self._write(way, path, interface, axes, feed)
-        except ExportFailed as failed:
+        except ExportFailed as error:
             # an operator that one way has no translation for may not occur in another
-            raise ExportFailed(way.exporter, str(failed), dims=failed.dims) from failed
+            raise ExportFailed(way.exporter, str(error), dims=error.dims) from error
         # real text early: the first cases also judge the passes that come after
         first, *others = self._cases(interface, axes)
         return Draft(
@@ -128,8 +120,18 @@ class HubPart:
             exporter=way.exporter,
             dynamic=self._public(axes),
             traced=_shown(interface.settings[0].sizes, axes),
-            notes=tuple(notes),
+            notes=(*self._blueprint.notes, *self._notes(way)),
         )
+
+    def _notes(self, way: Way) -> Iterator[str]:
+        if way.fixed:
+            sizes = self._blueprint.interface.settings[0].sizes
+            shown = " and ".join(f"{dim} {sizes[dim]}" for dim in sorted(self._optional))
+            yield f"{shown}, fixed: the exporters do not keep them open"
+        if way.attention == "eager" and getattr(
+            self._blueprint.wrapper.model, "_supports_sdpa", False
+        ):
+            yield "plain attention (eager): with the fused one it did not hold"
 
     def _write(self, way: Way, path: Path, interface: Interface, axes: Axes, feed: Feed) -> None:
         opset, translations = self._request.opset, translations_of(self._request.translations)
