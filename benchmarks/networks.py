@@ -302,6 +302,11 @@ NETWORKS: dict[str, Network] = {
         {"depths": [3, 3, 9, 3], "hidden_sizes": [48, 96, 192, 384]},
     ),
     "mobilenet-v2": Network(MobileNet, image(224)),
+    "efficientnet-b0": transformers_model(
+        "EfficientNetForImageClassification",
+        image(224),
+        {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+    ),
     "unet": Network(UNet, (Input("image", ("batch", 3, "height", "width")),)),
     "tagger": Network(Tagger, (Input("input_ids", ("batch", 64), below=8000),)),
 }

@@ -28,6 +28,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-linear": "passes.fuse.linear:FuseLinear",
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
+    "compact": "passes.fuse.compact:Compact",
     "lower": "passes.lower:Lower",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
     "onnxsim": "passes.external:OnnxSim",
@@ -73,6 +74,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "tidy",
         "lower",
         "fuse-linear",  # for factors that a spelling has left beside a MatMul
+        "compact",
         "cse",
         "dead",
     ),

@@ -27,6 +27,7 @@ from toolkit.graph import Graph
 from toolkit.pattern import op, var
 from toolkit.rules import rewrite
 from toolkit.symbolic import Dim, Expr, is_positive
+from toolkit.types import Shape
 
 x = var("x")
 
@@ -125,6 +126,43 @@ def view_of_view(g: Graph, x: str, node: NodeProto) -> str | None:
     return None if target is None else reshape(g, x, target, at=node)
 
 
+@rewrite(op.Reshape(x, var("shape")), opset=13)
+def reshape_by_ones(g: Graph, x: str, shape: str, node: NodeProto) -> str | None:
+    """A computed shape that only adds axes of size 1, or only drops some, need not be computed."""
+    return None if g.is_const(shape) else _by_ones(g, x, node)
+
+
+@rewrite(op.any(*_VIEWS)(op.any(*_VIEWS)(x, ...).shared(), ...), opset=13)
+def views_by_ones(g: Graph, x: str, node: NodeProto) -> str | None:
+    """Views that together only add axes of size 1, or only drop some."""
+    return _by_ones(g, x, node)
+
+
+def _by_ones(g: Graph, x: str, node: NodeProto) -> str | None:
+    before, after = g.shape(x), g.shape(node.output[0])
+    if before is None or after is None or len(before) == len(after):
+        return x if before is not None and before == after else None
+    if len(before) < len(after):
+        axes = _ones_among(after, before)
+        return None if axes is None else unsqueeze(g, x, axes, at=node)
+    axes = _ones_among(before, after)
+    return None if axes is None else squeeze(g, x, axes, at=node)
+
+
+def _ones_among(longer: Shape, shorter: Shape) -> list[int] | None:
+    """The axes of size 1 that are all that `longer` has more."""
+    axes: list[int] = []
+    left = list(shorter)
+    for axis, size in enumerate(longer):
+        if left and left[0] == size:
+            left.pop(0)
+        elif size == 1:
+            axes.append(axis)
+        else:
+            return None
+    return None if left else axes
+
+
 def _axes(g: Graph, node: NodeProto) -> list[int] | None:
     """The axes that a Squeeze removes from its input, or that an Unsqueeze adds to its output."""
     whole = node.input[0] if nd.is_op(node, "Squeeze") else node.output[0]
@@ -169,3 +207,6 @@ RULES = (
     transpose_without_effect,
     transpose_of_transpose,
 )
+
+BY_ONES = (reshape_by_ones, views_by_ones)
+"""For computed shapes: once, when all sizes are known."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from passes import views
-from passes.cleanup import casts, elementwise, pieces, shape, windows
+from passes.cleanup import casts, elementwise, indexing, parts, pieces, shape, windows
 from toolkit.model import Model
 from toolkit.rules import apply_rules
 from toolkit.tolerance import EXACT, Tolerance
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 RULES = (
     *shape.RULES,
     *views.RULES,
+    *views.BY_ONES,
     *casts.RULES,
     *elementwise.RULES,
     *pieces.RULES,
+    *indexing.RULES,
+    *parts.RULES,
     *windows.RULES,
 )
 

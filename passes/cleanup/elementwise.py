@@ -52,6 +52,12 @@ def double_negation(g: Graph, y: str, node: NodeProto) -> str | None:
     return before.input[0] if nd.is_op(before, node.op_type) and before else None
 
 
+@rewrite(op.Neg(op.Sub(x, var("y"))), opset=7)
+def negated_difference(g: Graph, x: str, y: str, node: NodeProto) -> str:
+    """-(x - y) = y - x. (0 where that is -0.0: equal.)"""
+    return g.op("Sub", y, x, at=node)
+
+
 _IDEMPOTENT = ("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
 
 
@@ -189,6 +195,7 @@ def _limit(g: Graph, dtype: int, value: float | None) -> str:
 RULES = (
     neutral_operand,
     double_negation,
+    negated_difference,
     repeated_op,
     same_operands,
     single_operand,

@@ -224,21 +224,24 @@ def tile_by_one(g: Graph, x: str, repeats: str) -> str | None:
 
 
 broadcasting = op.any(*sorted(BROADCASTING))
-expanded = op.Expand(x, var()).shared()
+widened = op.any("Expand", "Unsqueeze")(x, ...).shared()
 
 
 @rewrite(
-    broadcasting(expanded, ...),
-    broadcasting(var(), expanded, ...),
-    broadcasting(var(), var(), expanded, ...),
+    broadcasting(widened, ...),
+    broadcasting(var(), widened, ...),
+    broadcasting(var(), var(), widened, ...),
     opset=8,
 )
-def operand_expanded_in_vain(g: Graph, node: NodeProto) -> str | None:
-    """An operator that broadcasts by itself reads what was there before the Expand."""
+def operand_widened_in_vain(g: Graph, node: NodeProto) -> str | None:
+    """An operator that broadcasts by itself reads what was there before the Expand.
+
+    Or before the Unsqueeze, if that adds axes in front: so does broadcasting.
+    """
     values = list(node.input)
     for place, value in enumerate(values):
         producer = g.producer(value)
-        if producer is None or not nd.is_op(producer, "Expand"):
+        if producer is None or not _only_widens(g, producer):
             continue
         values[place] = producer.input[0]
         if not _same_result(g, values, node.output[0]):
@@ -246,6 +249,13 @@ def operand_expanded_in_vain(g: Graph, node: NodeProto) -> str | None:
     if values == list(node.input):
         return None
     return g.op(node.op_type, *values, at=node, **nd.attrs(node))
+
+
+def _only_widens(g: Graph, node: NodeProto) -> bool:
+    if nd.is_op(node, "Unsqueeze"):
+        axes = positive_axes(int_operand(g, node, "axes", 1), g.rank(node.output[0]))
+        return axes is not None and sorted(axes) == list(range(len(axes)))
+    return nd.is_op(node, "Expand")
 
 
 def _same_result(g: Graph, values: Sequence[str], result: str) -> bool:
@@ -270,5 +280,5 @@ RULES = (
     gather_keeping_its_axis,
     expand_to_same_shape,
     tile_by_one,
-    operand_expanded_in_vain,
+    operand_widened_in_vain,
 )

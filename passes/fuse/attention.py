@@ -136,7 +136,8 @@ class Operands:
             )
             writer = BiasWriter(g, layout, names[0], node)
             bias, shape = writer.total(scores.biases)
-            names.append(writer.full(bias, shape, names[1], 1 if self.on_tokens else 2))
+            if bias:
+                names.append(writer.full(bias, shape, names[1], 1 if self.on_tokens else 2))
         scale = scores.scale * query.source.scale * key.source.scale
         if not _LEAST_SCALE < scale < 1 / _LEAST_SCALE:
             raise Miss(f"the operator takes no scale of {scale:g}")

@@ -14,6 +14,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.fuse.scores import Bias
+from passes.indices import size_in_inputs, truth
 from passes.operands import int_vector, reshape
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -52,11 +53,18 @@ class BiasWriter:
     at: NodeProto
 
     def total(self, biases: list[Bias]) -> tuple[str, Shape]:
-        """The sum of the terms and its shape; the first term is the last that was added."""
+        """The sum of the terms and its shape; the first term is the last that was added.
+
+        Blank where nothing is left: conditions that are the same everywhere mask nothing.
+        """
         g = self.g
         whole, shape = "", ()
         for bias in reversed(biases):
             condition, its_shape = self._with_heads(bias)
+            if bias.masked is not None:
+                keeps = truth(g, condition)
+                if keeps is not None and keeps is not bias.where_true:
+                    continue  # nothing is masked
             if bias.masked is None:
                 term = self._plain(bias, condition)
             else:
@@ -82,12 +90,13 @@ class BiasWriter:
             (rows, self.layout.queries, self.query),
             (columns, self.layout.keys, key),
         ):
-            long = known != wanted
-            sizes.append(
-                self.g.op("Shape", operand, at=self.at, start=axis, end=axis + 1) if long else one
-            )
+            place = size_in_inputs(g, wanted) or (operand, axis)
+            sizes.append(one if known == wanted else self._size(*place))
         target = g.op("Concat", *sizes, at=self.at, axis=0)
         return g.op("Expand", value, target, at=self.at)
+
+    def _size(self, value: str, axis: int) -> str:
+        return self.g.op("Shape", value, at=self.at, start=axis, end=axis + 1)
 
     def _both(self, first: Shape, second: Shape) -> Shape:
         """The shape of a sum. Sizes that are not known to be equal fit the scores all the same."""
@@ -143,6 +152,10 @@ class BiasWriter:
         pairs = zip(reversed(shape), reversed(scores), strict=False)
         if any(_enlarges(size, own) for size, own in pairs):
             raise Miss(f"the bias '{value}' makes the scores larger")
+        if bias.masked is not None and rank > 3:
+            value = _decisive(g, value, bias.where_true)
+            stripped = g.shape(value)
+            shape = shape if stripped is None else stripped
         if all(size == 1 for size in shape[:-2]):
             return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
         if rank > 3 and bias.matrices[-1] != layout.heads:
@@ -181,6 +194,31 @@ class BiasWriter:
         whole: Shape = (layout.batch, *sizes)
         g.learn_type(flat, TensorType(g.dtype(value), whole))
         return flat, whole
+
+
+def _decisive(g: Graph, condition: str, where_true: bool) -> str:
+    """What a condition depends on: it is broadcast against the scores in any case.
+
+    A term that is true everywhere adds nothing to an And but a shape, and one that is false
+    everywhere nothing to an Or.
+    """
+    for _ in range(_MOST_ANCESTORS):
+        node = g.producer(condition)
+        if node is None or g.shape(condition) is None:
+            break
+        if nd.is_op(node, "Expand") and g.shape(node.input[0]) is not None:
+            condition = node.input[0]
+        elif nd.is_op(node, "Or" if where_true else "And"):
+            idle = [truth(g, name) is (not where_true) for name in node.input]
+            if not any(idle):
+                break
+            other = node.input[1 if idle[0] else 0]
+            if g.shape(other) is None:
+                break
+            condition = other
+        else:
+            break
+    return condition
 
 
 def _enlarges(size: Dim, own: Dim) -> bool:

@@ -19,6 +19,7 @@ from onnx import NodeProto, TensorProto
 from passes.fuse.factors import Trace, leaves, size_of
 from passes.fuse.heads import Operand, heads_apart
 from passes.fuse.pieces import Piece, is_last_axis, last_size, piece_of
+from passes.indices import size_in_inputs
 from passes.operands import given, int_vector, reshape, squeeze, unsqueeze
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
@@ -148,7 +149,8 @@ class Turn:
             g.learn_type(once, TensorType(dtype, shape))
         if shape[0] == batch:
             return once
-        rows = g.op("Shape", x, at=node, start=0, end=1)
+        source, axis = size_in_inputs(g, batch) or (x, 0)
+        rows = g.op("Shape", source, at=node, start=axis, end=axis + 1)
         target = g.op("Concat", rows, int_vector(g, [1, 1]), at=node, axis=0)
         return g.op("Expand", once, target, at=node)
 

@@ -211,6 +211,14 @@ def _slice(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
     return _along(g, node, perm, edit)
 
 
+def _matmul(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
+    """A linear map of the last axis does not mind how the others are arranged."""
+    weight = g.tensor(node.input[1])
+    if weight is None or len(weight.dims) != 2 or perm[-1] != len(perm) - 1:
+        return None
+    return _along(g, node, perm, _nothing)
+
+
 def _tile(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
     repeats = int_operand(g, node, "repeats", 1) if g.opset() >= 6 else None
     if repeats is None or len(repeats) != len(perm):
@@ -228,6 +236,7 @@ _PLANNERS: dict[str, Callable[[Graph, NodeProto, Perm], Plan | None]] = {
     "DequantizeLinear": _quantize,
     "Hardmax": _softmax,
     "LogSoftmax": _softmax,
+    "MatMul": _matmul,
     "Pad": _pad,
     "QuantizeLinear": _quantize,
     "Slice": _slice,

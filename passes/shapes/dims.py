@@ -11,7 +11,7 @@ from math import gcd
 
 from passes.axes import TO_THE_END
 from passes.shapes.facts import Size, Sizes
-from toolkit.polynomial import Atom
+from toolkit.polynomial import SYMBOL, Atom
 from toolkit.symbolic import (
     Dim,
     Expr,
@@ -49,14 +49,28 @@ def plus(*sizes: Size) -> Size:
 
 
 def best(sizes: Iterable[Size]) -> Size:
-    """Of sizes that are surely equal the one that says most: number, named, anonymous."""
+    """Of sizes that are surely equal the one that says most: number, name, formula, anonymous."""
     found: Size = None
     for size in sizes:
         if isinstance(size, int):
             return size
-        if size is not None and (found is None or (_anonymous(found) and not size.anonymous)):
+        if size is not None and (found is None or _says(size) > _says(found)):
             found = size
     return found
+
+
+def _says(size: Dim) -> int:
+    if _anonymous(size):
+        return 0
+    return 2 if isinstance(size, Expr) and _is_name(size) else 1
+
+
+def _is_name(size: Expr) -> bool:
+    """Whether the size is one symbol and nothing else: `length`, not `max(0, length - 1) + 1`."""
+    if len(size.terms) != 1:
+        return False
+    [(monomial, factor)] = size.terms.items()
+    return factor == 1 and len(monomial) == 1 and monomial[0].kind == SYMBOL
 
 
 def _anonymous(size: Size) -> bool:

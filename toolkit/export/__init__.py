@@ -31,6 +31,7 @@ from toolkit.export.draft import (
 from toolkit.export.exported import Exported, ExportedGraph
 from toolkit.export.proof import Proof, Run, prove
 from toolkit.export.request import Axes, Exporter, Request, parse_dynamic
+from toolkit.files import sidecar_of
 from toolkit.model import Model
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def export_as(source: Any, request: Request) -> Exported:
     scratch = tempfile.TemporaryDirectory(prefix="toolkit-export-")
     try:
         plan = chosen.front_end.plan(chosen.source, chosen.request, Path(scratch.name))
-        graphs = {part.name: _settle(part, chosen.request) for part in plan.parts}
+        folder = Path(scratch.name)
+        graphs = {part.name: _settle(part, chosen.request, folder) for part in plan.parts}
     except BaseException:
         scratch.cleanup()
         raise
@@ -142,7 +144,7 @@ def _axes(given: Axes | str | Iterable[str] | None) -> Axes | None:
 # One graph ---------------------------------------------------------------------------------------
 
 
-def _settle(part: Part, request: Request) -> ExportedGraph:
+def _settle(part: Part, request: Request, scratch: Path) -> ExportedGraph:
     """The first draft of a part that holds; raises when none does."""
     started = time.perf_counter()
     failures: list[Failure] = []
@@ -160,28 +162,37 @@ def _settle(part: Part, request: Request) -> ExportedGraph:
         request.progress(f"{part.name}: proving what {draft.exporter} wrote")
         proof = prove(draft, request)
         if proof.ok:
+            model = Model.load(draft.path)
             return ExportedGraph(
                 name=part.name,
-                model=Model.load(draft.path),
+                model=model,
                 proof=proof,
                 exporter=draft.exporter,
-                dynamic=draft.dynamic,
+                dynamic={n: dims for n, dims in draft.dynamic.items() if n in model.graph.inputs},
                 cases=tuple(draft.cases),
                 failures=tuple(failures),
                 notes=draft.notes,
                 seconds=time.perf_counter() - started,
             )
         failures.append(Failure(draft.exporter, proof.summary(), proof, proof.failing))
+        _discard(draft, scratch)
     raise _none_holds(part, failures)
+
+
+def _discard(draft: Draft, scratch: Path) -> None:
+    """Make room: a large model's weights are on the disk once, not once for each attempt."""
+    if draft.path.is_relative_to(scratch):  # an exporter may have named a file of the user's own
+        draft.path.unlink(missing_ok=True)
+        sidecar_of(draft.path).unlink(missing_ok=True)
 
 
 def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProven:
     """Why there is no graph: not proven if there was one at all, else bad input."""
-    if len({(f.exporter, f.reason) for f in failures}) == 1:
-        reasons = failures[0].reason
-    else:
-        reasons = "; ".join(f"{f.exporter}: {f.reason}" for f in failures)
-    if any(f.proof is not None and f.proof.runs for f in failures):
+    distinct = list(dict.fromkeys(f.reason for f in failures))
+    reasons = "; ".join(distinct)
+    if len(distinct) > 1:
+        reasons = "; ".join(dict.fromkeys(f"{f.exporter}: {f.reason}" for f in failures))
+    if any(f.proof is not None and f.proof.loads for f in failures):
         return NotProven(f"the exported {part.name} is not the same as the original: {reasons}")
     return UsageError(f"the {part.name} cannot be exported: {reasons or 'there is no way to'}")
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.errors import RuntimeRefused, summarize
+from toolkit.errors import RuntimeRefused, UsageError, summarize
 from toolkit.export.draft import Case
 from toolkit.export.request import Axes
+from toolkit.feeds.domains import Mask, Occasion
 from toolkit.feeds.samples import Feed
 from toolkit.feeds.search import Search
 from toolkit.model import Model
@@ -29,9 +30,19 @@ _LARGE = 30.0
 
 
 def sizes_in(feed: Feed, axes: Axes) -> dict[str, int]:
-    """The size of every dynamic dimension in a feed."""
-    named = ((dim, feed[name].shape[axis]) for name in axes for axis, dim in axes[name].items())
-    return {dim: int(size) for dim, size in named}
+    """The size of every dynamic dimension in a feed; UsageError if one has two."""
+    sizes: dict[str, int] = {}
+    where: dict[str, str] = {}
+    for name, dims in axes.items():
+        for axis, dim in dims.items():
+            size = int(feed[name].shape[axis])
+            if sizes.setdefault(dim, size) != size:
+                raise UsageError(
+                    f"dimension '{dim}' is {sizes[dim]} in '{where[dim]}' and {size} in '{name}' "
+                    "of the example: it needs two names, or another example"
+                )
+            where.setdefault(dim, name)
+    return sizes
 
 
 def resized(feed: Feed, axes: Axes, sizes: Mapping[str, int]) -> Feed:
@@ -52,7 +63,8 @@ def cases_from(feed: Feed, axes: Axes, seed: int = 0) -> list[Case]:
     cases = [Case(feed, base)]
     for sizes in several_sizes(base, axes):
         cases.append(Case(redrawn(resized(feed, axes, sizes), random), sizes))
-    cases += (Case(values, base, label) for label, values in odd_values(feed, random))
+    for label, values in odd_values(feed, random):
+        cases.append(Case(values, base, label, tied=label == "zeros"))
     return cases
 
 
@@ -90,6 +102,13 @@ def redrawn(feed: Feed, random: np.random.Generator) -> Feed:
 def odd_values(feed: Feed, random: np.random.Generator) -> Iterator[tuple[str, Feed]]:
     """Feeds that may take another branch than the example: other signs, zeros, large numbers."""
     yield "other values", redrawn(feed, random)
+    masks = [name for name, value in feed.items() if _is_mask(name, value)]
+    for variation, side in enumerate(("right", "left") if masks else ()):
+        occasion = Occasion(random, {}, variation)
+        # the same padding in all of them, as a tokenizer makes it
+        drawn = Mask().draw(feed[masks[0]].shape, np.dtype(np.int64), occasion)
+        padded = {n: drawn.astype(feed[n].dtype) for n in masks if feed[n].shape == drawn.shape}
+        yield f"padded on the {side}", {**feed, **padded}
     if not any(_is_float(value) for value in feed.values()):
         return
 
@@ -103,6 +122,14 @@ def odd_values(feed: Feed, random: np.random.Generator) -> Iterator[tuple[str, F
     yield "all positive", floats(lambda value: np.abs(value) + np.asarray(0.1, value.dtype))
     yield "all negative", floats(lambda value: -np.abs(value) - np.asarray(0.1, value.dtype))
     yield "large values", floats(lambda value: value * np.asarray(_LARGE, value.dtype))
+
+
+def _is_mask(name: str, value: Any) -> bool:
+    """Rows of ones (and zeros), or something of that kind that is called a mask."""
+    if value.ndim < 2 or value.dtype.kind not in "biu" or not value.size:
+        return False
+    bits = set(np.unique(value).tolist()) <= {0, 1}
+    return bits and ("mask" in name.lower() or bool(np.all(value)))
 
 
 def _is_float(value: Any) -> bool:

@@ -42,12 +42,14 @@ class Case:
     """One set of inputs to prove with.
 
     `sizes` are the dynamic dimensions in it, `label` says what is special about its values
-    ("padded on the left", "zeros"), and is empty for usual ones.
+    ("padded on the left", "zeros"), and is empty for usual ones. In a `tied` one many values are
+    equal: outputs that are positions may come in any order, and are not compared.
     """
 
     feed: Feed
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     label: str = ""
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

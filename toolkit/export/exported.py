@@ -14,6 +14,7 @@ from toolkit.errors import SaveError, UsageError
 from toolkit.export.draft import Case, Failure
 from toolkit.export.proof import Proof
 from toolkit.export.request import Axes, Request
+from toolkit.feeds.samples import Feed
 from toolkit.files import require_writable, same_file, write_files
 from toolkit.model import Model
 from toolkit.types import dtype_name
@@ -68,6 +69,11 @@ class ExportedGraph:
             "seconds": round(self.seconds, 3),
             "optimized": None if self.optimized is None else self.optimized.to_json(),
         }
+
+
+def _taken(feed: Feed, model: Model) -> Feed:
+    """The feed without inputs that the graph does not have."""
+    return {name: value for name, value in feed.items() if name in model.graph.inputs}
 
 
 def _make_folder(folder: Path) -> None:
@@ -188,7 +194,7 @@ class Exported:
                 passes,
                 target,
                 opset=self.request.opset,
-                samples=[case.feed for case in graph.cases[:_SAMPLES]],
+                samples=[_taken(case.feed, graph.result) for case in graph.cases[:_SAMPLES]],
                 seed=self.request.seed,
                 custom_ops=self.request.custom_ops,
                 progress=progress,

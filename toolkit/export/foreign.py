@@ -8,7 +8,7 @@ The method returns a ModelProto, its bytes, or the path of a file. The model is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from onnx import ModelProto
 from toolkit.errors import ToolkitError, UsageError, summarize
 from toolkit.export.cases import axes_of, cases_from, resized, sizes_in
 from toolkit.export.contract import new_names, opened, renamed
-from toolkit.export.draft import Draft, Failure, Plan
+from toolkit.export.draft import Draft, InOrder, Plan
 from toolkit.export.request import Axes, Request, resolve_axes
 from toolkit.feeds.samples import Feed
 from toolkit.model import Model
@@ -53,10 +53,10 @@ class Foreign:
         }
         path = renamed(path, names)
         model = Model.load(path)
-        call = _Call(
-            source, _example_list(request.example, model.graph.feeds), list(model.graph.outputs)
-        )
-        return Plan([_Graph(path, exporter, call, list(model.graph.feeds), request)])
+        inputs, outputs = list(model.graph.feeds), list(model.graph.outputs)
+        call = _Call(source, _example_list(request.example, inputs), outputs)
+        graph = _Graph(path, exporter, call, inputs, request)
+        return Plan([InOrder("model", list(graph.ways()))])
 
 
 FRONT_END = Foreign()
@@ -87,36 +87,36 @@ def _written(source: Any, request: Request, scratch: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """The one part: attempts with sizes opened, then as declared."""
+    """The file that the framework wrote, and what may be said of its sizes."""
 
     path: Path
     exporter: str
     call: _Call
     inputs: Sequence[str]
     request: Request
-    name: str = "model"
 
-    def attempt(self, failures: Sequence[Failure]) -> Draft | None:
-        declared = axes_of(Model.load(self.path))
+    def ways(self) -> Iterator[Callable[[], Draft]]:
+        """With the axes that were asked for; else with those declared; else with an open batch
+        where the framework takes one, and then as it was written."""
         feed = self.call.feed(self.inputs, np.random.default_rng(self.request.seed))
-        asked = self.request.dynamic
-        if asked is not None:
-            if failures:
-                return None
-            wanted = resolve_axes(asked, {name: value.ndim for name, value in feed.items()})
-            return self._draft(feed, wanted, ())
+        declared = axes_of(Model.load(self.path))
+        if self.request.dynamic is not None:
+            ranks = {name: value.ndim for name, value in feed.items()}
+            asked = resolve_axes(self.request.dynamic, ranks, self.call.outputs)
+            yield lambda: self._draft(feed, asked)
+            return
         if declared:
-            return None if failures else self._draft(feed, declared, ())
+            yield lambda: self._draft(feed, declared)
+            return
         batch = _batch_axes(feed)
-        takes_more = bool(batch) and self.call.takes(resized(feed, batch, {"batch": 2}))
-        if takes_more and not failures:
-            return self._draft(feed, batch, ())
-        if len(failures) > 1 or (failures and not takes_more):
-            return None
+        if not batch or not self.call.takes(resized(feed, batch, {"batch": 2})):
+            yield lambda: self._draft(feed, {})
+            return
         note = "the exporter fixed every size, and the graph holds for no other"
-        return self._draft(feed, {}, (note,) if failures else ())
+        yield lambda: self._draft(feed, batch)
+        yield lambda: self._draft(feed, {}, (note,))
 
-    def _draft(self, feed: Feed, axes: Axes, notes: tuple[str, ...]) -> Draft:
+    def _draft(self, feed: Feed, axes: Axes, notes: tuple[str, ...] = ()) -> Draft:
         outputs = self.call.output_axes(feed, axes)
         path = opened(self.path, axes, outputs) if axes else self.path
         cases = cases_from(feed, axes, self.request.seed)

@@ -121,12 +121,25 @@ def map_operators(model: Model, custom_ops: Sequence[str] = ()) -> OperatorMap:
         for output in nd.outputs_of(node):
             values[output] = "/".join(filter(None, [origin.module, origin.operator]))
     rows = [_row(key, members, model, kinds, missing, types) for key, members in groups.items()]
-    # weights are named after their module: `encoder.layer.weight`
-    initializers = {name: name.rpartition(".")[0] for name in model.graph.initializers}
+    initializers = _owners(model)
     flags = [
         f"{row.module or 'the model'}: {c} ({row.operator})" for row in rows for c in row.changes
     ]
     return OperatorMap(tuple(rows), values, initializers, tuple(flags))
+
+
+def _owners(model: Model) -> dict[str, str]:
+    """The module of each weight: by its name (`encoder.layer.weight`), else by who reads it."""
+    readers: dict[str, set[str]] = {}
+    for node in _nodes(model):
+        for name in nd.inputs_of(node):
+            readers.setdefault(name, set()).add(origin_of(node).module)
+    owners: dict[str, str] = {}
+    for name in model.graph.initializers:
+        modules = readers.get(name, set())
+        alone = modules.pop() if len(modules) == 1 else ""
+        owners[name] = alone if "/" in name or "::" in name else name.rpartition(".")[0] or alone
+    return owners
 
 
 def origin_of(node: NodeProto) -> Origin:
@@ -174,10 +187,9 @@ def _listed(text: str | None) -> list[str]:
 
 
 def _own_line(trace: str) -> str:
-    """`model.py:7`: the last line of a stack that is not torch's own."""
-    found = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    own = [(file, line) for file, line in found if "site-packages" not in file] or found
-    return f"{own[-1][0].replace(chr(92), '/').rpartition('/')[2]}:{own[-1][1]}" if own else ""
+    """`model.py:7`: the outermost line of a stack, which is not torch's own."""
+    found = re.search(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+)', trace)
+    return f"{found[1]}:{found[2]}" if found else ""
 
 
 # Facts about nodes -------------------------------------------------------------------------------

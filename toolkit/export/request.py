@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from toolkit.errors import UsageError
 
@@ -102,18 +102,23 @@ def parse_dynamic(texts: Iterable[str]) -> Axes | None:
     return axes or None
 
 
-def resolve_axes(asked: Axes, ranks: Mapping[str, int]) -> dict[str, dict[int, str]]:
+def resolve_axes(
+    asked: Axes, ranks: Mapping[str, int], outputs: Iterable[str] = ()
+) -> dict[str, dict[int, str]]:
     """The axes that the user names, on these inputs: `*` expanded, negative axes counted out.
 
+    Axes of outputs, which torch's own `dynamic_axes` lists too, follow from those of the inputs.
     Raises UsageError for an input that there is not, or an axis that it does not have.
     """
     found: dict[str, dict[int, str]] = {}
     for name, axes in asked.items():
+        if name in set(outputs) - set(ranks):
+            continue
         if name != "*" and name not in ranks:
             known = ", ".join(ranks) or "none"
             raise UsageError(f"dynamic axes of '{name}': there is no such input; inputs: {known}")
         for each in ranks if name == "*" else (name,):
-            for axis, dim in axes.items():
+            for axis, dim in _named(axes, each).items():
                 rank = ranks[each]
                 if not -rank <= axis < rank:
                     if name == "*":
@@ -123,3 +128,10 @@ def resolve_axes(asked: Axes, ranks: Mapping[str, int]) -> dict[str, dict[int, s
                     )
                 found.setdefault(each, {})[axis % rank] = dim
     return found
+
+
+def _named(axes: Mapping[int, str] | Iterable[int], name: str) -> dict[int, str]:
+    """Names for axes that have none: torch's `dynamic_axes` takes plain lists too."""
+    if isinstance(axes, Mapping):
+        return dict(cast("Mapping[int, str]", axes))
+    return {axis: "batch" if axis == 0 else f"{name}_{axis}" for axis in axes}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 
 import toolkit
@@ -64,6 +68,22 @@ def test_the_opset_is_the_one_asked_for(opset):
     exported = toolkit.export(small(), torch.randn(1, 10), opset=opset)
     assert exported.model.opsets == {"": opset}
     assert exported.only.dynamic == {"input": {0: "batch"}}
+
+
+def test_a_trace_is_lifted_to_an_opset_that_its_exporter_does_not_know():
+    exported = toolkit.export(small(), torch.randn(1, 10), opset=23, exporter="torchscript")
+    assert exported.model.opsets == {"": 23}
+
+
+def test_a_model_of_half_precision():
+    exported = toolkit.export(small().half(), torch.randn(1, 10).half())
+    assert exported.only.proof.ok
+
+
+def test_no_folder_of_this_machine_is_in_the_file():
+    content = toolkit.export(TargetMLP(), torch.randn(1, 784)).to_bytes()
+    assert b"test_pytorch.py" in content
+    assert os.path.dirname(__file__).encode() not in content
 
 
 def test_dynamo_is_first_and_torchscript_says_why_it_took_over():
@@ -295,3 +315,92 @@ def test_the_optimizer_goes_on_from_there():
     ops = exported.only.optimized.after.ops
     assert ops["MatMulInteger"] == 1
     assert exported.model.opsets[""] == 18
+
+
+class Unused(nn.Module):
+    def forward(self, x, y):
+        return x * 2
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_an_input_that_nobody_reads(exporter):
+    graph = toolkit.export(Unused(), (torch.randn(2, 3), torch.randn(2, 3)), exporter=exporter).only
+    assert set(graph.dynamic) == set(graph.model.graph.feeds)
+
+
+def test_attention_in_operators_that_have_a_translation():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    graph = toolkit.export(layer, torch.randn(2, 3, 8), exporter="torchscript").only
+    assert graph.proof.ok
+    assert torch.backends.mha.get_fastpath_enabled() == fastpath
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.LSTM(4, 6, batch_first=True),
+        nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.GELU()),
+        Tokens(),
+        Many(),
+    ],
+    ids=["lstm", "conv", "tokens", "nested"],
+)
+def test_weights_that_stay_outside_a_trace(monkeypatch, model):
+    from toolkit.export.pytorch import outside
+
+    monkeypatch.setattr(outside, "LARGE", 0)
+    ids = torch.randint(0, 9, (2, 5))
+    example = {
+        nn.LSTM: torch.randn(2, 5, 4),
+        nn.Sequential: torch.randn(2, 3, 8),
+        Tokens: (ids, torch.ones_like(ids)),
+        Many: {"x": torch.randn(2, 10), "extra": {"k": [torch.randn(3, 4)]}},
+    }[type(model)]
+    exported = toolkit.export(model, example, exporter="torchscript")
+    assert exported.only.proof.ok
+    assert len(list(exported.model.weights.folder.glob("*.onnx.data"))) == 1
+    assert onnx.load_from_string(exported.to_bytes()).graph.initializer
+
+
+MEMORY = """
+import threading, time
+import torch, toolkit
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+exporter = {exporter!r}
+toolkit.export(torch.nn.Linear(4, 4), torch.randn(1, 4), exporter=exporter)
+model = torch.nn.Sequential(*(torch.nn.Linear(3000, 3000) for _ in range(9)))
+weights = sum(p.nbytes for p in model.parameters())
+before = peak = anonymous()
+running = True
+
+def watch():
+    global peak
+    while running:
+        peak = max(peak, anonymous())
+        time.sleep(0.005)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+exported = toolkit.export(model, torch.randn(1, 3000), exporter=exporter)
+exported.save({path!r})
+running = False
+watcher.join()
+print((peak - before) / weights)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_no_second_copy_of_the_weights(tmp_path, exporter):
+    script = MEMORY.format(exporter=exporter, path=str(tmp_path / "large.onnx"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 0.3

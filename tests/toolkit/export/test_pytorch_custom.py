@@ -109,6 +109,19 @@ def test_a_function_and_a_domain_side_by_side(model):
     assert exported.only.proof.ok
 
 
+def test_what_pytorch_can_decompose_needs_no_translation():
+    library = torch.library.Library("toolkit_decomposed", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: torch.mul(x, 2.0), "CompositeImplicitAutograd")
+
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return torch.ops.toolkit_decomposed.twice(x)
+
+    graph = toolkit.export(Twice(), torch.randn(2, 3), exporter="dynamo").only
+    assert [node.op_type for node in graph.model.graph.nodes] == ["Mul"]
+
+
 def test_attributes_come_from_the_schema(model):
     from toolkit.export.pytorch.customops import CustomOp, declared_schema
 

@@ -63,7 +63,7 @@ class PyTorch:
         feed = call.feed()
         if request.dynamic is not None:
             ranks = {name: value.ndim for name, value in feed.items()}
-            axes: Axes = resolve_axes(request.dynamic, ranks)
+            axes: Axes = resolve_axes(request.dynamic, ranks, call.outputs)
             found: list[str] = []
         else:
             request.progress("finding the sizes that may change")

@@ -279,7 +279,7 @@ def _joined(path: Sequence[Any]) -> str:
     return "_".join(str(part) for part in path).replace(".", "_")
 
 
-def to_numpy(tensor: Any) -> Array:
+def to_numpy(tensor: Any, copy: bool = True) -> Array:
     """A tensor's contents; bfloat16, which numpy does not know, through its bits."""
     torch = _torch()
     tensor = tensor.detach().cpu()
@@ -290,7 +290,7 @@ def to_numpy(tensor: Any) -> Array:
         import ml_dtypes
 
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return np.array(tensor.numpy(), order="C")
+    return np.array(tensor.numpy(), order="C", copy=copy or None)
 
 
 def to_torch(array: Any, like: Any) -> Any:

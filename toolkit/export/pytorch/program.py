@@ -49,7 +49,8 @@ def _axes(program: Any, call: Call, request: Request) -> Axes:
     axes = _named(left)
     if request.dynamic is None:
         return axes
-    asked = resolve_axes(request.dynamic, {n: v.ndim for n, v in call.feed().items()})
+    ranks = {name: value.ndim for name, value in call.feed().items()}
+    asked = resolve_axes(request.dynamic, ranks, call.outputs)
     for name, dims in asked.items():
         for axis in dims:
             if axis not in left.get(name, {}):

@@ -24,6 +24,7 @@ from toolkit.errors import ToolkitError
 from toolkit.export.contract import rename_values
 from toolkit.export.draft import ExportFailed
 from toolkit.export.operators import origin_of
+from toolkit.export.pytorch import outside
 from toolkit.export.pytorch.calling import Call, evaluating, tensors_in
 from toolkit.export.pytorch.customops import Translations
 from toolkit.export.pytorch.reasons import reason_of, unsupported, unsupported_in_trace
@@ -162,20 +163,38 @@ def write_program(
     proto = onnx.load(path, load_external_data=False)
     _name_dimensions(proto, axes)
     _name_values(proto)
+    _drop_folders(proto)
     path.write_bytes(proto.SerializeToString())
 
 
 def _name_values(proto: onnx.ModelProto) -> None:
-    """Names that lead back to modules: `linear_3` becomes `encoder.layer.0/linear_3`."""
+    """Names that lead back to modules: `linear_3` becomes `encoder.layer.0/linear_3`.
+
+    So do weights that the exporter has folded, and named anew, if one module alone reads them.
+    """
     outputs = {value.name for value in proto.graph.output}
     names: dict[str, str] = {}
+    readers: dict[str, set[str]] = {}
     for node in proto.graph.node:
         module = origin_of(node).module
-        if not module:
-            continue
-        node.name = f"{module}/{node.name}"
-        names |= {out: f"{module}/{out}" for out in node.output if out and out not in outputs}
+        for name in node.input:
+            readers.setdefault(name, set()).add(module)
+        if module:
+            node.name = f"{module}/{node.name}"
+            names |= {out: f"{module}/{out}" for out in node.output if out and out not in outputs}
+    for tensor in proto.graph.initializer:
+        (module, *others) = readers.get(tensor.name, {""})
+        if module and not others and "." not in tensor.name:
+            names[tensor.name] = f"{module}/{tensor.name}"
     rename_values(proto.graph, names)
+
+
+def _drop_folders(proto: onnx.ModelProto) -> None:
+    """Leave files and lines in the stacks that torch stores, not where they are on this machine."""
+    for node in proto.graph.node:
+        for entry in node.metadata_props:
+            if entry.key.endswith("stack_trace"):
+                entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', entry.value)
 
 
 def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
@@ -216,7 +235,14 @@ def write_torchscript(
     low, high = _TORCHSCRIPT_OPSETS
     version = min(max(opset or _TORCHSCRIPT_DEFAULT, low), high)
     module, args = _flat(call, feed)
-    with quiet(), evaluating(call.module), torch.no_grad(), translations.for_torchscript(version):
+    large = outside.is_large(module)
+    with (
+        quiet(),
+        evaluating(call.module),
+        torch.no_grad(),
+        _traceable_attention(),
+        translations.for_torchscript(version),
+    ):
         try:
             torch.onnx.export(
                 module,
@@ -229,10 +255,46 @@ def write_torchscript(
                 output_names=list(call.outputs),
                 dynamic_axes={**axes, **output_axes},
                 custom_opsets=translations.opsets() or None,
+                export_params=not large,
+                do_constant_folding=not large,
+                keep_initializers_as_inputs=large,
             )
+            if large:
+                outside.attach(path, module)
         except Exception as error:  # the exporter raises a dozen unrelated classes
             listed = unsupported_in_trace(module, args, version)
             raise ExportFailed(TORCHSCRIPT, listed or reason_of(error)) from error
+
+
+@contextlib.contextmanager
+def _traceable_attention() -> Generator[None]:
+    """nn.MultiheadAttention in operators that have a translation, and that the tracer takes.
+
+    Its fused kernel has none. While tracing, its `is_causal` is a tensor, which torch's own
+    function refuses.
+    """
+    torch = importlib.import_module("torch")
+    backend, functional = torch.backends.mha, torch.nn.functional
+    fused, attention = backend.get_fastpath_enabled(), functional.scaled_dot_product_attention
+
+    def traceable(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: Any = 0.0,
+        is_causal: Any = False,
+        **more: Any,
+    ) -> Any:
+        return attention(query, key, value, attn_mask, dropout_p, bool(is_causal), **more)
+
+    try:
+        backend.set_fastpath_enabled(False)
+        functional.scaled_dot_product_attention = traceable
+        yield
+    finally:
+        functional.scaled_dot_product_attention = attention
+        backend.set_fastpath_enabled(fused)
 
 
 def _flat(call: Call, feed: Feed) -> tuple[Any, tuple[Any, ...]]:

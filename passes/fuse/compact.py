@@ -1,0 +1,116 @@
+"""Fewest operators: what `--target onnx` asks for in place of the fastest kernels.
+
+    merged maps     query, key and value are one MatMul, one Add and a Split
+    sum             a + b + c = Sum(a, b, c), added in the same order
+    added tokens    Concat(tokens for each image, x) + c = Pad(x) + (c + tokens)
+    rows moved      windows are cut and merged by one Gather of rows (`moves`)
+    boolean mask    Attention takes the condition itself where the mask adds 0 or minus infinity
+
+None of it is faster on the runtime's CPU kernels, so no other target does it: `merged` says what
+is merged, `kernels.md` what a boolean mask costs there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.fuse import merged, moves
+from passes.fuse.tokens import added_tokens
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.misses import Miss
+from toolkit.model import Model
+from toolkit.pattern import op, var
+from toolkit.rules import apply_rules, rewrite
+from toolkit.tolerance import FLOAT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
+
+_SUMMED = (TensorProto.FLOAT, TensorProto.DOUBLE)
+"""Element types that runtimes have a Sum for."""
+
+_MOST_TERMS = 8
+"""A long chain would be copied again and again."""
+
+
+@rewrite(op.Add(op.any("Add", "Sum")(var(), ...).named("inner"), var("z")), opset=8)
+def sum_of_all(g: Graph, inner: NodeProto, node: NodeProto) -> str:
+    """(x + y) + z = Sum(x, y, z)"""
+    total = inner.output[0]
+    if g.dtype(node.output[0]) not in _SUMMED:
+        raise Miss("there is no Sum for this element type")
+    terms = list(inner.input)
+    place = list(node.input).index(total)
+    if place == 1 and len(terms) == 2 and _is_sum(g, node.input[0]):
+        raise Miss("the other operand is the longer sum")
+    terms.append(node.input[1 - place])
+    if len(terms) > _MOST_TERMS:
+        raise Miss("the sum is long enough")
+    return g.op("Sum", *terms, at=node)
+
+
+def _is_sum(g: Graph, value: str) -> bool:
+    return nd.is_op(g.producer(value), "Add", "Sum") and g.use_count(value) == 1
+
+
+@rewrite(op.Attention(var("q"), var("k"), var("v"), var("mask"), ...), opset=23)
+def boolean_mask(g: Graph, mask: str, node: NodeProto) -> str:
+    """Attention(q, k, v, where(c, 0, -inf)) = Attention(q, k, v, c)"""
+    where = g.producer(mask)
+    if where is None or not nd.is_op(where, "Where"):
+        raise Miss("the mask is not chosen by a condition")
+    condition, kept, masked = where.input
+    if g.shape(condition) is None or g.shape(condition) != g.shape(mask):
+        raise Miss("the condition is not known to have the shape of the mask")
+    if not _is_all(g, kept, 0.0) or not _is_all(g, masked, -np.inf):
+        raise Miss("a finite number masks otherwise than a condition: see `bias`")
+    g.set_input(node, 3, condition)
+    g.prune(where)
+    return node.output[0]
+
+
+def _is_all(g: Graph, value: str, number: float) -> bool:
+    stored = g.const(value)
+    return stored is not None and stored.size == 1 and stored.reshape(-1)[0] == number
+
+
+RULES = (added_tokens, sum_of_all, boolean_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Write the model in fewer operators; for the target onnx alone, others go by speed."""
+
+    name: ClassVar[str] = "compact"
+    tolerance: ClassVar[Tolerance] = FLOAT
+    idempotent: ClassVar[bool] = True
+    max_bytes: int = field(
+        default=1 << 30,
+        metadata={"help": "Merge no linear maps where their weights are more than this together."},
+    )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if ctx.target != "onnx":
+            return
+        for graph in model.graphs():
+            self._merge(graph, ctx)
+            for chain in moves.chains(graph):
+                moves.write(graph, chain)
+        apply_rules(model, RULES, ctx)
+
+    def _merge(self, g: Graph, ctx: Context) -> None:
+        found = merged.merges(g)
+        unique = {merge.weights: merge for merge in found}
+        total = sum(merge.bytes(g) for merge in unique.values())
+        if total > self.max_bytes:
+            ctx.note(f"linear maps left apart: {total >> 20} MB of weights, see compact:max_bytes")
+            return
+        stored: dict[tuple[str, ...], str] = {}
+        for merge in found:
+            if g.begin("merged-maps", merge.members[0].node):
+                merged.write(g, merge, stored)

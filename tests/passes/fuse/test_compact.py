@@ -1,0 +1,227 @@
+"""`compact`: fewer operators that compute the same, and what is left as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from passes.fuse.compact import Compact
+from passes.shapes import Shapes
+from tests.checks import check, model
+from toolkit.model import Model
+from toolkit.pipeline import Context
+
+HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """The pass on a model whose shapes are known, for the target that asks for it."""
+
+    compact: Compact = field(default_factory=Compact)
+
+    def run(self, model: Model, ctx: Context) -> None:
+        ctx = Context(target="onnx")
+        Shapes(annotate=False).run(model, ctx)
+        self.compact.run(model, ctx)
+
+
+def left(text: str, inputs: dict[str, Any] | None = None, subject: Any = None) -> Counter[str]:
+    result = check(subject or Small(), HEADER + text, inputs=inputs)
+    return Counter(node.op_type for node in result.graph.nodes)
+
+
+def stays(text: str, inputs: dict[str, Any] | None = None, subject: Any = None) -> None:
+    check(subject or Small(), HEADER + text, inputs=inputs, near_miss=True)
+
+
+# -- merged maps
+
+WEIGHTS = """float[2, 2] wq = {1, 2, 3, 4}, float[2, 2] wk = {5, 6, 7, 8},
+    float[2, 2] wv = {9, 10, 11, 12}, float[2] bq = {1, 2}, float[2] bv = {3, 4}"""
+PROJECTIONS = """
+    q0 = MatMul (x, wq)  q = Add (q0, bq)  k = MatMul (x, wk)
+    v0 = MatMul (x, wv)  v = Add (bv, v0)
+"""
+ATTENTION = "Attention <q_num_heads = 1, kv_num_heads = 1>"
+
+
+def attended(projections: str, rest: str = "", outputs: str = "float[B, L, 2] y") -> str:
+    return f"""agraph (float[B, L, 2] x) => ({outputs}) <{WEIGHTS}> {{
+        {projections} y = {ATTENTION} (q, k, v) {rest}
+    }}"""
+
+
+def test_query_key_and_value_are_one_map() -> None:
+    found = left(attended(PROJECTIONS))
+    assert found == {"MatMul": 1, "Add": 1, "Split": 1, "Attention": 1}
+
+
+def test_a_map_without_a_bias_gets_zeros() -> None:
+    result = check(Small(), HEADER + attended(PROJECTIONS))
+    [add] = [node for node in result.graph.nodes if node.op_type == "Add"]
+    biases = [array for name in add.input if (array := result.graph.const(name)) is not None]
+    np.testing.assert_array_equal(biases[0], [1, 2, 0, 0, 3, 4])
+
+
+def test_other_targets_keep_them_apart() -> None:
+    subject = model(HEADER + attended(PROJECTIONS))
+    Compact().run(subject, Context(target="ort-cpu"))
+    assert not len(subject.journal)
+
+
+def test_two_maps_without_a_bias_are_as_many_merged() -> None:
+    text = f"""agraph (float[B, L, 2] x) => (float[B, L, 2] y) <{WEIGHTS}> {{
+        g = MatMul (x, wq)  u = MatMul (x, wk)  y = Mul (g, u)
+    }}"""
+    stays(text)
+
+
+def test_keys_for_different_layers_stay_apart() -> None:
+    text = f"""agraph (float[B, L, 2] x, float[B, L, 2] z) => (float[B, L, 2] y) <{WEIGHTS}> {{
+        k = MatMul (x, wk)  a = {ATTENTION} (z, k, z)
+        v = MatMul (x, wv)  b = {ATTENTION} (a, v, a)
+        w = MatMul (x, wq)  y = {ATTENTION} (b, w, b)
+    }}"""
+    stays(text)
+
+
+def test_a_weight_that_something_else_reads_stays() -> None:
+    stays(attended(PROJECTIONS, "z = MatMul (y, wq)", "float[B, L, 2] y, float[B, L, 2] z"))
+
+
+def test_layers_that_share_weights_share_the_merged_ones() -> None:
+    second = """
+        q1 = MatMul (y1, wq)  q2 = Add (q1, bq)  k2 = MatMul (y1, wk)
+        v1 = MatMul (y1, wv)  v2 = Add (bv, v1)
+    """
+    text = f"""agraph (float[B, L, 2] x) => (float[B, L, 2] y) <{WEIGHTS}> {{
+        {PROJECTIONS} y1 = {ATTENTION} (q, k, v) {second} y = {ATTENTION} (q2, k2, v2)
+    }}"""
+    result = check(Small(), HEADER + text)
+    merged = {node.input[1] for node in result.graph.nodes if node.op_type == "MatMul"}
+    assert len(merged) == 1
+
+
+def test_large_weights_are_left_apart() -> None:
+    stays(attended(PROJECTIONS), subject=Small(Compact(max_bytes=47)))
+
+
+# -- sums
+
+
+def test_three_terms_are_one_sum() -> None:
+    signature = "agraph (float[A, 2] x, float[A, 2] z) => (float[A, 2] y) <float[2] b = {1, 2}>"
+    assert left(f"{signature} {{ s = Add (x, b) y = Add (s, z) }}") == {"Sum": 1}
+    four = "s = Add (x, b) t = Add (z, s) y = Add (t, x)"
+    assert left(f"{signature} {{ {four} }}") == {"Sum": 1}
+
+
+def test_a_sum_that_is_read_elsewhere_stays() -> None:
+    stays("""agraph (float[A] x, float[A] z) => (float[A] y, float[A] w) {
+        s = Add (x, z) y = Add (s, z) w = Relu (s)
+    }""")
+
+
+def test_integers_have_no_sum() -> None:
+    stays("agraph (int64[A] x, int64[A] z) => (int64[A] y) { s = Add (x, z) y = Add (s, z) }")
+
+
+# -- masks
+
+MASKED = """agraph (float[B, L, 2] x, bool[B, 1, L, L] c) => (float[B, L, 2] y)
+    <float zero = {{0}}, float low = {{{low}}}> {{
+    m = Where (c, {kept}, {masked})  y = {attention} (x, x, x, m)
+}}"""
+
+
+def with_mask(low: str, kept: str = "zero", masked: str = "low") -> str:
+    return MASKED.format(low=low, kept=kept, masked=masked, attention=ATTENTION)
+
+
+def test_a_mask_of_minus_infinity_is_its_condition() -> None:
+    infinite = with_mask("-1").replace("float low = {-1}", "float one = {-1}, float nil = {0}")
+    infinite = infinite.replace("m = Where", "low = Div (one, nil) m = Where")
+    subject = model(HEADER + infinite)
+    from passes.fold import Fold
+
+    Shapes(annotate=False).run(subject, Context())
+    Fold().run(subject, Context())
+    subject.commit()
+    Small().run(subject, Context())
+    assert Counter(n.op_type for n in subject.graph.nodes) == {"Attention": 1}
+    attention = next(iter(subject.graph.nodes))
+    assert attention.input[3] == "c"
+
+
+@pytest.mark.parametrize("low", ["-100000", "-1e38"])
+def test_a_finite_mask_stays(low: str) -> None:
+    """A row that is masked as a whole attends to everything alike then, not to nothing."""
+    stays(with_mask(low))
+
+
+# -- rows
+
+WINDOWS = "int64[6] cut = {-1, 2, 2, 2, 2, 3}, int64[3] windows = {-1, 4, 3}"
+
+
+def test_windows_are_a_gather_of_rows() -> None:
+    text = f"""agraph (float[B, 16, 3] x) => (float[W, 4, 3] y) <{WINDOWS}> {{
+        c = Reshape (x, cut) t = Transpose <perm = [0, 1, 3, 2, 4, 5]> (c)
+        y = Reshape (t, windows)
+    }}"""
+    assert left(text) == {"Gather": 1, "Reshape": 1}
+
+
+def test_a_shift_and_its_windows_are_one_gather() -> None:
+    text = f"""agraph (float[B, 4, 4, 3] x) => (float[W, 4, 3] y)
+        <{WINDOWS}, int64[1] a = {{0}}, int64[1] b = {{1}}, int64[1] c = {{4}}> {{
+        low = Slice (x, a, b, b)  high = Slice (x, b, c, b)  s = Concat <axis = 1> (high, low)
+        r = Reshape (s, cut) t = Transpose <perm = [0, 1, 3, 2, 4, 5]> (r)
+        y = Reshape (t, windows)
+    }}"""
+    assert left(text) == {"Reshape": 2, "Gather": 1}
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        # Columns move, not rows; and the images of the batch change places with their rows.
+        "c = Reshape (x, cut) t = Transpose <perm = [0, 1, 3, 2, 5, 4]> (c) y = Reshape (t, rows)",
+        "c = Reshape (x, cut) t = Transpose <perm = [1, 0, 3, 2, 4, 5]> (c) y = Reshape (t, rows)",
+    ],
+)
+def test_other_moves_stay(moves: str) -> None:
+    stays(f"""agraph (float[B, 16, 3] x) => (float[B, 16, 3] y)
+        <{WINDOWS}, int64[3] rows = {{-1, 16, 3}}> {{ {moves} }}""")
+
+
+# -- tokens
+
+TOKENS = """agraph (float[B, 2, 2] x) => (float[B, 3, 2] y) <float[1, 1, 2] t = {5, 6},
+    float[1, 3, 2] p = {1, 2, 3, 4, 5, 6}, float[B1, 3, 2] q, int64[2] ones = {1, 1}>"""
+
+
+def tokens(body: str) -> str:
+    return f"""{TOKENS.replace("float[B1, 3, 2] q, ", "")} {{
+        b = Shape <start = 0, end = 1> (x) s = Concat <axis = 0> (b, ones) e = Expand (t, s) {body}
+    }}"""
+
+
+@pytest.mark.parametrize("order", ["(e, x)", "(x, e)"])
+def test_a_token_is_a_padding_where_a_constant_is_added(order: str) -> None:
+    assert left(tokens(f"j = Concat <axis = 1> {order} y = Add (j, p)")) == {"Pad": 1, "Add": 1}
+
+
+@pytest.mark.parametrize("body", ["j = Concat <axis = 1> (e, x) y = Mul (j, p)"])
+def test_a_token_without_an_addition_stays(body: str) -> None:
+    stays(tokens(body))
+
+
+def test_two_values_joined_stay() -> None:
+    stays("""agraph (float[B, 2, 2] x, float[B, 1, 2] z) => (float[B, 3, 2] y)
+        <float[1, 3, 2] p = {1, 2, 3, 4, 5, 6}> { j = Concat <axis = 1> (z, x) y = Add (j, p) }""")

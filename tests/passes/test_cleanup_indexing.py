@@ -1,0 +1,244 @@
+"""Gathers by indices that count, parts cut out of views: what goes, and what must stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from passes.cleanup import Cleanup
+from passes.dead import RemoveDead
+from passes.shapes import Shapes
+from tests.checks import check
+from toolkit.model import Model
+from toolkit.pipeline import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """The pass on a model whose shapes are known, as it runs in the group."""
+
+    def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
+        Cleanup().run(model, ctx)
+        RemoveDead().run(model, ctx)
+
+
+def left(text: str, inputs: dict[str, Any] | None = None) -> Counter[str]:
+    """The operators that are left of a model, which computes the same."""
+    result = check(Clean(), text, inputs=inputs)
+    return Counter(node.op_type for node in result.graph.nodes)
+
+
+COUNTING = """
+    s = Shape (m)  b = Gather (s, zero)  l = Gather (s, one)
+    rows = Range (zero, b, one)  cols = Range (zero, l, one)
+    r = Unsqueeze (rows, a123)  c = Unsqueeze (cols, a012)
+"""
+CONSTANTS = """<int64 zero = {0}, int64 one = {1}, int64[3] a123 = {1, 2, 3},
+    int64[3] a012 = {0, 1, 2}, int64[1] last = {-1}, int64[1] flat = {-1}>"""
+
+
+def masked(body: str, output: str = "bool[B, 1, 1, L] y") -> str:
+    return f"agraph (bool[B, L] m) => ({output}) {CONSTANTS} {{ {COUNTING} {body} }}"
+
+
+def test_all_elements_by_gather_nd_are_a_view() -> None:
+    body = """shape = Concat <axis = 0> (s4, ones4)  e = Max (r, c)  es = Shape (e)
+        re = Expand (r, es)  ce = Expand (c, es)
+        ri = Unsqueeze (re, last)  ci = Unsqueeze (ce, last)
+        at = Concat <axis = -1> (ri, ci)  y = GatherND (m, at)"""
+    body = body.replace("shape = Concat <axis = 0> (s4, ones4)  ", "")
+    assert left(masked(body)) == {"Unsqueeze": 1}
+
+
+def test_gather_nd_with_the_indices_changed_stays() -> None:
+    body = """e = Max (r, c)  es = Shape (e)  re = Expand (r, es)  ce = Expand (c, es)
+        ri = Unsqueeze (re, last)  ci = Unsqueeze (ce, last)
+        at = Concat <axis = -1> (ci, ri)  y = GatherND (m, at)"""
+    square = {"m": np.array([[True, False], [False, False]])}
+    assert left(masked(body), square)["GatherND"] == 1
+
+
+def test_all_rows_of_a_flattened_matrix_are_a_view() -> None:
+    body = """f = Flatten <axis = 2> (m)  rl = Mul (r, l)  at = Add (rl, c)
+        t = Gather (f, at)  ts = Shape (at)  u = Reshape (t, flat)  y = Reshape (u, ts)"""
+    assert left(masked(body)) == {"Unsqueeze": 1}
+
+
+@pytest.mark.parametrize("at", ["rl = Mul (r, b) at = Add (rl, c)", "at = Add (r, c)"])
+def test_other_rows_of_a_flattened_matrix_stay(at: str) -> None:
+    body = f"f = Flatten <axis = 2> (m) {at} t = Gather (f, at) u = Reshape (t, flat) "
+    body += "ts = Shape (at) y = Reshape (u, ts)"
+    square = {"m": np.array([[True, False], [False, False]])}
+    assert left(masked(body), square)["Gather"] >= 1
+
+
+TABLE = "float[6, 2] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}"
+POSITIONS = f"""agraph (float[B, L, 2] x) => (float[B, L, 2] y) <{TABLE}, int64 zero = {{0}},
+    int64 one = {{1}}, int64 two = {{2}}, int64 axis = {{1}}, int64[1] a0 = {{0}}>"""
+
+
+def positioned(body: str) -> str:
+    return f"""{POSITIONS} {{
+        s = Shape (x) l = Gather (s, axis) cols = Range (zero, l, one) {body}
+    }}"""
+
+
+@pytest.mark.parametrize("at", ["at = Identity (cols)", "at = Add (cols, two)"])
+def test_positions_are_a_slice_of_their_table(at: str) -> None:
+    body = f"{at} u = Unsqueeze (at, a0) p = Gather (table, u) y = Add (x, p)"
+    found = left(positioned(body), {"x": np.ones((2, 4, 2), np.float32)})
+    assert found == {"Shape": 1, "Slice": 1, "Add": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Two steps at a time; from the back; and rows whose number nothing else knows.
+        "at = Mul (cols, two) p = Gather (table, at) y = Add (x, p)",
+        "at = Sub (cols, two) p = Gather (table, at) y = Add (x, p)",
+        "p = Gather (table, cols) q = Softmax <axis = 0> (p) y = Add (x, q)",
+    ],
+)
+def test_other_positions_are_gathered(body: str) -> None:
+    assert left(positioned(body), {"x": np.ones((2, 3, 2), np.float32)})["Gather"] >= 1
+
+
+def test_one_row_for_all_is_broadcast() -> None:
+    body = "s2 = Slice (s, a0, two1) z = Expand (zero, s2) p = Gather (table, z) y = Add (x, p)"
+    text = positioned(body).replace("int64 zero", "int64[1] two1 = {2}, int64 zero")
+    assert left(text) == {"Add": 1}
+
+
+def test_one_row_that_makes_the_sum_larger_stays() -> None:
+    text = f"""agraph (float[2] x, int64[2] s) => (float[B, L, 2] y)
+        <{TABLE}, int64 zero = {{0}}> {{
+        z = Expand (zero, s) p = Gather (table, z) y = Add (x, p)
+    }}"""
+    feeds = {"x": np.ones(2, np.float32), "s": np.array([3, 4])}
+    assert left(text, feeds)["Gather"] == 1
+
+
+def test_a_condition_that_counting_decides_goes() -> None:
+    body = "t = GreaterOrEqual (cols, zero) y = And (m, t)"
+    assert left(masked(body, "bool[B, L] y")) == {"Identity": 1}
+
+
+def test_a_condition_that_gives_the_shape_stays() -> None:
+    body = "t = GreaterOrEqual (c, zero) y = And (t, m)"
+    assert left(masked(body, "bool[1, 1, B, L] y"))["And"] == 1
+
+
+# -- parts
+
+PACKED = """agraph (float[B, L, 12] x) => (float[B, L, 4] q, float[B, L, 4] k, float[B, L, 4] v)
+    <int64[5] apart = {0, 0, 3, 2, 2}, int64[3] back = {0, 0, 4}, int64[1] a = {0},
+     int64[1] b = {1}, int64[1] c = {2}, int64[1] d = {3}, int64[1] axis = {2}>"""
+
+
+def test_parts_of_the_last_axis_are_a_split() -> None:
+    text = f"""{PACKED} {{
+        p = Reshape (x, apart)
+        s = Slice (p, a, b, axis)  q0 = Reshape (s, back)  q = Relu (q0)
+        t = Slice (p, b, c, axis)  k0 = Reshape (t, back)  k = Relu (k0)
+        u = Slice (p, c, d, axis)  v0 = Reshape (u, back)  v = Relu (v0)
+    }}"""
+    assert left(text) == {"Split": 1, "Relu": 3}
+
+
+def test_parts_that_leave_one_out_stay() -> None:
+    text = f"""{PACKED} {{
+        p = Reshape (x, apart)
+        s = Slice (p, a, b, axis)  q0 = Reshape (s, back)  q = Relu (q0)
+        t = Slice (p, b, c, axis)  k0 = Reshape (t, back)  k = Relu (k0)
+        v = Neg (k0)
+    }}"""
+    assert left(text)["Slice"] == 2
+
+
+def test_parts_with_their_heads_apart_stay() -> None:
+    text = """agraph (float[B, L, 8] x) => (float[B, 2, L, 2] q, float[B, L, 4] k)
+        <int64[5] apart = {0, 0, 2, 2, 2}, int64[3] back = {0, 0, 4}, int64 i = {0},
+         int64 j = {1}> {
+        p = Reshape (x, apart)
+        s = Gather <axis = 2> (p, i)  q = Transpose <perm = [0, 2, 1, 3]> (s)
+        t = Gather <axis = 2> (p, j)  k = Reshape (t, back)
+    }"""
+    assert left(text)["Gather"] == 2
+
+
+def test_an_entry_of_a_transposed_axis() -> None:
+    signature = "agraph (float[A, B, 3, C] x) => (float[A, B, C] y) <int64 i = {1}>"
+    moved = f"{signature} {{ t = Transpose <perm = [2, 0, 1, 3]> (x) y = Gather (t, i) }}"
+    assert left(moved) == {"Gather": 1}
+    turned = moved.replace("[2, 0, 1, 3]", "[2, 1, 0, 3]").replace(
+        "float[A, B, C]", "float[B, A, C]"
+    )
+    assert left(turned) == {"Transpose": 1, "Gather": 1}
+
+
+def test_a_slice_takes_one_of_two_joined_before_what_follows() -> None:
+    signature = """agraph (float[B, 4] x) => (float[B, 1, 4] y)
+        <int64[1] a = {0}, int64[1] b = {4}, int64[1] axis = {2}, int64[1] one = {1}>"""
+    body = """j = Concat <axis = -1> (x, x)  c = Cos (j)  u = Unsqueeze (c, one)
+        y = Slice (u, a, b, axis)"""
+    assert left(f"{signature} {{ {body} }}") == {"Cos": 1, "Unsqueeze": 1}
+    beside = f"{signature} {{ {body} }}".replace("{4}", "{3}").replace(
+        "float[B, 1, 4]", "float[B, 1, 3]"
+    )
+    assert left(beside)["Slice"] == 1
+
+
+def test_a_slice_of_what_is_read_as_a_whole_too_stays() -> None:
+    text = """agraph (float[B, 4] x) => (float[B, 4] y, float[B, 8] z)
+        <int64[1] a = {0}, int64[1] b = {4}, int64[1] axis = {1}> {
+        j = Concat <axis = -1> (x, x)  c = Cos (j)  y = Slice (c, a, b, axis)  z = Neg (c)
+    }"""
+    assert left(text)["Slice"] == 1
+
+
+# -- the rest
+
+
+def test_axes_that_come_move_and_go() -> None:
+    text = """agraph (float[A, B, C] x) => (float[C, A, B] y)
+        <int64[1] front = {0}, int64[1] third = {2}> {
+        u = Unsqueeze (x, front) t = Transpose <perm = [3, 1, 0, 2]> (u) y = Squeeze (t, third)
+    }"""
+    assert left(text) == {"Transpose": 1}
+    other = text.replace("float[A, B, C] x", "float[1, B, C] x").replace(
+        "float[C, A, B]", "float[C, 1, B]"
+    )
+    assert "Transpose" in left(other.replace("third = {2}", "third = {1}"))
+
+
+def test_a_computed_shape_that_adds_an_axis() -> None:
+    text = """agraph (float[A, B] x) => (float[A, 1, B] y) <int64[1] one = {1}> {
+        a = Shape <start = 0, end = 1> (x)  b = Shape <start = 1, end = 2> (x)
+        s = Concat <axis = 0> (a, one, b)  y = Reshape (x, s)
+    }"""
+    assert left(text) == {"Unsqueeze": 1}
+    swapped = text.replace("(a, one, b)", "(b, one, a)").replace("float[A, 1, B]", "float[B, 1, A]")
+    assert left(swapped)["Reshape"] == 1
+
+
+def test_axes_in_front_are_what_broadcasting_adds() -> None:
+    signature = "agraph (float[B, L] x, float[L] z) => (float[B, L] y) <int64[1] a = {0}>"
+    assert left(f"{signature} {{ u = Unsqueeze (z, a) y = Add (x, u) }}") == {"Add": 1}
+    alone = "agraph (float[L] x, float[L] z) => (float[1, L] y) <int64[1] a = {0}>"
+    assert left(f"{alone} {{ u = Unsqueeze (z, a) y = Add (x, u) }}")["Unsqueeze"] == 1
+
+
+def test_positions_counted_in_narrow_integers() -> None:
+    text = """agraph (int64[B, L] x) => (int64[B, L] y) <int64 pad = {1}, int64 axis = {1}> {
+        e = Equal (x, pad)  n = Not (e)  w = Cast <to = 7> (n)  t = CumSum (w, axis)
+        t32 = Cast <to = 6> (t)  n32 = Cast <to = 6> (n)  m = Mul (t32, n32)  y = Cast <to = 7> (m)
+    }"""
+    found = left(text)
+    assert (found["Cast"], found["Mul"]) == (1, 1)
+    unknown = text.replace("w = Cast <to = 7> (n)", "w = Identity (x)")
+    assert left(unknown)["Cast"] == 3
