@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.export
+
 
 def torchscript(source: Any, task: str | None = None, **more: Any) -> Exported:
     return export(source, task=task, exporter="torchscript", **more)

@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.export
+
 STEPS = 24
 
 

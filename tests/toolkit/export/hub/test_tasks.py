@@ -14,6 +14,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.export
+
 TEXT_INPUTS = ["input_ids", "attention_mask", "token_type_ids"]
 B, S = "batch", "sequence"
 
