@@ -124,12 +124,13 @@ def _values(
 
 
 def _mask(shape: list[int], padding: Padding, random: np.random.Generator) -> NDArray[Any]:
-    """Rows of ones; padded ones keep between a quarter and all of their tokens, the first all."""
+    """Rows of ones; the first keeps all of its tokens, the others between a quarter and most."""
     rows, length = shape
     if padding == "none":
         return np.ones(shape, dtype=np.int64)
-    kept = random.integers(max(1, length // 4), length, (rows, 1), endpoint=True)
-    kept[0] = length if rows > 1 else max(1, length - 2)
+    kept = random.integers(max(1, length // 4), max(2, length), (rows, 1))
+    if rows > 1:
+        kept[0] = length
     places = np.arange(length)
     real = places < kept if padding == "right" else places >= length - kept
     return real.astype(np.int64)

@@ -55,8 +55,9 @@ def ways_of(model: Any, optional: bool, request: Request) -> list[Way]:
     """All ways, the best first; with `optional` dimensions, all once more with these fixed."""
     attentions = ("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",)
     plain = [
-        *(Way(DYNAMO, attention) for attention in attentions),
+        Way(DYNAMO, attentions[0]),
         Way(DYNAMO, attentions[0], patched=True),
+        *(Way(DYNAMO, attention) for attention in attentions[1:]),
         *(Way(TORCHSCRIPT, attention) for attention in attentions),
     ]
     if request.exporter != "auto":
@@ -165,10 +166,10 @@ class HubPart:
         """Runs the wrapper.
 
         Rows that attend to nothing, as of padding on the left, mean nothing, but have values: the
-        fused attention gives zeros, the plain one and what dynamo writes an average.
+        fused attention gives zeros, the plain one and what dynamo writes (unpatched) an average.
         """
         wrapper = self._blueprint.wrapper
-        attention = "eager" if way.exporter == DYNAMO else way.attention
+        attention = "eager" if way.exporter == DYNAMO and not way.patched else way.attention
 
         def reference(feed: Feed) -> Mapping[str, Any]:
             attend(wrapper.model, attention)
