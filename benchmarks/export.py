@@ -1,10 +1,11 @@
 """Exports architecture after architecture and writes the table of what came out.
 
-    python benchmarks/export.py [--cache DIR] [--rows PATTERN ...] [--again] [--timeout SECONDS]
+    python benchmarks/export.py [--cache DIR] [--rows PATTERN ...] [--exporters NAME ...]
+                                [--again] [--timeout SECONDS]
 
 Every row of `export_models.py` is saved as a checkpoint and exported twice, with dynamo and with
-TorchScript, in a process of its own. Results stay in the cache, so that a run that was stopped goes
-on where it was; the table is `benchmarks/results/export.md`. Failures are rows like any other.
+TorchScript, each in a process of its own. Results stay in the cache, so that a run that was stopped
+goes on where it was; the table is `benchmarks/results/export.md`. Failures are rows as others.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -35,6 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN")
+    parser.add_argument("--exporters", nargs="+", default=EXPORTERS, choices=EXPORTERS)
     parser.add_argument("--again", action="store_true", help="do not take results from the cache")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one row")
     arguments = parser.parse_args()
@@ -43,35 +45,30 @@ def main() -> int:
     arguments.cache.mkdir(parents=True, exist_ok=True)
     for row in ROWS:
         if any(fnmatch.fnmatch(row.name, pattern) for pattern in arguments.rows):
-            for result in settle(row, arguments.cache, arguments.again, arguments.timeout):
+            for exporter in arguments.exporters:
+                note = arguments.cache / f"{row.name}-{exporter}.json"
+                if arguments.again or not note.exists():
+                    note.write_text(json.dumps(isolated(row, exporter, arguments.timeout)))
+                result = json.loads(note.read_text())
                 print(f"{row.name:48} {result['asked']:12} {shown(result)}", flush=True)
     RESULTS.write_text(table(arguments.cache), encoding="utf-8")
     return 0
 
 
-def settle(row: Row, cache: Path, again: bool, timeout: float) -> list[dict[str, Any]]:
-    """The row's results, from the cache or from a process of its own."""
-    note = cache / f"{row.name}.json"
-    if again or not note.exists():
-        note.write_text(json.dumps(isolated(row, timeout)))
-    return json.loads(note.read_text())
-
-
-def isolated(row: Row, timeout: float) -> list[dict[str, Any]]:
+def isolated(row: Row, exporter: str, timeout: float) -> dict[str, Any]:
     """The row measured in a child of this process, which has all imports behind it."""
     context = multiprocessing.get_context("fork")
     given, taken = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: taken.send(measure(row)))
+    child = context.Process(target=lambda: taken.send(measure(row, exporter)))
     child.start()
     taken.close()
     try:
         if not given.poll(timeout):
-            return [_failed(exporter, f"not done after {timeout:.0f} s") for exporter in EXPORTERS]
+            return _failed(exporter, f"not done after {timeout:.0f} s")
         return given.recv()
     except EOFError:
         child.join()
-        reason = f"the exporting process died (exit code {child.exitcode})"
-        return [_failed(exporter, reason) for exporter in EXPORTERS]
+        return _failed(exporter, f"the exporting process died (exit code {child.exitcode})")
     finally:
         child.kill()
         child.join()
@@ -92,11 +89,11 @@ def _import() -> None:
         importlib.import_module(name)
 
 
-def measure(row: Row) -> list[dict[str, Any]]:
-    """In the worker: save the checkpoint, then export it with one exporter and with the other."""
+def measure(row: Row, exporter: str) -> dict[str, Any]:
+    """In the child: save the checkpoint, then export it."""
     with tempfile.TemporaryDirectory() as folder:
         row.save(Path(folder))
-        return [_export(Path(folder), row.task, exporter) for exporter in EXPORTERS]
+        return _export(Path(folder), row.task, exporter)
 
 
 def _export(folder: Path, task: str, exporter: Any) -> dict[str, Any]:
@@ -148,9 +145,10 @@ def table(cache: Path) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        note = cache / f"{row.name}.json"
-        for result in json.loads(note.read_text()) if note.exists() else ():
-            lines.append(_line(row, result))
+        for exporter in EXPORTERS:
+            note = cache / f"{row.name}-{exporter}.json"
+            if note.exists():
+                lines.append(_line(row, json.loads(note.read_text())))
     return "\n".join(lines) + "\n"
 
 
