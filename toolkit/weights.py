@@ -89,6 +89,11 @@ class Weights:
         self._maps: dict[str, memoryview] = {}
         self._overlay: dict[str, Array] = {}
         self._scratch: Any = None
+        self._owners: list[object] = []
+
+    def depend_on(self, owner: object) -> None:
+        """Hold on to what the files need to be there, as the owner of a temporary folder."""
+        self._owners.append(owner)
 
     # -- reading
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from toolkit.export.draft import (
 from toolkit.export.exported import Exported, ExportedGraph
 from toolkit.export.proof import Proof, Run, prove
 from toolkit.export.request import Axes, Exporter, Request, parse_dynamic
+from toolkit.export.scratch import Scratch
 from toolkit.files import sidecar_of
 from toolkit.model import Model
 
@@ -57,6 +57,8 @@ __all__ = [
 ]
 
 _MOST_ATTEMPTS = 12
+_USUAL_OPSET = 18
+"""What exporters write on their own."""
 
 
 def export(
@@ -116,14 +118,15 @@ def export_as(source: Any, request: Request) -> Exported:
 
     started = time.perf_counter()
     chosen = choose(source, request)
-    scratch = tempfile.TemporaryDirectory(prefix="toolkit-export-")
+    scratch = Scratch()
     try:
-        plan = chosen.front_end.plan(chosen.source, chosen.request, Path(scratch.name))
-        folder = Path(scratch.name)
-        graphs = {part.name: _settle(part, chosen.request, folder) for part in plan.parts}
+        plan = chosen.front_end.plan(chosen.source, chosen.request, scratch.path)
+        graphs = {part.name: _settle(part, chosen.request, scratch.path) for part in plan.parts}
     except BaseException:
-        scratch.cleanup()
+        scratch.remove()
         raise
+    for graph in graphs.values():
+        graph.model.weights.depend_on(scratch)
     return Exported(
         graphs=graphs,
         framework=chosen.front_end.name,
@@ -176,7 +179,7 @@ def _settle(part: Part, request: Request, scratch: Path) -> ExportedGraph:
             )
         failures.append(Failure(draft.exporter, proof.summary(), proof, proof.failing))
         _discard(draft, scratch)
-    raise _none_holds(part, failures)
+    raise _none_holds(part, failures, request)
 
 
 def _discard(draft: Draft, scratch: Path) -> None:
@@ -186,7 +189,9 @@ def _discard(draft: Draft, scratch: Path) -> None:
         sidecar_of(draft.path).unlink(missing_ok=True)
 
 
-def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProven:
+def _none_holds(
+    part: Part, failures: Sequence[Failure], request: Request
+) -> UsageError | NotProven:
     """Why there is no graph: not proven if there was one at all, else bad input."""
     distinct = list(dict.fromkeys(f.reason for f in failures))
     reasons = "; ".join(distinct)
@@ -194,7 +199,10 @@ def _none_holds(part: Part, failures: Sequence[Failure]) -> UsageError | NotProv
         reasons = "; ".join(dict.fromkeys(f"{f.exporter}: {f.reason}" for f in failures))
     if any(f.proof is not None and f.proof.loads for f in failures):
         return NotProven(f"the exported {part.name} is not the same as the original: {reasons}")
-    return UsageError(f"the {part.name} cannot be exported: {reasons or 'there is no way to'}")
+    hint = ""
+    if request.opset is not None and request.opset < _USUAL_OPSET:
+        hint = f"; opset {request.opset} may lack what it needs, {_USUAL_OPSET} is usual"
+    return UsageError(f"the {part.name} cannot be exported: {reasons or 'no way is known'}{hint}")
 
 
 def _at_opset(draft: Draft, request: Request) -> Draft:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from toolkit.errors import SaveError, UsageError
 from toolkit.export.draft import Case, Failure
 from toolkit.export.proof import Proof
 from toolkit.export.request import Axes, Request
+from toolkit.export.scratch import Scratch
 from toolkit.feeds.samples import Feed
 from toolkit.files import require_writable, same_file, write_files
 from toolkit.model import Model
@@ -95,7 +95,10 @@ def _value(model: Model, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What `export` hands back. Its weights lie in a scratch folder that goes when it goes."""
+    """What `export` hands back.
+
+    Weights and companions lie in a scratch folder, which goes with the last of this and its models.
+    """
 
     graphs: Mapping[str, ExportedGraph]
     framework: str
@@ -103,7 +106,7 @@ class Exported:
     companions: Mapping[str, Path] = field(default_factory=dict[str, Path])
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+    scratch: Scratch | None = field(default=None, repr=False)
 
     @property
     def only(self) -> ExportedGraph:

@@ -7,7 +7,7 @@ some sizes or values only, tracing has baked something in: `findings` says what.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -132,27 +132,33 @@ def prove(draft: Draft, request: Request) -> Proof:
     except (ModelError, RuntimeRefused) as error:
         reason = _not_loaded(model, error, request)
         return Proof((), request.tolerance, (reason,), loads=False)
-    expected, skipped = _references(draft)
-    unstable = _unstable(draft, expected[0][1])
+    unstable = _unstable(draft)
     if unstable:
         return Proof((), request.tolerance, (unstable,))
     unused = [name for name in draft.cases[0].feed if name not in model.graph.inputs]
-    expected = [(_without(case, unused), wanted) for case, wanted in expected]
-    runs = [_run(session, case, wanted, request) for case, wanted in expected]
+    runs = [_try(session, draft, case, unused, request) for case in draft.cases]
     del session
     if not any(run.failed for run in runs):
-        # once more as deployed, with all that the runtime does at load
-        deployed = Session(model, optimize=True, custom_ops=request.custom_ops)
-        for case, wanted in expected[:1] + expected[1:][-1:]:
-            run = _run(deployed, case, wanted, request)
-            if run.failed:
-                label = ", ".join(filter(None, [run.label, "with the runtime's optimizations on"]))
-                runs.append(Run(run.sizes, label, run.outcome, run.error, run.reason))
-    everything = (*runs, *skipped)
+        runs += _deployed(model, draft, unused, request)
     notes = [f"input '{name}' is not used: the graph does not take it" for name in unused]
+    skipped = [run for run in runs if run.outcome == "skipped"]
     notes += [f"the model itself refuses {run}: {run.reason}" for run in skipped]
-    findings = [*_findings(draft, runs), *_untried(everything)]
-    return Proof(everything, request.tolerance, tuple(findings), tuple(notes))
+    findings = [*_findings(draft, runs), *_untried(runs)]
+    return Proof(tuple(runs), request.tolerance, tuple(findings), tuple(notes))
+
+
+def _deployed(model: Model, draft: Draft, unused: Sequence[str], request: Request) -> Iterator[Run]:
+    """What fails with all that the runtime does at load; the first case and the last tell."""
+    how = "with the runtime's optimizations on"
+    try:
+        session = Session(model, optimize=True, custom_ops=request.custom_ops)
+    except RuntimeRefused as refusal:
+        yield Run(draft.cases[0].sizes, how, "refused", None, str(refusal))
+        return
+    for case in (draft.cases[0], *draft.cases[1:][-1:]):
+        run = _try(session, draft, case, unused, request)
+        if run.failed:
+            yield replace(run, label=", ".join(filter(None, [run.label, how])))
 
 
 def _not_loaded(model: Model, error: Exception, request: Request) -> str:
@@ -161,19 +167,15 @@ def _not_loaded(model: Model, error: Exception, request: Request) -> str:
     return f"onnxruntime does not load it: {'; '.join(causes) or error}"
 
 
-def _references(draft: Draft) -> tuple[list[tuple[Case, Mapping[str, Any]]], list[Run]]:
-    """What the framework answers, case by case, and the cases that it refuses."""
-    expected: list[tuple[Case, Mapping[str, Any]]] = []
-    skipped: list[Run] = []
-    for case in draft.cases:
-        try:
-            expected.append((case, draft.reference(case.feed)))
-        except Exception as error:  # a framework may raise anything
-            if case is draft.cases[0]:
-                message = f"the model does not run on the example: {summarize(error)}"
-                raise UsageError(message) from error
-            skipped.append(Run(case.sizes, case.label, "skipped", None, summarize(error)))
-    return expected, skipped
+def _try(
+    session: Session, draft: Draft, case: Case, unused: Sequence[str], request: Request
+) -> Run:
+    """One case in the framework, then in the runtime; outputs are not kept."""
+    try:
+        expected = draft.reference(case.feed)
+    except Exception as error:  # a framework may raise anything
+        return Run(case.sizes, case.label, "skipped", None, summarize(error))
+    return _run(session, _without(case, unused), expected, request)
 
 
 def _without(case: Case, names: Sequence[str]) -> Case:
@@ -183,9 +185,14 @@ def _without(case: Case, names: Sequence[str]) -> Case:
     return replace(case, feed={n: v for n, v in case.feed.items() if n not in names})
 
 
-def _unstable(draft: Draft, first: Mapping[str, Any]) -> str:
+def _unstable(draft: Draft) -> str:
     """What to say of a model that answers otherwise each time: nothing can be shown of it."""
-    again = draft.reference(draft.cases[0].feed)
+    feed = draft.cases[0].feed
+    try:
+        first, again = draft.reference(feed), draft.reference(feed)
+    except Exception as error:  # as above
+        message = f"the model does not run on the example: {summarize(error)}"
+        raise UsageError(message) from error
     random = [name for name, value in first.items() if compare(value, again[name]).relative > 1e-3]
     if not random:
         return ""
@@ -240,6 +247,7 @@ def _are_positions(value: Any) -> bool:
 
 
 def _findings(draft: Draft, runs: Sequence[Run]) -> Iterable[str]:
+    runs = [run for run in runs if run.outcome != "skipped"]
     failed = [run for run in runs if run.failed]
     if not failed:
         return

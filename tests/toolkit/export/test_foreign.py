@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_bytes_and_file_hold_the_same_model(tmp_path):
     (saved,) = exported.save(tmp_path / "model.onnx")
     assert saved.read_bytes() == exported.to_bytes()
     onnx.checker.check_model(onnx.load(saved), full_check=True)
+
+
+def test_the_scratch_folder_lives_as_long_as_a_model_of_it():
+    model = toolkit.export(*deepflow.build()).model
+    folder = model.weights.folder
+    gc.collect()
+    assert folder.is_dir()
+    assert toolkit.optimize(model, "simplify").after.nodes
+    del model
+    gc.collect()
+    assert not folder.exists()
 
 
 def test_names_are_the_users():

@@ -70,6 +70,13 @@ def test_the_opset_is_the_one_asked_for(opset):
     assert exported.only.dynamic == {"input": {0: "batch"}}
 
 
+def test_an_opset_that_has_not_what_the_model_needs():
+    model = nn.Sequential(nn.Linear(10, 20), nn.GELU())
+    with pytest.raises(UsageError, match="opset 7 may lack what it needs, 18 is usual") as caught:
+        toolkit.export(model, torch.randn(1, 10), opset=7, exporter="torchscript")
+    assert "Erf" in str(caught.value)
+
+
 def test_a_trace_is_lifted_to_an_opset_that_its_exporter_does_not_know():
     exported = toolkit.export(small(), torch.randn(1, 10), opset=23, exporter="torchscript")
     assert exported.model.opsets == {"": 23}
