@@ -30,7 +30,11 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-attention": "passes.fuse.attention:FuseAttention",
     "compact": "passes.fuse.compact:Compact",
     "lower": "passes.lower:Lower",
+    "smooth": "passes.quantize.smooth:Smooth",
+    "equalize": "passes.quantize.equalize:Equalize",
+    "clip-weights": "passes.quantize.clip:ClipWeights",
     "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+    "correct-bias": "passes.quantize.correct:CorrectBias",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",
     # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`

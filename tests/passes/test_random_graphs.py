@@ -16,7 +16,12 @@ from toolkit.pipeline import Context
 from toolkit.registry import parse_passes
 
 EXTERNAL = ("onnxsim", "onnxruntime")
-PASSES = [n for n, place in CATALOGUE.items() if isinstance(place, str) and n not in EXTERNAL]
+NEED_DATA = ("smooth", "correct-bias", "quantize-static")
+PASSES = [
+    name
+    for name, place in CATALOGUE.items()
+    if isinstance(place, str) and name not in (*EXTERNAL, *NEED_DATA)
+]
 INFORMED = "inline,constants,shapes:annotate=false"
 """What the others count on in the pipeline: constants in sight, and types known."""
 

@@ -1,0 +1,132 @@
+"""Weights and ranges that 8 bits do not hold sensibly, each in a line: what, and what to do.
+
+not finite       NaN or infinity: there is no scale
+outliers         the largest is so far above the rest that most of the steps are for it alone
+near-constant    values far from zero that hardly differ: zero is in the range, so that all of
+                 them fall on a few steps
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from passes.quantize.blocks import blocks
+from passes.quantize.kernels import Kernel, kernel_of
+from toolkit.calibrate import clipping
+from toolkit.calibrate.histogram import Histogram
+from toolkit.calibrate.statistics import Extremes, Statistic
+from toolkit.graph import Graph
+from toolkit.misses import Miss
+from toolkit.model import Model
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.collect import Calibration
+    from toolkit.pipeline import Context
+
+WEIGHT_RATIO = 64.0
+"""max |w| over the root mean square of its channel. At 127 the rest is below one step."""
+RANGE_RATIO = 16.0
+"""max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
+FEWEST_STEPS = 8
+_PERCENT = 99.9
+_LEVELS = 255
+_MOST_NOTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong with a tensor, and what to do."""
+
+    tensor: str
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"'{self.tensor}': {self.what}; {self.advice}"
+
+
+def note_troubles(troubles: Iterable[Trouble], ctx: Context) -> None:
+    """The first few as notes, and how many more there are."""
+    listed = list(troubles)
+    for trouble in listed[:_MOST_NOTES]:
+        ctx.note(str(trouble))
+    if len(listed) > _MOST_NOTES:
+        ctx.note(f"{len(listed) - _MOST_NOTES} more tensors that 8 bits do not hold well")
+
+
+def weight_troubles(model: Model) -> Iterator[Trouble]:
+    """The weights of linear layers and convolutions that are hard to quantize by channel."""
+    seen: set[tuple[int, str]] = set()
+    for g in model.graphs():
+        for node in g.nodes:
+            kernel = kernel_of(g, node)
+            if kernel is None or (key := (id(g.scope_of(kernel.name)), kernel.name)) in seen:
+                continue
+            seen.add(key)
+            found = _weight_trouble(g, kernel)
+            if found is not None:
+                yield found
+
+
+def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
+    try:
+        largest = kernel.largest(g, kernel.out_axes)
+    except Miss:
+        return Trouble(kernel.name, "not finite weights", "the layer has to stay float")
+    others = tuple(a for a in range(len(kernel.shape)) if a not in kernel.out_axes)
+    squares = np.zeros([n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape)])
+    for rows, block in blocks(kernel.floats(g)):
+        at = rows if 0 in kernel.out_axes else slice(None)
+        squares[at] += (block.astype(np.float32) ** 2).sum(axis=others, keepdims=True)
+    share = math.prod(kernel.shape) // squares.size
+    size = np.sqrt(squares.reshape(-1) / share)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.nan_to_num(largest / size)
+    bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
+    if not bad:
+        return None
+    what = f"in {bad} of {ratio.size} outputs the largest weight is up to {ratio.max():.0f} times"
+    advice = "try clip-weights, or leave the layer float"
+    return Trouble(kernel.name, f"{what} the usual one", advice)
+
+
+def range_troubles(found: Calibration) -> Iterator[Trouble]:
+    """The tensors whose calibrated range is hard to quantize, by histograms or extremes."""
+    for tensor, why in found.failed.items():
+        yield Trouble(tensor, why.removeprefix(f"tensor '{tensor}' "), "it has to stay float")
+    for tensor, statistic in found.statistics.items():
+        trouble = _range_trouble(tensor, statistic)
+        if trouble is not None:
+            yield trouble
+
+
+def _range_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
+    if isinstance(statistic, Extremes) and statistic.seen:
+        return _near_constant(tensor, statistic.low, statistic.high)
+    if not isinstance(statistic, Histogram) or not statistic.seen:
+        return None
+    low, high = map(float, statistic.state()["bounds"])
+    found = _near_constant(tensor, low, high)
+    if found is not None:
+        return found
+    inner = max(map(abs, clipping.percentile(statistic, _PERCENT)))
+    outer = max(abs(low), abs(high))
+    if inner <= 0 or outer / inner <= RANGE_RATIO:
+        return None
+    what = f"its largest value is {outer / inner:.0f} times its {_PERCENT}th percentile"
+    advice = "try smooth, observer=percentile, or leave what reads it float"
+    return Trouble(tensor, what, advice)
+
+
+def _near_constant(tensor: str, low: float, high: float) -> Trouble | None:
+    reach = max(high, 0.0) - min(low, 0.0)
+    steps = _LEVELS * (high - low) / reach if reach else _LEVELS
+    if high == low or steps >= FEWEST_STEPS:
+        return None
+    what = f"nearly constant: {low:.4g} to {high:.4g} is {max(1, round(steps))} of 255 steps"
+    return Trouble(tensor, what, "leave what reads it float, or take its mean out before")

@@ -1,0 +1,72 @@
+"""Tensors that 8 bits do not hold: which are named, and which are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from passes.quantize.troubles import note_troubles, range_troubles, weight_troubles
+from tests.checks import model
+from tests.passes.fuse.constants import floats, typed
+from toolkit.calibrate.data import Calib
+from toolkit.calibrate.observers import MinMax, Mse, Observer
+from toolkit.graph import Array
+from toolkit.model import Model
+from toolkit.pipeline import Context
+
+SIGNATURE = "g (float[N, 400] x) => (float[N, 3] y)"
+
+
+def layer(change: tuple[int, int, float] | None = None) -> Model:
+    subject = model(typed(SIGNATURE, floats("w", 400, 3), "y = MatMul (x, w)"))
+    if change is not None:
+        weights = np.array(subject.graph.const("w"))
+        weights[change[:2]] = change[2]
+        subject.graph.put_initializer(subject.weights.put("w", weights))
+    return subject
+
+
+def troubles(values: Array, observer: Observer) -> list[str]:
+    feeds = [{"x": row.reshape(1, 400).astype(np.float32)} for row in values]
+    subject = layer()
+    found = Calib(feeds).open(subject).collect(subject, {"x": observer})
+    return [str(trouble) for trouble in range_troubles(found)]
+
+
+def test_weights() -> None:
+    assert list(weight_troubles(layer())) == []
+    assert "not finite" in str(*weight_troubles(layer((7, 1, np.nan))))
+    assert list(weight_troubles(layer((7, 1, 5.0)))) == []
+
+
+def test_zeros_are_no_trouble() -> None:
+    subject = layer()
+    subject.graph.put_initializer(subject.weights.put("w", np.zeros((400, 3), np.float32)))
+    assert list(weight_troubles(subject)) == []
+
+
+def test_ranges() -> None:
+    usual = np.random.default_rng(0).standard_normal((20, 400))
+    assert troubles(usual, Mse()) == []
+    usual[3, 5] = 1000
+    (found,) = troubles(usual, Mse())
+    assert found.startswith("'x': its largest value is ")
+    assert "try smooth" in found
+
+
+@pytest.mark.parametrize("observer", [Mse(), MinMax()])
+def test_values_that_hardly_differ(observer: Observer) -> None:
+    values = 100 + np.random.default_rng(0).uniform(-0.1, 0.1, (4, 400))
+    (found,) = troubles(values, observer)
+    assert "nearly constant" in found
+    assert troubles(values - 100, observer) == []
+    assert troubles(np.zeros((2, 400)), observer) == []
+
+
+def test_notes_are_bounded() -> None:
+    subject = layer((7, 1, np.inf))
+    (trouble,) = weight_troubles(subject)
+    ctx = Context()
+    note_troubles([trouble] * 9, ctx)
+    assert len(ctx.notes) == 2
+    assert "4 more" in ctx.notes[1]
