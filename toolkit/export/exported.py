@@ -161,6 +161,8 @@ class Exported:
             if not same_file(folder / name, source)
         }
         again = all(place.exists() for place in places.values())
+        for inner in {target.parent for target in companions} - {folder}:  # as of 1_Pooling/
+            _make_folder(inner)
         for place in (*places.values(), *companions):
             require_writable(place)
         for target, source in companions.items():

@@ -1,0 +1,294 @@
+"""The architectures of the export benchmark: two layers of real width where it matters, random.
+
+Every row is a task and an architecture that has it, as a transformers class and its configuration;
+nothing is downloaded. Vocabularies are small, because an embedding table is nothing to export.
+"""
+
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 1000
+LABELS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A checkpoint to be: `parts` are sub-configurations, by the config class that makes them."""
+
+    architecture: str
+    task: str
+    model: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.architecture}-{self.task}"
+
+    def save(self, folder: Path) -> None:
+        """Build the model with seeded weights and save it as a checkpoint."""
+        import torch
+        import transformers
+
+        torch.manual_seed(0)
+        kind = getattr(transformers, self.model)
+        parts = {key: getattr(transformers, name)(**s) for key, (name, s) in self.parts.items()}
+        model = kind(kind.config_class(**self.settings, **parts)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
+            for part in model.modules():
+                if isinstance(part, torch.nn.BatchNorm2d):
+                    part.get_buffer("running_mean").normal_(std=0.1)
+                    part.get_buffer("running_var").uniform_(0.5, 1.5)
+        model.save_pretrained(folder)
+
+
+_BERT = {
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 2,
+    "hidden_size": 384,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "num_labels": LABELS,
+}
+_DISTIL = {"vocab_size": VOCABULARY, "n_layers": 2, "dim": 384, "hidden_dim": 1536}
+_DEBERTA = {
+    **_BERT,
+    "relative_attention": True,
+    "position_buckets": 32,
+    "pos_att_type": ["p2c", "c2p"],
+}
+_MODERN = {
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 3,
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "intermediate_size": 576,
+    "local_attention": 32,
+    **dict.fromkeys(("pad_token_id", "bos_token_id"), 0),
+    **dict.fromkeys(("cls_token_id", "sep_token_id", "eos_token_id"), 1),
+}
+_LLAMA = {
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 2,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GPT2 = {"vocab_size": VOCABULARY, "n_layer": 2, "n_embd": 384, "n_head": 6}
+_GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_WIDE = {"head_dim": 64}
+_BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 384,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 6,
+    "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+    "decoder_ffn_dim": 1536,
+}
+_MARIAN = {**_BART, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
+_T5 = {"vocab_size": VOCABULARY, "num_layers": 2, "num_decoder_layers": 2, "d_model": 384}
+_T5 |= {"num_heads": 6, "d_kv": 64, "d_ff": 1024, "decoder_start_token_id": 0}
+_WHISPER = {
+    **_BART,
+    "max_source_positions": 200,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+_VIT = {
+    "num_hidden_layers": 2,
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "intermediate_size": 1536,
+    "num_labels": LABELS,
+}
+_RESNET = {"depths": [1, 1, 1, 1], "layer_type": "bottleneck", "num_labels": LABELS}
+_BACKBONE = ("ResNetConfig", {**_RESNET, "out_features": ["stage4"]})
+_DETR = {
+    "use_timm_backbone": False,
+    "backbone": None,
+    "use_pretrained_backbone": False,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_labels": LABELS,
+    "num_queries": 20,
+}
+_WAV2VEC2 = {
+    "num_hidden_layers": 2,
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "intermediate_size": 1536,
+    "vocab_size": 40,
+    "num_labels": LABELS,
+}
+_CLIP_TEXT = {
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 999,
+    "pad_token_id": 0,
+}
+_CLIP_VISION = {
+    "num_hidden_layers": 2,
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "intermediate_size": 1536,
+    "image_size": 224,
+    "patch_size": 32,
+}
+
+ROWS = (
+    Row("bert", "default", "BertModel", _BERT),
+    Row("deberta-v2", "default", "DebertaV2Model", _DEBERTA),
+    Row("modernbert", "default", "ModernBertModel", _MODERN),
+    Row("xlm-roberta", "pooling", "XLMRobertaModel", _BERT),
+    Row("mpnet", "pooling", "MPNetModel", _BERT),
+    Row("t5", "pooling", "T5Model", _T5),
+    Row("bert", "question-answering", "BertForQuestionAnswering", {**_BERT, "num_labels": 2}),
+    Row("distilbert", "question-answering", "DistilBertForQuestionAnswering", _DISTIL),
+    Row("roberta", "text-classification", "RobertaForSequenceClassification", _BERT),
+    Row("albert", "text-classification", "AlbertForSequenceClassification", _BERT),
+    Row("gpt2", "text-classification", "GPT2ForSequenceClassification", _GPT2),
+    Row("bart", "zero-shot-classification", "BartForSequenceClassification", _BART),
+    Row("deberta-v2", "zero-shot-classification", "DebertaV2ForSequenceClassification", _DEBERTA),
+    Row("electra", "token-classification", "ElectraForTokenClassification", _BERT),
+    Row("layoutlm", "token-classification", "LayoutLMForTokenClassification", _BERT),
+    Row("camembert", "fill-mask", "CamembertForMaskedLM", _BERT),
+    Row("modernbert", "fill-mask", "ModernBertForMaskedLM", _MODERN),
+    Row("bloom", "text-generation", "BloomForCausalLM", {"vocab_size": VOCABULARY, "n_layer": 2}),
+    Row("qwen2", "text-generation", "Qwen2ForCausalLM", _LLAMA),
+    Row("mamba", "text-generation", "MambaForCausalLM", {**_BERT, "hidden_size": 256}),
+    Row("gpt2", "text-generation-with-past", "GPT2LMHeadModel", _GPT2),
+    Row("llama", "text-generation-with-past", "LlamaForCausalLM", _LLAMA),
+    Row("qwen3", "text-generation-with-past", "Qwen3ForCausalLM", {**_LLAMA, **_WIDE}),
+    Row(
+        "mistral",
+        "text-generation-with-past",
+        "MistralForCausalLM",
+        {**_LLAMA, "sliding_window": 16},
+    ),
+    Row(
+        "gemma3",
+        "text-generation-with-past",
+        "Gemma3ForCausalLM",
+        {**_LLAMA, **_WIDE, "sliding_window": 16},
+    ),
+    Row("phi3", "text-generation-with-past", "Phi3ForCausalLM", _LLAMA),
+    Row(
+        "opt", "text-generation-with-past", "OPTForCausalLM", {**_BERT, "word_embed_proj_dim": 384}
+    ),
+    Row(
+        "gpt-neox",
+        "text-generation-with-past",
+        "GPTNeoXForCausalLM",
+        {**_BERT, "num_attention_heads": 6},
+    ),
+    Row("t5", "text2text-generation", "T5ForConditionalGeneration", _T5),
+    Row("bart", "text2text-generation", "BartForConditionalGeneration", _BART),
+    Row("marian", "text2text-generation", "MarianMTModel", _MARIAN),
+    Row("vit", "image-classification", "ViTForImageClassification", _VIT),
+    Row("resnet", "image-classification", "ResNetForImageClassification", _RESNET),
+    Row(
+        "convnext",
+        "image-classification",
+        "ConvNextForImageClassification",
+        {"depths": [1, 1, 2, 1], "hidden_sizes": [48, 96, 192, 384], "num_labels": LABELS},
+    ),
+    Row(
+        "swin",
+        "image-classification",
+        "SwinForImageClassification",
+        {"depths": [2, 2], "num_heads": [3, 6], "embed_dim": 96, "num_labels": LABELS},
+    ),
+    Row("mobilenet-v2", "image-classification", "MobileNetV2ForImageClassification"),
+    Row("dinov2", "image-feature-extraction", "Dinov2Model", _VIT),
+    Row("convnext", "image-feature-extraction", "ConvNextModel", {"depths": [1, 1, 1, 1]}),
+    Row("clip-vision", "image-feature-extraction", "CLIPVisionModel", _CLIP_VISION),
+    Row(
+        "detr",
+        "object-detection",
+        "DetrForObjectDetection",
+        _DETR,
+        {"backbone_config": _BACKBONE},
+    ),
+    Row(
+        "yolos",
+        "object-detection",
+        "YolosForObjectDetection",
+        {**_VIT, "image_size": [224, 288], "num_detection_tokens": 20},
+    ),
+    Row(
+        "segformer",
+        "semantic-segmentation",
+        "SegformerForSemanticSegmentation",
+        {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 160, 256], "num_labels": LABELS},
+    ),
+    Row(
+        "mobilevit",
+        "semantic-segmentation",
+        "MobileViTForSemanticSegmentation",
+        {"num_labels": LABELS},
+    ),
+    Row("wav2vec2", "audio-classification", "Wav2Vec2ForSequenceClassification", _WAV2VEC2),
+    Row(
+        "audio-spectrogram-transformer",
+        "audio-classification",
+        "ASTForAudioClassification",
+        {**_VIT, "max_length": 256},
+    ),
+    Row("hubert", "automatic-speech-recognition", "HubertForCTC", _WAV2VEC2),
+    Row("wavlm", "automatic-speech-recognition", "WavLMForCTC", _WAV2VEC2),
+    Row(
+        "wav2vec2",
+        "automatic-speech-recognition",
+        "Wav2Vec2ForCTC",
+        {**_WAV2VEC2, "feat_extract_norm": "layer"},
+    ),
+    Row("whisper", "automatic-speech-recognition", "WhisperForConditionalGeneration", _WHISPER),
+    Row(
+        "clip",
+        "feature-extraction",
+        "CLIPModel",
+        {},
+        {
+            "text_config": ("CLIPTextConfig", _CLIP_TEXT),
+            "vision_config": ("CLIPVisionConfig", _CLIP_VISION),
+        },
+    ),
+    Row(
+        "siglip",
+        "feature-extraction",
+        "SiglipModel",
+        {},
+        {
+            "text_config": (
+                "SiglipTextConfig",
+                {
+                    **_CLIP_TEXT,
+                    "hidden_size": 384,
+                    "projection_size": 384,
+                    "num_attention_heads": 6,
+                },
+            ),
+            "vision_config": ("SiglipVisionConfig", _CLIP_VISION),
+        },
+    ),
+)

@@ -1,0 +1,57 @@
+"""Weights that a task needs and the checkpoint does not have are random: that is an error.
+
+What is missing but not used, such as a pooler that no output depends on, is none: gradients tell.
+"""
+
+# Runs only where torch is; types end at its border.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from toolkit.errors import UsageError
+from toolkit.export.hub.checkpoint import Checkpoint
+from toolkit.export.hub.graphs import Blueprint
+from toolkit.export.hub.tasks import infer
+
+
+def require_weights(checkpoint: Checkpoint, graphs: Sequence[Blueprint]) -> None:
+    """Raises UsageError when an output of any graph depends on weights that are not there."""
+    named = dict(checkpoint.model.named_parameters())
+    missing = {name: named[name] for name in checkpoint.missing if name in named}
+    if not missing:
+        return
+    used: list[str] = []
+    for graph in graphs:
+        used += [name for name in _used(graph, missing) if name not in used]
+    if used:
+        shown = ", ".join(used[:3]) + (f" and {len(used) - 3} more" if len(used) > 3 else "")
+        raise UsageError(
+            f"the checkpoint was not trained for task '{checkpoint.choice.task}': it has no "
+            f"weights for {shown}; its own task is '{infer(checkpoint.model.config)}'"
+        )
+
+
+def _used(graph: Blueprint, missing: dict[str, torch.nn.Parameter]) -> list[str]:
+    """Of these parameters, those that the graph's outputs depend on."""
+    parameters = list(graph.wrapper.parameters())
+    before = [each.requires_grad for each in parameters]
+    feed = graph.interface.feed(graph.interface.settings[0])
+    try:
+        for each in parameters:
+            each.requires_grad_(False)
+        for each in missing.values():
+            each.requires_grad_(True)
+        with torch.enable_grad():
+            outputs = graph.wrapper(*(torch.from_numpy(feed[n]) for n in graph.wrapper.inputs))
+            total = sum(out.float().sum() for out in outputs)
+            if not isinstance(total, torch.Tensor) or not total.requires_grad:
+                return []
+            found = torch.autograd.grad(total, list(missing.values()), allow_unused=True)
+    finally:
+        for each, flag in zip(parameters, before, strict=True):
+            each.requires_grad_(flag)
+    return [name for name, slope in zip(missing, found, strict=True) if slope is not None]

@@ -1,0 +1,163 @@
+"""How a checkpoint makes one vector of a text: pooling, dense layers, normalization.
+
+sentence-transformers writes it into `modules.json`, and the settings of each module into a folder
+of its own. `Head` computes the same from hidden states h and mask m, for instance
+mean = sum(h * m) / max(sum(m), 1e-9), then v / |v|.
+"""
+
+# Runs only where torch is; types end at its border.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolkit.errors import UsageError, summarize
+
+# The flags of 1_Pooling/config.json, in the order in which several are concatenated.
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+def pool(mode: str, states: Tensor, mask: Tensor) -> Tensor:
+    """(batch, sequence, width) and (batch, sequence) to (batch, width)."""
+    if mode == "cls":
+        return states[:, 0]
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    if mode == "max":
+        return states.masked_fill(weights == 0, -1e9).amax(1)
+    if mode == "lasttoken":
+        # the last position whose mask is not 0
+        places = torch.arange(mask.shape[1], device=mask.device)[None] * (mask != 0)
+        last = places.amax(1)[:, None, None].expand(-1, 1, states.shape[-1])
+        return states.gather(1, last)[:, 0] * (weights.amax(1) > 0)
+    if mode == "weightedmean":
+        weights = weights * (torch.arange(states.shape[1], device=states.device) + 1)[None, :, None]
+    total = (states * weights).sum(1)
+    count = weights.sum(1).clamp(min=1e-9)
+    return total / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
+
+
+class Pooling(nn.Module):
+    """One or more ways to pool, side by side."""
+
+    def __init__(self, modes: tuple[str, ...]) -> None:
+        super().__init__()
+        self.modes = modes
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        pooled = [pool(mode, states, mask) for mode in self.modes]
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, 1)
+
+
+class Normalize(nn.Module):
+    """v / |v|"""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return functional.normalize(vectors, p=2, dim=1)
+
+
+class Head(nn.Module):
+    """Pooling, and what comes after it."""
+
+    def __init__(self, pooling: Pooling, after: list[nn.Module]) -> None:
+        super().__init__()
+        self.pooling, self.after = pooling, nn.Sequential(*after)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        return self.after(self.pooling(states, mask))
+
+
+def head_of(folder: Path | None) -> tuple[Head, str]:
+    """The checkpoint's own pooling, and what is to be said about it."""
+    listed = folder / "modules.json" if folder is not None else None
+    if folder is None or listed is None or not listed.is_file():
+        return Head(Pooling(("mean",)), []), "the checkpoint does not say how it pools: mean"
+    pooling: Pooling | None = None
+    after: list[nn.Module] = []
+    for module in _json(listed):
+        kind, place = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
+        if kind == "Transformer":
+            continue
+        if kind == "Pooling":
+            pooling = Pooling(_modes(folder / place / "config.json"))
+        elif kind == "Normalize":
+            after.append(Normalize())
+        elif kind == "Dense":
+            after.append(_dense(folder / place))
+        elif kind != "Dropout":
+            raise UsageError(f"'{listed}': module {kind} is not known; use task default")
+    if pooling is None:
+        raise UsageError(f"'{listed}' names no Pooling module: use task default")
+    said = [*pooling.modes, *(type(each).__name__.lower() for each in after if not _plain(each))]
+    return Head(pooling, after).eval(), f"pooling as the checkpoint says: {', '.join(said)}"
+
+
+def _plain(module: nn.Module) -> bool:
+    return isinstance(module, nn.Identity)
+
+
+def _modes(path: Path) -> tuple[str, ...]:
+    settings: dict[str, Any] = _json(path)
+    given = settings.get("pooling_mode")
+    if given:
+        modes = (given,) if isinstance(given, str) else tuple(given)
+    else:
+        modes = tuple(mode for flag, mode in _FLAGS.items() if settings.get(flag))
+    unknown = set(modes) - set(_FLAGS.values())
+    if unknown or not modes:
+        raise UsageError(f"'{path}': pooling {', '.join(sorted(unknown)) or 'none'} is not known")
+    return modes
+
+
+class Dense(nn.Module):
+    """activation(x W + b)"""
+
+    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.activation = linear, activation
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.activation(self.linear(vectors))
+
+
+def _dense(folder: Path) -> Dense:
+    settings: dict[str, Any] = _json(folder / "config.json")
+    bias = bool(settings.get("bias", True))
+    linear = nn.Linear(settings["in_features"], settings["out_features"], bias=bias)
+    name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = getattr(nn, name.rpartition(".")[2], None)
+    if not name.startswith("torch.nn.") or activation is None:
+        raise UsageError(f"'{folder / 'config.json'}': activation {name} is not one of torch.nn")
+    try:
+        if (folder / "model.safetensors").is_file():
+            load = import_module("safetensors.torch").load_file
+            weights = load(str(folder / "model.safetensors"))
+        else:
+            weights = torch.load(str(folder / "pytorch_model.bin"), weights_only=True)
+        linear.load_state_dict({k.removeprefix("linear."): v.float() for k, v in weights.items()})
+    except Exception as error:  # a missing, broken or foreign file of weights
+        raise UsageError(
+            f"the weights in '{folder}' cannot be loaded: {summarize(error)}"
+        ) from error
+    return Dense(linear, activation())
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{path}' cannot be read: {summarize(error)}") from error
