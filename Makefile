@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test test-conformance test-export test-tensorflow lint format \
-	bench bench-fusion bench-quantization clean
+	bench bench-fusion bench-quantization bench-export clean
 
 setup: $(VENV)/.dev
 
@@ -67,6 +67,9 @@ $(VENV)/.bench-quantization: $(VENV)/.bench
 # ASSETS=DIR: a folder with models/ and data/ for the subjects that no package has.
 bench-quantization: $(VENV)/.bench-quantization
 	$(BIN)/python benchmarks/quantization.py $(if $(ASSETS),--assets $(ASSETS))
+
+bench-export: $(VENV)/.bench
+	$(BIN)/python benchmarks/export.py
 
 clean:
 	rm -rf $(VENV) $(TENSORFLOW) .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """The README's examples, run as a reader would: every block, in order, in one folder.
 
 A Python block that starts with `# name.py` is that file; the others are run one after another in
-one session. Lines of `sh` blocks are commands.
+one session. Lines of `sh` blocks are commands. `py` and `console` need what is not there: not run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_every_example_runs(folder, capsys):
                 assert "reverted" not in captured.out, (line, captured.out)
                 assert "undone" not in captured.out, (line, captured.out)
         seen.append(language)
-    assert {"python", "sh", "json", "toml", "console"} == set(seen)
+    assert {"python", "py", "sh", "json", "toml", "console"} == set(seen)
     done = {result.name for result in session["result"].passes if result.status == "applied"}
     assert "drop-dropout" in done
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.export.operators import OperatorMap
     from toolkit.export.request import Request
 
-_QUANTIZE = "quantize-dynamic"
+_QUANTIZE = "quantize"
 
 
 def export(
@@ -88,7 +88,7 @@ def export(
     custom_ops: args.CustomOps = None,
     passes: Annotated[
         str | None,
-        typer.Option(metavar="PASSES", help="Optimize the result, as in fuse,quantize-dynamic."),
+        typer.Option(metavar="PASSES", help="Optimize the result, as in fuse,quantize."),
     ] = None,
     quantize: Annotated[
         bool,
