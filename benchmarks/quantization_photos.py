@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,16 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 PADDING = 114
 
 
+def folder_of(package: str) -> Path:
+    """Where a package is installed; raises ModuleNotFoundError when it is not."""
+    return Path(str(importlib.resources.files(package)))
+
+
 def photographs() -> list[Array]:
     """All of them, as height x width x RGB bytes."""
-    import skimage
-    import sklearn.datasets
     from PIL import Image
 
-    folders = (
-        Path(skimage.__file__).parent / "data",
-        Path(sklearn.datasets.__file__).parent / "images",
-    )
+    folders = (folder_of("skimage") / "data", folder_of("sklearn.datasets") / "images")
     found = [f / name for name in NAMES for f in folders if (f / name).is_file()]
     return [np.asarray(Image.open(path).convert("RGB")) for path in found]
 

