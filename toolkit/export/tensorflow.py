@@ -309,6 +309,8 @@ def _draft(model: _Source, feed: Feed, axes: Axes, request: Request, scratch: Pa
     try:
         with _quiet():
             made = model.write(opset, fixed)
+    except UsageError:
+        raise
     except Exception as error:  # converters raise whatever their code does
         raise ExportFailed("tf2onnx", summarize(error)) from error
     path = Model.from_proto(made).save(scratch / "model.onnx")

@@ -44,10 +44,8 @@ class Lite:
 
     def __init__(self, tensorflow: Any, tf2onnx: Any, path: Path) -> None:
         self._tf2onnx, self._path = tf2onnx, path
-        self._make = tensorflow.lite.Interpreter
-        self._values: dict[str, Array] | None = None
         try:
-            self._interpreter: Any = self._make(model_path=str(path))
+            self._interpreter: Any = tensorflow.lite.Interpreter(model_path=str(path))
             self._interpreter.allocate_tensors()
         except Exception as error:
             raise UsageError(f"'{path}' cannot be read: {summarize(error)}") from error
@@ -86,43 +84,25 @@ class Lite:
 
     def write(self, opset: int, fixed: Mapping[str, tuple[int | None, ...]]) -> Any:
         names = [detail["name"] for detail in self._in], [detail["name"] for detail in self._out]
-        handlers = {"TFL_READ_VARIABLE": (self._read, []), "TFL_VAR_HANDLE": (_drop, [])}
+        lost: list[str] = []
+
+        def note(_: Any, node: Any, *__: Any) -> None:
+            lost.append(node.name)
+
         made, _ = self._tf2onnx.convert.from_tflite(
             str(self._path),
             input_names=names[0],
             output_names=names[1],
             opset=opset,
-            custom_op_handlers=handlers,
+            custom_op_handlers={"TFL_READ_VARIABLE": (note, []), "TFL_VAR_HANDLE": (note, [])},
         )
-        return made
-
-    def _read(self, graph: Any, node: Any, *_: Any) -> None:
-        """A variable that is only read, as a constant.
-
-        A file that was converted from a plain SavedModel sets its variables when it is loaded; one
-        that also sets them later has an operator that tf2onnx refuses.
-        """
-        values = self._variables()
-        made = graph.make_const(self._tf2onnx.utils.make_name(node.name), values[node.output[0]])
-        graph.replace_all_inputs(node.output[0], made.output[0])
-        graph.remove_node(node.name)
-
-    def _variables(self) -> dict[str, Array]:
-        """What every tensor holds after a run, by name."""
-        if self._values is None:
-            run: Any = self._make(
-                model_path=str(self._path), experimental_preserve_all_tensors=True
+        if lost:
+            # what TensorFlow 2.21 makes of a Keras model behind tf.saved_model.save
+            raise UsageError(
+                f"'{self._path}' reads variables that hold nothing, as '{lost[0]}': its weights "
+                "were lost when it was converted; export the SavedModel or the Keras model itself"
             )
-            run.allocate_tensors()
-            run.invoke()
-            details = run.get_tensor_details()
-            numbers = [d for d in details if np.dtype(d["dtype"]).kind != "O"]
-            self._values = {d["name"]: run.get_tensor(d["index"]) for d in numbers}
-        return self._values
-
-
-def _drop(graph: Any, node: Any, *_: Any) -> None:
-    graph.remove_node(node.name)
+        return made
 
 
 def _open_sizes(detail: Mapping[str, Any]) -> tuple[int | None, ...]:
