@@ -55,7 +55,10 @@ class Source:
         return self.assets / name
 
     def put(self, model: Path) -> None:
-        shutil.copy(model, self.folder / "model.onnx")
+        """The model, and the data file beside it; copies, since onnx refuses links."""
+        for file in (model, model.with_name(f"{model.name}.data")):
+            if file.exists():
+                shutil.copy(file, self.folder / file.name.replace(model.name, "model.onnx"))
 
     def feeds(
         self,
@@ -270,8 +273,6 @@ def network(name: str, source: Source) -> None:
     if entry.reason:
         raise Missing(entry.reason)
     source.put(entry.path)
-    for data in entry.path.parent.glob("model.onnx.data"):
-        shutil.copy(data, source.folder / data.name)
     _photos(source, "pixel_values")
 
 
@@ -328,9 +329,7 @@ def transformer(name: str, source: Source) -> None:
     entry = corpus.ensure(name, source.exports)
     if entry.reason:
         raise Missing(entry.reason)
-    (source.folder / "model.onnx").symlink_to(entry.path.resolve())
-    for data in entry.path.parent.glob("model.onnx.data"):
-        (source.folder / data.name).symlink_to(data.resolve())
+    source.put(entry.path)
     sizes = {"batch": 1, "length": 64, "source": 64, "height": 224, "width": 224}
     feeds = [random_feed(entry.inputs, sizes, seed) for seed in range(12)]
     source.feeds(feeds[:8], feeds[8:], {"1": feeds[0]})

@@ -15,7 +15,7 @@ from toolkit.check import check_proto
 from toolkit.errors import ModelError, UsageError
 from toolkit.graph import Graph
 from toolkit.journal import Journal
-from toolkit.weights import Weights, map_readonly, nbytes
+from toolkit.weights import Weights, is_external, map_readonly, nbytes, reference
 from toolkit.wire import WireError
 
 
@@ -47,13 +47,17 @@ class Model:
             raise ModelError(f"'{path}' cannot be read: {error.strerror}") from error
         if not len(view):
             raise ModelError(f"'{path}' is empty; an ONNX model was expected")
+        # A link, as in a hub's cache, leads out of its folder: the runtime reads the file itself.
+        real = path.resolve() if path.is_symlink() else path
         try:
-            proto = ModelProto.FromString(storage.strip(view, path.name))
+            proto = ModelProto.FromString(storage.strip(view, real.name))
         except (WireError, DecodeError) as error:
             raise ModelError(f"'{path}' is not an ONNX model, or it is truncated") from error
-        weights = Weights(path.parent)
-        weights.map_file(path.name, view)
         _require_model(proto, f"'{path}'")
+        stored = filter(is_external, proto.graph.initializer)
+        elsewhere = any(reference(tensor)[0] != real.name for tensor in stored)
+        weights = Weights(path.parent if elsewhere else real.parent)
+        weights.map_file(real.name, view)
         return cls(proto, weights, path)
 
     @classmethod

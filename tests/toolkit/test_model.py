@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from toolkit.errors import ModelError, SaveError
 from toolkit.model import Model
+from toolkit.runtime import Session
 
 BIG = (64, 64)
 
@@ -284,3 +285,24 @@ def test_replace_is_one_edit(tmp_path: Path) -> None:
     model.graph.verify()
     model.rollback()
     assert model.to_proto() == before
+
+
+def test_a_model_behind_a_link_runs(tmp_path):
+    """As in a hub's cache, where every file is a link to another folder."""
+    weight = np.random.default_rng(0).standard_normal((300, 300), np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 300])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 300])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), tmp_path / "blobs/1f")
+    link = tmp_path / "snapshot" / "model.onnx"
+    link.symlink_to("../blobs/1f")
+    model = Model.load(link)
+    (found,) = Session(model).run({"x": np.ones((1, 300), np.float32)})
+    np.testing.assert_allclose(found[0], weight.sum(0), atol=1e-3)
