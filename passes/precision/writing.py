@@ -15,7 +15,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.precision.choice import Slots, unfit
-from passes.quantize.arithmetic import allocate
+from passes.quantize.large import allocate
 from passes.quantize.plan import matches
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph

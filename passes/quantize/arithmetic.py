@@ -16,22 +16,16 @@ of its own. No float copy of a weight is made, so memory does not grow with it.
 
 from __future__ import annotations
 
-import math
-import mmap
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
+from passes.quantize.large import Rows, allocate, blocks
 from toolkit.graph import Array
 
 FULL, REDUCED = 127, 64
 """The largest integers: of the whole range, and of the one for processors without VNNI."""
 
-_BLOCK_BYTES = 1 << 22
-_FILE_FROM = 1 << 16
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _VANISHED = 0.5
 """A weight is not quantized when more than this share of what is not zero would become zero."""
@@ -39,18 +33,6 @@ _VANISHED = 0.5
 
 class Unfit(Exception):
     """Weights that no scale fits; the message says what they have."""
-
-
-class Rows(Protocol):
-    """What weights are read from, some rows at a time: an array, or what is computed as read."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    def __getitem__(self, rows: slice, /) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +66,7 @@ def quantize_by(
     if axis is not None:
         by_axis = scale.reshape([-1 if i == axis else 1 for i in range(len(weights.shape))])
     there = left = 0
-    for rows, block in _blocks(weights):
+    for rows, block in blocks(weights):
         factor = by_axis[rows] if axis == 0 else by_axis
         rounded = np.rint(block / factor)
         np.clip(rounded, -limit, limit, out=rounded)
@@ -104,7 +86,7 @@ def quantize_by(
 def unsigned(signed: Quantized) -> Quantized:
     """The same numbers in uint8, around the zero point 128."""
     values = allocate(signed.values.shape, np.uint8)
-    for rows, block in _blocks(signed.values):
+    for rows, block in blocks(signed.values):
         values[rows] = block.astype(np.int16) + 128
     values.flags.writeable = False
     return Quantized(values, signed.scale, 128)
@@ -114,14 +96,14 @@ def quantize_lopsided(weights: Rows, limit: int = FULL) -> Quantized:
     """Float32 weights in uint8 with one scale and one zero point. Raises Unfit as `quantize`."""
     _require_floats(weights)
     ends: Array = np.zeros(2)
-    for _, block in _blocks(weights):
+    for _, block in blocks(weights):
         ends = np.array([np.minimum(ends[0], block.min()), np.maximum(ends[1], block.max())])
     _require_finite(ends)
     steps = 2 * limit + 1
     scale = scale_of((ends[1] - ends[0]) / steps, 1)
     zero = int(np.rint(-ends[0] / float(scale)))
     values = allocate(weights.shape, np.uint8)
-    for rows, block in _blocks(weights):
+    for rows, block in blocks(weights):
         values[rows] = np.clip(np.rint(block / scale) + zero, 0, steps)
     values.flags.writeable = False
     return Quantized(values, scale, zero)
@@ -138,7 +120,7 @@ def largest(weights: Rows, axis: int | None) -> Array:
     _require_floats(weights)
     others = tuple(i for i in range(len(weights.shape)) if i != axis)
     found: Array = np.zeros(() if axis is None else weights.shape[axis], dtype=np.float32)
-    for rows, block in _blocks(weights):
+    for rows, block in blocks(weights):
         # NaN passes through both.
         most = np.maximum(block.max(axis=others, initial=0), -block.min(axis=others, initial=0))
         if axis == 0:
@@ -157,24 +139,3 @@ def _require_floats(weights: Rows) -> None:
 def _require_finite(found: Array) -> None:
     if not np.all(np.isfinite(found)):
         raise Unfit("NaN among its weights" if np.isnan(found).any() else "infinite weights")
-
-
-def _blocks(weights: Rows) -> Iterator[tuple[slice, Array]]:
-    """Rows in groups of a few megabytes; an array without rows has none."""
-    if not all(weights.shape):
-        return
-    row_bytes = math.prod(weights.shape[1:]) * weights.dtype.itemsize
-    step = max(1, _BLOCK_BYTES // row_bytes)
-    for start in range(0, weights.shape[0], step):
-        rows = slice(start, start + step)
-        yield rows, weights[rows]
-
-
-def allocate(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
-    """An empty array; a large one is mapped to a file without a name, and takes no memory."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if size < _FILE_FROM:
-        return np.empty(shape, dtype=dtype)
-    with tempfile.TemporaryFile(prefix="toolkit-") as file:
-        file.truncate(size)
-        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).reshape(shape)

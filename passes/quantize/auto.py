@@ -7,17 +7,14 @@ by the table of costs and by timing, then to what keeps the budget, and then app
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from onnx import NodeProto
-
 from passes.quantize.costs import TOPIC, Kernels, costs_in_use
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
 from passes.quantize.groups import keep_what_pays
-from passes.quantize.plan import Entry, Plan, Selection
+from passes.quantize.plan import Entry, Plan, Selection, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.search import Found, search
 from passes.quantize.sizes import sizes_on
@@ -112,7 +109,7 @@ class Quantize:
         if reason:
             ctx.note(reason)
             return
-        for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
+        for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
             ctx.note(f"no node matches '{pattern}'")
         self._lift(model, ctx)
         if self.smooth:
@@ -122,7 +119,7 @@ class Quantize:
         plan = self.make_plan(model, ctx)
         if plan.quantized():
             plan = self._reduced(model, plan, ctx)
-        _note_left(plan, ctx)
+        _note_what(plan, ctx)
         self._apply(model, plan, ctx)
         if plan.quantized():
             self._note_saturation(model, ctx)
@@ -228,7 +225,7 @@ class Quantize:
     # -- notes
 
     def _note_convolutions(self, model: Model, ctx: Context) -> None:
-        count = sum(nd.is_op(node, *_CONVOLUTIONS) for node in _nodes(model))
+        count = sum(nd.is_op(node, *_CONVOLUTIONS) for node in nodes_of(model))
         if count:
             what = "1 convolution stays" if count == 1 else f"{count} convolutions stay"
             ctx.note(f"{what} float: their int8 ranges need samples, name some with --calib SOURCE")
@@ -249,10 +246,6 @@ class Quantize:
         )
 
 
-def _nodes(model: Model) -> Iterator[NodeProto]:
-    return (node for graph in model.graphs() for node in graph.nodes)
-
-
 def _note_returned(found: Found, trials: Trials, ctx: Context) -> None:
     """What went back to floats for the budget, most harmful first."""
     if not found.holds:
@@ -268,7 +261,7 @@ def _note_returned(found: Found, trials: Trials, ctx: Context) -> None:
     ctx.note(f"back to float to keep the budget: {', '.join(names)}{more}{figures}")
 
 
-def _note_left(plan: Plan, ctx: Context) -> None:
+def _note_what(plan: Plan, ctx: Context) -> None:
     """What is quantized, and one line for each reason why something is not."""
     kinds: dict[str, list[Entry]] = {}
     for entry in plan.quantized():
@@ -277,10 +270,4 @@ def _note_left(plan: Plan, ctx: Context) -> None:
     if kinds:
         listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
         ctx.note(f"in int8: {listed}")
-    left: dict[str, list[str]] = {}
-    for entry in plan.entries:
-        if entry.scheme == "float" and entry.reason:
-            left.setdefault(entry.reason, []).append(entry.label)
-    for reason, labels in left.items():
-        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")
+    note_left(plan, ctx)

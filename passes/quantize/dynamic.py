@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.layers import Layer, Linear, Table, layer_of, readers_of
-from passes.quantize.plan import Entry, Plan, Selection, as_applied
+from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.recurrent import Recurrent, RecurrentWriter, recurrent_of
 from passes.quantize.writing import Writer
 from toolkit import nodes as nd
@@ -41,9 +41,6 @@ _QUANTIZED = frozenset(
     )
 )
 """Operators of which one is enough to know that somebody has quantized the model."""
-
-_NAMED = 3
-"""How many nodes a note names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,19 +204,3 @@ def not_for(model: Model, what: str, min_opset: int) -> str:
         return f"{what} needs opset {min_opset}, and the model has {opset}"
     made = next((node for node in nodes_of(model) if node.op_type in _QUANTIZED), None)
     return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""
-
-
-def nodes_of(model: Model) -> Iterator[NodeProto]:
-    """The nodes of all graphs."""
-    return (node for graph in model.graphs() for node in graph.nodes)
-
-
-def note_left(plan: Plan, ctx: Context) -> None:
-    """One line for each reason, with the first of the nodes that it is about."""
-    left: dict[str, list[str]] = {}
-    for entry in plan.entries:
-        if entry.reason:
-            left.setdefault(entry.reason, []).append(entry.label)
-    for reason, labels in left.items():
-        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from passes.quantize.arithmetic import allocate
 from passes.quantize.blocks import Bits
+from passes.quantize.large import allocate
 from toolkit.graph import Array
 
 _CHUNK = 1 << 22

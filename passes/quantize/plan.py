@@ -22,17 +22,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from onnx import NodeProto
 
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
 from toolkit.model import Model
+
+if TYPE_CHECKING:
+    from toolkit.pipeline import Context
 
 Scheme = Literal["float", "dynamic", "static", "weight-only"]
 WeightType = Literal["int8", "uint8", "int4", "uint4"]
@@ -41,6 +44,8 @@ Method = Literal["rtn", "hqq", "gptq"]
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 _VERSION = 1
+_NAMED = 3
+"""How many nodes a note names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +211,22 @@ class Plan:
     @cached_property
     def _by_name(self) -> Mapping[str, Entry]:
         return {entry.node: entry for entry in self.entries if not entry.output}
+
+
+def nodes_of(model: Model) -> Iterator[NodeProto]:
+    """The nodes of all graphs."""
+    return (node for graph in model.graphs() for node in graph.nodes)
+
+
+def note_left(plan: Plan, ctx: Context) -> None:
+    """One line for each reason, with the first of the nodes that it is about."""
+    left: dict[str, list[str]] = {}
+    for entry in plan.entries:
+        if entry.scheme == "float" and entry.reason:
+            left.setdefault(entry.reason, []).append(entry.label)
+    for reason, labels in left.items():
+        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")
 
 
 def as_applied(model: Model, plan: Plan) -> Plan:

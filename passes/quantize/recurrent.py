@@ -16,7 +16,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.operands import given
-from passes.quantize.arithmetic import FULL, REDUCED, allocate, quantize
+from passes.quantize.arithmetic import FULL, REDUCED, quantize
+from passes.quantize.large import allocate
 from passes.quantize.plan import Entry
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from onnx import NodeProto
 
 from passes.quantize.dynamic import read_plan
-from passes.quantize.plan import ActivationType, Entry, Plan, Selection, TensorEntry, as_applied
+from passes.quantize.plan import (
+    ActivationType,
+    Entry,
+    Plan,
+    Selection,
+    TensorEntry,
+    as_applied,
+    nodes_of,
+    note_left,
+)
 from passes.quantize.static_apply import Format, apply_static, not_for
 from passes.quantize.static_region import Region, Results, as_made, behind_limits, settle
 from passes.quantize.static_sites import CARRIERS, PRODUCTS, Site, site_of
@@ -43,8 +52,6 @@ DEFAULT_OPS = (
     *("Split", "Gather", "Expand", "Identity", "DepthToSpace"),
 )
 """What has a kernel on integers that is worth its while between two others."""
-
-_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +108,9 @@ class QuantizeStatic:
                 ctx.note(reason)
                 return
             plan = self.make_plan(model, ctx)
-            for pattern in Selection(self.include, self.exclude).idle(_nodes(model)):
+            for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
                 ctx.note(f"no node matches '{pattern}'")
-            _note_left(plan, ctx)
+            note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
         apply_static(model, plan, ctx, self.format)
@@ -181,7 +188,7 @@ class QuantizeStatic:
         tied = tied_sites(region, tensors)
         chosen = {id(site.node): site for site in region.sites}
         entries: list[Entry] = []
-        for node in _nodes(model):
+        for node in nodes_of(model):
             site = chosen.get(id(node))
             if site is not None:
                 entries.append(self._entry(site, id(node) in tied))
@@ -230,18 +237,3 @@ def _makers(site: Site) -> Iterator[NodeProto]:
             pending.append(maker.input[0])
         else:
             yield maker
-
-
-def _nodes(model: Model) -> Iterator[NodeProto]:
-    return (node for graph in model.graphs() for node in graph.nodes)
-
-
-def _note_left(plan: Plan, ctx: Context) -> None:
-    """One line for each reason, with the first of the nodes that it is about."""
-    left: dict[str, list[str]] = {}
-    for entry in plan.entries:
-        if entry.reason:
-            left.setdefault(entry.reason, []).append(entry.label)
-    for reason, labels in left.items():
-        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")

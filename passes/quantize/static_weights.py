@@ -21,7 +21,8 @@ from onnx import NodeProto, TensorProto
 
 from passes.operands import given
 from passes.quantize import arithmetic
-from passes.quantize.arithmetic import FULL, REDUCED, Rows, Unfit
+from passes.quantize.arithmetic import FULL, REDUCED, Unfit
+from passes.quantize.large import Rows
 from passes.quantize.plan import Entry
 from toolkit import nodes as nd
 from toolkit.errors import UsageError

@@ -12,10 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
-from passes.quantize.arithmetic import Unfit, allocate
+from passes.quantize.arithmetic import Unfit
 from passes.quantize.blocks import Fit, Grid, fit_nearest
 from passes.quantize.gptq import Solver
 from passes.quantize.hqq import fit_half_quadratic
+from passes.quantize.large import allocate
 from toolkit.graph import Array
 
 _PIECE_BYTES = 1 << 20

@@ -18,16 +18,23 @@ from passes.opset import Opset
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.dynamic import (
     layers_in,
-    nodes_of,
     not_for,
-    note_left,
     read_plan,
 )
 from passes.quantize.gptq import Solver
 from passes.quantize.gram import Gram, GramObserver
 from passes.quantize.layers import Layer, Linear, Table, readers_of
 from passes.quantize.nbits import BlockWriter, Form
-from passes.quantize.plan import BLOCK_SIZES, Entry, Plan, Selection, WeightType, as_applied
+from passes.quantize.plan import (
+    BLOCK_SIZES,
+    Entry,
+    Plan,
+    Selection,
+    WeightType,
+    as_applied,
+    nodes_of,
+    note_left,
+)
 from passes.quantize.plan import Method as MethodName
 from passes.quantize.recurrent import Recurrent
 from passes.quantize.streaming import Compensated, HalfQuadratic, Method, Nearest

@@ -37,6 +37,13 @@ JsonFile = Annotated[
 ]
 
 
+ExternalData = Annotated[
+    bool,
+    typer.Option(
+        "--external-data", metavar=NO_VALUE, help="Write the weights to a file beside the model."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar=NO_VALUE, help="Print only errors.")]
 Opset = Annotated[
     str | None,
     typer.Option(

@@ -120,18 +120,9 @@ def export(
         typer.Option(metavar="X", help="Largest difference allowed, of an output's scale."),
     ] = 1e-4,
     seed: args.Seed = 0,
-    external_data: Annotated[
-        bool,
-        typer.Option(
-            "--external-data",
-            metavar=args.NO_VALUE,
-            help="Write the weights to a file beside the model.",
-        ),
-    ] = False,
+    external_data: args.ExternalData = False,
     json_file: args.JsonFile = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar=args.NO_VALUE, help="Print only errors.")
-    ] = False,
+    quiet: args.Quiet = False,
 ) -> None:
     """Export a model to ONNX and prove the graph against the framework, size by size."""
     _require_output(output, source, show_map)

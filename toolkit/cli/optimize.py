@@ -91,18 +91,9 @@ def optimize(
     ] = None,
     seed: args.Seed = 0,
     custom_ops: args.CustomOps = None,
-    external_data: Annotated[
-        bool,
-        typer.Option(
-            "--external-data",
-            metavar=args.NO_VALUE,
-            help="Write the weights to a file beside the model.",
-        ),
-    ] = False,
+    external_data: args.ExternalData = False,
     json_file: args.JsonFile = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar=args.NO_VALUE, help="Print only errors.")
-    ] = False,
+    quiet: args.Quiet = False,
 ) -> None:
     """Run passes over a model, prove the result against the original, and write it."""
     destination = output_file(output, model)

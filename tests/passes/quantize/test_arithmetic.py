@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from passes.quantize import arithmetic
+from passes.quantize import large
 from passes.quantize.arithmetic import FULL, REDUCED, Unfit, quantize
 
 
@@ -32,7 +32,7 @@ def normal(*shape: int, seed: int = 0) -> Any:
 def test_matrices(
     monkeypatch: pytest.MonkeyPatch, limit: int, axis: int | None, block: int
 ) -> None:
-    monkeypatch.setattr(arithmetic, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(large, "_BLOCK_BYTES", block)
     weights = normal(20, 7)
     integers, scale = by_formula(weights, axis, limit)
     found = quantize(weights, axis, limit)
@@ -45,7 +45,7 @@ def test_matrices(
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_a_turned_matrix(monkeypatch: pytest.MonkeyPatch, axis: int | None) -> None:
-    monkeypatch.setattr(arithmetic, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(large, "_BLOCK_BYTES", 100)
     weights = normal(9, 6)
     plain, turned = quantize(weights, axis), quantize(weights, axis, turned=True)
     np.testing.assert_array_equal(turned.values, plain.values.T)
@@ -66,7 +66,7 @@ def test_more_dimensions() -> None:
 def test_a_large_result_is_mapped_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = normal(64, 32)
     expected = quantize(weights, 1)
-    monkeypatch.setattr(arithmetic, "_FILE_FROM", 1)
+    monkeypatch.setattr(large, "_FILE_FROM", 1)
     found = quantize(weights, 1)
     assert not found.values.flags.owndata
     assert not found.values.flags.writeable
