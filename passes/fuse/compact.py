@@ -2,6 +2,7 @@
 
     merged maps     query, key and value are one MatMul, one Add and a Split
     sum             a + b + c = Sum(a, b, c), added in the same order
+    norm biases     a map that reads a LayerNormalization does without its bias (`norm_bias`)
     added tokens    Concat(tokens for each image, x) + c = Pad(x) + (c + tokens)
     rows moved      windows are cut and merged by one Gather of rows (`moves`)
     boolean mask    Attention takes the condition itself where the mask adds 0 or minus infinity
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.fuse import merged, moves
+from passes.fuse import merged, moves, norm_bias
 from passes.fuse.tokens import added_tokens
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -102,6 +103,8 @@ class Compact:
             for chain in moves.chains(graph):
                 moves.write(graph, chain)
         apply_rules(model, RULES, ctx)
+        for graph in model.graphs():
+            self._absorb(graph, ctx)
 
     def _merge(self, g: Graph, ctx: Context) -> None:
         found = merged.merges(g)
@@ -114,3 +117,14 @@ class Compact:
         for merge in found:
             if g.begin("merged-maps", merge.members[0].node):
                 merged.write(g, merge, stored)
+
+    def _absorb(self, g: Graph, ctx: Context) -> None:
+        found = norm_bias.absorptions(g)
+        total = sum(absorption.bytes for absorption in found)
+        if total > self.max_bytes:
+            ctx.note(f"biases of norms left: {total >> 20} MB of weights, see compact:max_bytes")
+            return
+        stored: dict[tuple[str, ...], str] = {}
+        for absorption in found:
+            if g.begin("norm-biases", absorption.norm):
+                norm_bias.write(g, absorption, stored)

@@ -225,3 +225,75 @@ def test_a_token_without_an_addition_stays(body: str) -> None:
 def test_two_values_joined_stay() -> None:
     stays("""agraph (float[B, 2, 2] x, float[B, 1, 2] z) => (float[B, 3, 2] y)
         <float[1, 3, 2] p = {1, 2, 3, 4, 5, 6}> { j = Concat <axis = 1> (z, x) y = Add (j, p) }""")
+
+
+# -- biases behind norms
+
+RMS = "RMSNormalization <axis = -1> (x, s)"
+
+NORM = """float[4] s = {1, 2, 3, 4}, float[4] t = {0, 0, 0, 0}, float[4] p = {5, 6, 7, 8},
+    float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}, float[2] b = {9, 10}, float[4] c = {1, -1, 2, 3}"""
+
+
+def normed(body: str, shift: str = "t", outputs: str = "float[B, L, 2] y") -> str:
+    norm = f"n = LayerNormalization <axis = -1> (x, s, {shift})".replace(", )", ")")
+    return f"agraph (float[B, L, 4] x) => ({outputs}) <{NORM}> {{ {norm} {body} }}"
+
+
+@pytest.mark.parametrize("shift", ["t", "p", ""])
+def test_a_bias_behind_a_norm_goes_into_the_weight(shift: str) -> None:
+    found = left(normed("m = MatMul (n, w) y = Add (b, m)", shift))
+    assert found == {"LayerNormalization": 1, "MatMul": 1}
+
+
+def test_a_residual_takes_the_lift_back() -> None:
+    body = "m = MatMul (n, w) y = Add (m, b) r = Sum (x, c, n)"
+    found = left(normed(body, outputs="float[B, L, 2] y, float[B, L, 4] r"))
+    assert found == {"LayerNormalization": 1, "MatMul": 1, "Sum": 1}
+
+
+def test_a_norm_whose_shift_says_enough_may_have_other_readers() -> None:
+    body = "m = MatMul (n, w) y = Add (m, b) r = Relu (n)"
+    found = left(normed(body, "p", "float[B, L, 2] y, float[B, L, 4] r"))
+    assert found == {"LayerNormalization": 1, "MatMul": 1, "Relu": 1}
+
+
+@pytest.mark.parametrize("reader", ["Relu (n)", "Add (x, n)", "Sum (n, n, c)", "Identity (n)"])
+def test_others_would_read_what_was_lifted(reader: str) -> None:
+    body = f"m = MatMul (n, w) y = Add (m, b) r = {reader}"
+    stays(normed(body, outputs="float[B, L, 2] y, float[B, L, 4] r"))
+
+
+def test_maps_that_share_a_weight_keep_it_once() -> None:
+    """The second map reads no norm and needs the weight as it was."""
+    body = "m = MatMul (n, w) y = Add (m, b) r = MatMul (x, w)"
+    stays(normed(body, outputs="float[B, L, 2] y, float[B, L, 2] r"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("s = {1, 2, 3, 4}", "s = {1, 0, 3, 4}"),  # a column that is always the shift
+        ("s = {1, 2, 3, 4}", "s = {1, 2, 0.0001, -0.0001}"),  # 1e5 - 1e5, nearly
+        ("LayerNormalization <axis = -1>", "RMSNormalization <axis = -1>"),
+    ],
+)
+def test_rows_that_do_not_sum_to_a_number_keep_their_biases(old: str, new: str) -> None:
+    text = normed("m = MatMul (n, w) y = Add (m, b)", "p" if "0.0001" in new else "t")
+    assert old in text
+    stays(text.replace(old, new).replace("RMSNormalization <axis = -1> (x, s, t)", RMS))
+
+
+def test_a_norm_over_two_axes_stays() -> None:
+    stays("""agraph (float[B, 2, 2] x) => (float[B, 2, 2] y)
+        <float[2, 2] s = {1, 2, 3, 4}, float[2, 2] w = {1, 2, 3, 4}, float[2] b = {9, 10}> {
+        n = LayerNormalization <axis = 1> (x, s) m = MatMul (n, w) y = Add (m, b)
+    }""")
+
+
+def test_half_precision_keeps_its_biases() -> None:
+    stays(normed("m = MatMul (n, w) y = Add (m, b)").replace("float[", "float16["))
+
+
+def test_too_many_weights_keep_their_biases() -> None:
+    stays(normed("m = MatMul (n, w) y = Add (m, b)"), subject=Small(Compact(max_bytes=16)))
