@@ -92,6 +92,12 @@ def where_of_equals(g: Graph, c: str, x: str, node: NodeProto) -> str | None:
     return x if fits(g, c, x, node.output[0]) else None
 
 
+@rewrite(op.Where(op.Not(var("c")).shared(), x, var("other")), opset=9)
+def where_not(g: Graph, c: str, x: str, other: str, node: NodeProto) -> str:
+    """where(not c, x, y) = where(c, y, x)"""
+    return g.op("Where", c, other, x, at=node)
+
+
 # -- limits
 
 Limits = tuple[float | None, float | None]
@@ -201,6 +207,7 @@ RULES = (
     single_operand,
     known_condition,
     where_of_equals,
+    where_not,
     clip_nowhere,
     clip_of_clip,
     clip_of_relu,

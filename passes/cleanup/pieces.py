@@ -36,7 +36,7 @@ _MOST_INPUTS = 256
 
 @rewrite(op.Slice(x, ...))
 def slice_of_all(g: Graph, x: str, node: NodeProto) -> str | None:
-    found = _ranges(g, node)
+    found = ranges(g, node)
     if found is None:
         return None
     shape = g.shape(x)
@@ -47,7 +47,7 @@ def slice_of_all(g: Graph, x: str, node: NodeProto) -> str | None:
     return x
 
 
-def _ranges(g: Graph, node: NodeProto) -> dict[int, tuple[Dim, Dim, Dim]] | None:
+def ranges(g: Graph, node: NodeProto) -> dict[int, tuple[Dim, Dim, Dim]] | None:
     """axis -> (start, end, step), each axis as written; None when only the run will know."""
     starts, ends = operand(g, node, "starts", 1), operand(g, node, "ends", 2)
     if starts is None or ends is None:
@@ -79,20 +79,20 @@ def _to_end(end: Dim, size: Dim | None) -> bool:
 def slice_of_slice(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
     """Two Slices along different axes are one, which copies no more than the second did."""
     rank = g.rank(x)
-    ranges: dict[int, tuple[int, ...]] = {}
+    bounds: dict[int, tuple[int, ...]] = {}
     for part in (inner, node):
-        found = _ranges(g, part)
+        found = ranges(g, part)
         axes = positive_axes(list(found), rank) if found is not None else None
-        if found is None or axes is None or ranges.keys() & set(axes):
+        if found is None or axes is None or bounds.keys() & set(axes):
             return None
-        for axis, bounds in zip(axes, found.values(), strict=True):
-            numbers = tuple(bound for bound in bounds if isinstance(bound, int))
+        for axis, limits in zip(axes, found.values(), strict=True):
+            numbers = tuple(limit for limit in limits if isinstance(limit, int))
             if len(numbers) != 3:
                 return None
-            ranges[axis] = numbers
-    columns = [[r[i] for r in ranges.values()] for i in range(3)]
+            bounds[axis] = numbers
+    columns = [[r[i] for r in bounds.values()] for i in range(3)]
     starts, ends, steps = columns
-    axes = list(ranges)
+    axes = list(bounds)
     if g.opset() < 10:
         return g.op("Slice", x, at=node, starts=starts, ends=ends, axes=axes)
     listed = [(starts, "starts"), (ends, "ends"), (axes, "axes")]

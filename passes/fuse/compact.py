@@ -1,8 +1,9 @@
 """Fewest operators: what `--target onnx` asks for in place of the fastest kernels.
 
     merged maps     query, key and value are one MatMul, one Add and a Split
-    sum             a + b + c = Sum(a, b, c), added in the same order
+    sum             a + b + c = Sum(a, b, c)
     norm biases     a map that reads a LayerNormalization does without its bias (`norm_bias`)
+    split axes      heads are split in one Reshape and a Transpose (`regrouping`)
     added tokens    Concat(tokens for each image, x) + c = Pad(x) + (c + tokens)
     rows moved      windows are cut and merged by one Gather of rows (`moves`)
     boolean mask    Attention takes the condition itself where the mask adds 0 or minus infinity
@@ -20,6 +21,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.fuse import merged, moves, norm_bias
+from passes.fuse.regrouping import split_behind_transpose
 from passes.fuse.tokens import added_tokens
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -39,17 +41,17 @@ _MOST_TERMS = 8
 """A long chain would be copied again and again."""
 
 
-@rewrite(op.Add(op.any("Add", "Sum")(var(), ...).named("inner"), var("z")), opset=8)
-def sum_of_all(g: Graph, inner: NodeProto, node: NodeProto) -> str:
+@rewrite(op.any("Add", "Sum")(var(), ...), opset=8)
+def sum_of_all(g: Graph, node: NodeProto) -> str:
     """(x + y) + z = Sum(x, y, z)"""
-    total = inner.output[0]
     if g.dtype(node.output[0]) not in _SUMMED:
         raise Miss("there is no Sum for this element type")
-    terms = list(inner.input)
-    place = list(node.input).index(total)
-    if place == 1 and len(terms) == 2 and _is_sum(g, node.input[0]):
-        raise Miss("the other operand is the longer sum")
-    terms.append(node.input[1 - place])
+    inner = [(place, name) for place, name in enumerate(node.input) if _is_sum(g, name)]
+    if not inner:
+        raise Miss("no operand is a sum that nothing else reads")
+    # The longest first, to add in the same order wherever that can be told.
+    place, total = max(inner, key=lambda found: len(_terms(g, found[1])))
+    terms = [*_terms(g, total), *node.input[:place], *node.input[place + 1 :]]
     if len(terms) > _MOST_TERMS:
         raise Miss("the sum is long enough")
     return g.op("Sum", *terms, at=node)
@@ -57,6 +59,11 @@ def sum_of_all(g: Graph, inner: NodeProto, node: NodeProto) -> str:
 
 def _is_sum(g: Graph, value: str) -> bool:
     return nd.is_op(g.producer(value), "Add", "Sum") and g.use_count(value) == 1
+
+
+def _terms(g: Graph, value: str) -> list[str]:
+    maker = g.producer(value)
+    return [] if maker is None else list(maker.input)
 
 
 @rewrite(op.Attention(var("q"), var("k"), var("v"), var("mask"), ...), opset=23)
@@ -80,7 +87,7 @@ def _is_all(g: Graph, value: str, number: float) -> bool:
     return stored is not None and stored.size == 1 and stored.reshape(-1)[0] == number
 
 
-RULES = (added_tokens, sum_of_all, boolean_mask)
+RULES = (added_tokens, sum_of_all, boolean_mask, split_behind_transpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +106,29 @@ class Compact:
         if ctx.target != "onnx":
             return
         for graph in model.graphs():
-            self._merge(graph, ctx)
+            while self._merge(graph, ctx):  # what is merged may have readers to be merged
+                pass
             for chain in moves.chains(graph):
                 moves.write(graph, chain)
         apply_rules(model, RULES, ctx)
         for graph in model.graphs():
             self._absorb(graph, ctx)
 
-    def _merge(self, g: Graph, ctx: Context) -> None:
+    def _merge(self, g: Graph, ctx: Context) -> bool:
+        """Merge the maps that meet; whether there were any."""
         found = merged.merges(g)
         unique = {merge.weights: merge for merge in found}
         total = sum(merge.bytes(g) for merge in unique.values())
         if total > self.max_bytes:
             ctx.note(f"linear maps left apart: {total >> 20} MB of weights, see compact:max_bytes")
-            return
+            return False
         stored: dict[tuple[str, ...], str] = {}
+        done = 0
         for merge in found:
             if g.begin("merged-maps", merge.members[0].node):
                 merged.write(g, merge, stored)
+                done += 1
+        return done > 0
 
     def _absorb(self, g: Graph, ctx: Context) -> None:
         found = norm_bias.absorptions(g)

@@ -3,6 +3,7 @@
     Conv(Pad(x, p))         = Conv(x, pads + p)                        zeros, spatial axes, p >= 0
     AveragePool(Pad(x, p))  = AveragePool(x, p), the padding counted   zeros
     MaxPool(Pad(x, p))      = MaxPool(x, pads + p)                     -inf, or zeros around x >= 0
+    Conv(x)[k:-m]           = Conv(x, pads - (k, m) strides)           where it pads as much
 
 A MaxPool pads with -inf by itself: that is what zeros amount to only where every window holds an
 element of x, and no element of x is negative.
@@ -15,13 +16,15 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto
 
-from passes.axes import positive_axes
+from passes.axes import TO_THE_END, positive_axes
 from passes.cleanup.elementwise import limits
+from passes.cleanup.pieces import ranges
 from passes.operands import given, int_operand
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.pattern import op, var
 from toolkit.rules import Miss, rewrite
+from toolkit.symbolic import Dim, is_nonneg
 
 _POSITIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp", "Sqrt")
 """Operators whose results are never negative."""
@@ -68,6 +71,44 @@ def pad_into_max_pool(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> str:
         raise Miss("the padding may be the largest of a window")
     _require_small(node, _move(g, x, pad, node, _own_pads(node)))
     return node.output[0]
+
+
+@rewrite(op.Slice(op.Conv(var(), ...).named("conv"), ...), opset=2)
+def slice_of_conv(g: Graph, conv: NodeProto, node: NodeProto) -> str:
+    """Results that are cut off at an end need no padding there: Conv(x)[k:-m]"""
+    shape, found = g.shape(conv.output[0]), ranges(g, node)
+    if shape is None or found is None:
+        raise Miss("what is cut off is not known")
+    axes = positive_axes(list(found), len(shape))
+    if axes is None or min(axes) < 2:
+        raise Miss("the batch or the channels are cut")
+    sides = len(shape) - 2
+    pads = _own_pads(conv) or [0] * (2 * sides)
+    strides = nd.attr(conv, "strides", [1] * sides)
+    for axis, (start, end, step) in zip(axes, found.values(), strict=True):
+        first, last = _cut_off(shape[axis], start, end, step)
+        pads[axis - 2] -= first * strides[axis - 2]
+        pads[axis - 2 + sides] -= last * strides[axis - 2]
+    if min(pads) < 0:
+        raise Miss("more is cut off than padding has made")
+    return g.add("Conv", conv.input, 1, {**nd.attrs(conv), "pads": pads}, at=node).output[0]
+
+
+def _cut_off(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[int, int]:
+    """How many results a Slice leaves out at either end of an axis."""
+    if step != 1 or not isinstance(start, int) or not isinstance(end, int) or start < 0:
+        raise Miss("it does more than to cut off a number of results at the ends")
+    if end < 0:
+        last = -end
+    elif end >= TO_THE_END or end == size:
+        last = 0
+    elif isinstance(size, int):
+        last = max(size - end, 0)
+    else:
+        raise Miss("how many are cut off depends on the size of its input")
+    if not is_nonneg(size - start - last):
+        raise Miss("there may be less than is cut off")
+    return start, last
 
 
 # -- reading
@@ -150,4 +191,4 @@ def _require_small(node: NodeProto, pads: Sequence[int]) -> None:
         raise Miss("the padding is as large as its window")
 
 
-RULES = (pad_into_conv, pad_into_average_pool, pad_into_max_pool)
+RULES = (pad_into_conv, pad_into_average_pool, pad_into_max_pool, slice_of_conv)

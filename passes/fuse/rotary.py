@@ -238,13 +238,21 @@ def _is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
         if node is None or node.domain not in nd.STANDARD_DOMAINS:
             return False
         if node.op_type == "Concat":
-            same = len(node.input) == 2 and node.input[0] == node.input[1]
-            return same and not interleaved and is_last_axis(g, node, 0)
+            return not interleaved and _joins_itself(g, node)
+        pairs = g.producer(node.input[0]) if interleaved and node.op_type == "Reshape" else None
+        if pairs is not None and last_size(g, node.input[0]) == 2 and size and not size % 2:
+            return nd.is_op(pairs, "Concat") and _joins_itself(g, pairs)
         following = _angle_source(g, node)
         if following is None or last_size(g, following) != size:
             return False
         value = following
     return False
+
+
+def _joins_itself(g: Graph, concat: NodeProto) -> bool:
+    """Whether the last axis is the same twice."""
+    first, *others = concat.input
+    return others == [first] and is_last_axis(g, concat, 0)
 
 
 def _angle_source(g: Graph, node: NodeProto) -> str | None:

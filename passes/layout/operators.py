@@ -82,7 +82,7 @@ def _along(g: Graph, node: NodeProto, perm: Perm, edit: Callable[[], None]) -> P
 
 
 def _broadcast(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    """Operands of lower rank line up with the last dimensions: those must be 1, or constant."""
+    """Operands of lower rank line up with the last dimensions: those must stay, or be constant."""
     if g.opset() < 7:
         return None
     rank = len(perm)
@@ -94,6 +94,9 @@ def _broadcast(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
             return None
         full = full or len(shape) == rank
         if all(size == 1 for size in shape):
+            continue
+        first = rank - len(shape)
+        if first and perm[first:] == tuple(range(first, rank)):
             continue
         if len(shape) < rank and not may_change(g, value):
             return None

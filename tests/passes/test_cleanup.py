@@ -268,6 +268,17 @@ def test_twice_is_nothing(name: str) -> None:
     )
 
 
+def test_a_negated_difference_is_the_other_difference() -> None:
+    signature = "g (float[N, 1] x, float[3] z) => (float[N, 3] y)"
+    gone(signature, "d = Sub (x, z) y = Neg (d)", "y = Sub (z, x)")
+
+
+def test_a_difference_that_is_read_as_well_stays() -> None:
+    signature = "g (float[N] x, float[N] z) => (float[N] y, float[N] w)"
+    stays(signature, "d = Sub (x, z) y = Neg (d) w = Exp (d)")
+    stays("g (float[N] x, float[N] z) => (float[N] y)", "d = Add (x, z) y = Neg (d)")
+
+
 def test_twice_is_once() -> None:
     signature = "g (float[N] x) => (float[N] y)"
     gone(signature, "a = Relu (x) y = Relu (a)", "y = Relu (x)")
@@ -284,6 +295,14 @@ def test_of_one_and_of_the_same() -> None:
 
 
 # -- Where
+
+
+def test_a_negated_condition_swaps_what_it_chooses() -> None:
+    signature = "g (bool[N] c, float[N, N] x, float z) => (float[N, N] y, float[N, N] w)"
+    before = "d = Not (c) y = Where (d, x, z) w = Where (d, z, x)"
+    gone(signature, before, "y = Where (c, z, x) w = Where (c, x, z)")
+    stays(signature, "d = Xor (c, c) y = Where (d, x, z) w = Where (c, z, x)")
+
 
 WHERE = "g (float[2, 3] x, float[{other}] z) => (float[2, 3] y) <bool[{cond}] c = {{{values}}}>"
 

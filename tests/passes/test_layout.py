@@ -69,6 +69,36 @@ def test_operators_between_two_transposes(nodes: str, after: str, result: str) -
     check(LAYOUT, sandwich(nodes, shape, weights), f"{OLD.format(21)}{signature} {{ {after} }}")
 
 
+LINEAR = "float[5, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, float[2] b = {1, 2}"
+BATCH_FIRST = "Transpose <perm = [1, 0, 2]>"
+
+
+def linear(nodes: str) -> str:
+    return typed(f"g (float[N, L, 5] x) => (float[N, L, 2] y) <{LINEAR}> {{ {nodes} }}")
+
+
+def test_a_linear_map_of_the_last_axis_lets_a_transpose_of_the_others_pass() -> None:
+    nodes = f"a = {BATCH_FIRST} (x) m = MatMul (a, w) c = Add (m, b) y = {BATCH_FIRST} (c)"
+    check(LAYOUT, linear(nodes), linear("m = MatMul (x, w) y = Add (m, b)"))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        # The map reads the first axis of x, or is not the same for every row.
+        "a = Transpose <perm = [1, 2, 0]> (x) m = MatMul (a, v) y = Transpose <perm = [2, 0, 1]> "
+        "(m)",
+        f"a = {BATCH_FIRST} (x) m = MatMul (a, k) y = {BATCH_FIRST} (m)",
+        f"a = {BATCH_FIRST} (x) m = MatMul (h, a) y = {BATCH_FIRST} (m)",
+    ],
+)
+def test_other_products_keep_their_transposes(nodes: str) -> None:
+    constants = """float[3, 2] v = {1, 2, 3, 4, 5, 6}, float[2, 3] h = {1, 2, 3, 4, 5, 6},
+        float[3, 5, 1] k = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}"""
+    signature = f"g (float[3, 3, 5] x) => (float[A, B, C] y) <{constants}>"
+    check(LAYOUT, typed(f"{signature} {{ {nodes} }}"), near_miss=True)
+
+
 def test_axes_in_attributes() -> None:
     for nodes, after, shape in (
         ("b = ReduceMean <axes = [1, -2]> (a)", "y = ReduceMean <axes = [2, 3]> (x)", "N, 3, 1, 1"),
@@ -227,6 +257,13 @@ def test_an_operand_of_lower_rank_that_is_no_constant() -> None:
         a = {TO_NHWC} (x) b = Add (a, z) y = {TO_NCHW} (b)
     }}"""
     check(LAYOUT, typed(text), near_miss=True)
+
+
+def test_an_operand_of_lower_rank_whose_axes_stay_may_be_computed() -> None:
+    text = """g (float[N, 3, 5] x, float[5] z) => (float[N, 3, 5] y) {
+        a = Transpose <perm = [1, 0, 2]> (x) b = Add (a, z) y = Transpose <perm = [1, 0, 2]> (b)
+    }"""
+    check(LAYOUT, typed(text), "y = Add (x, z)")
 
 
 def test_axes_from_the_caller() -> None:

@@ -68,6 +68,14 @@ def test_a_map_without_a_bias_gets_zeros() -> None:
     np.testing.assert_array_equal(biases[0], [1, 2, 0, 0, 3, 4])
 
 
+def test_maps_that_meet_behind_merged_ones_are_merged_too() -> None:
+    """The query and the key are made of one value, which lies beside the value's source."""
+    shared = """p = MatMul (x, wq)  h = Add (p, bq)  q0 = MatMul (h, wk)  q = Add (q0, bv)
+        k0 = MatMul (h, wv)  k = Add (k0, bq)  v0 = MatMul (x, wo)  v = Add (bv, v0)"""
+    text = attended(shared).replace("float[2] bq", "float[2, 2] wo = {1, 3, 5, 7}, float[2] bq")
+    assert left(text) == {"MatMul": 2, "Add": 2, "Split": 2, "Attention": 1}
+
+
 def test_other_targets_keep_them_apart() -> None:
     subject = model(HEADER + attended(PROJECTIONS))
     Compact().run(subject, Context(target="ort-cpu"))
@@ -119,6 +127,12 @@ def test_three_terms_are_one_sum() -> None:
     assert left(f"{signature} {{ s = Add (x, b) y = Add (s, z) }}") == {"Sum": 1}
     four = "s = Add (x, b) t = Add (z, s) y = Add (t, x)"
     assert left(f"{signature} {{ {four} }}") == {"Sum": 1}
+
+
+def test_two_sums_are_one() -> None:
+    signature = "agraph (float[A, 2] x, float[A, 2] z) => (float[A, 2] y) <float[2] b = {1, 2}>"
+    body = "s = Add (x, b) u = Exp (z) v = Add (u, b) t = Add (z, s) y = Add (v, t)"
+    assert left(f"{signature} {{ {body} }}") == {"Exp": 1, "Sum": 1}
 
 
 def test_a_sum_that_is_read_elsewhere_stays() -> None:
@@ -198,6 +212,49 @@ def test_a_shift_and_its_windows_are_one_gather() -> None:
 def test_other_moves_stay(moves: str) -> None:
     stays(f"""agraph (float[B, 16, 3] x) => (float[B, 16, 3] y)
         <{WINDOWS}, int64[3] rows = {{-1, 16, 3}}> {{ {moves} }}""")
+
+
+# -- heads
+
+HEADS = """agraph (float[L, B, 6] x) => (float[B2, 2, L2, 3] y)
+    <int64[1] two = {2}, int64[1] three = {3}, int64[3] cut = {5, -1, 3},
+     int64[4] split = {-1, 2, 5, 3}, int64[4] other = {-1, 5, 2, 3}>"""
+
+
+CUT = "m = Reshape (x, cut) u = Transpose <perm = [1, 0, 2]> (m)"
+
+
+def test_heads_are_split_at_once() -> None:
+    sizes = """l = Shape <start = 0, end = 1> (x) b = Shape <start = 1, end = 2> (x)
+        n = Mul (b, two) s = Concat <axis = 0> (l, n, three)
+        t = Concat <axis = 0> (b, two, l, three)"""
+    views = "m = Reshape (x, s) u = Transpose <perm = [1, 0, 2]> (m) y = Reshape (u, t)"
+    assert left(f"{HEADS} {{ {sizes} {views} }}") == {"Reshape": 1, "Transpose": 1}
+
+
+def test_a_length_that_an_export_has_written_down_is_kept() -> None:
+    views = f"{CUT} y = Reshape (u, split)"
+    feed = {"x": np.arange(60, dtype=np.float32).reshape(5, 2, 6)}
+    assert left(f"{HEADS} {{ {views} }}", feed) == {"Reshape": 1, "Transpose": 1}
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        # What is split is not an axis; the Transpose is read elsewhere; nothing is split.
+        f"{CUT} y = Reshape (u, other)",
+        f"{CUT} y = Reshape (u, split) z = Exp (u)",
+        "m = Reshape (x, split) u = Transpose <perm = [0, 2, 1, 3]> (m) y = Reshape (u, cut)",
+    ],
+)
+def test_other_views_stay(views: str) -> None:
+    signature = HEADS
+    if "z =" in views:
+        signature = HEADS.replace("] y)", "] y, float[P, Q, R] z)")
+    elif not views.endswith("split)"):
+        dims = "P, Q, R" if views.endswith("cut)") else "P, Q, R, S"
+        signature = HEADS.replace("B2, 2, L2, 3", dims)
+    stays(f"{signature} {{ {views} }}", {"x": np.arange(60, dtype=np.float32).reshape(5, 2, 6)})
 
 
 # -- tokens

@@ -18,6 +18,44 @@ W = floats("w", 6, 4, 3, 3)
 PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
 
 
+# -- Slice of Conv
+
+CUT = ", ".join(
+    f"int64[1] {name} = {{{number}}}"
+    for name, number in {"zero": 0, "one": 1, "last": -1, "six": 6, "end": 2**62, "two": 2}.items()
+)
+
+
+@pytest.mark.parametrize(
+    ("conv", "cut", "pads"),
+    [
+        ("Conv <pads = [1, 2, 1, 2]> (x, w)", "zero, last, two", [1, 2, 0, 2]),
+        ("Conv <pads = [1, 2, 1, 2]> (x, w)", "one, end, two", [0, 2, 1, 2]),
+        ("Conv <pads = [1, 2, 2, 2]> (x, w)", "one, six, two", [0, 2, 0, 2]),
+        ("Conv <pads = [2, 2, 2, 2], strides = [2, 2]> (x, w)", "one, last, two", [0, 2, 0, 2]),
+    ],
+)
+def test_results_that_are_cut_off_need_no_padding(conv: str, cut: str, pads: list[int]) -> None:
+    changed = becomes(CONV, IMAGE, f"{W}, {CUT}", f"c = {conv} y = Slice (c, {cut})", "Conv")
+    assert nd.attr(changed.graph.nodes[0], "pads") == pads
+
+
+@pytest.mark.parametrize(
+    ("conv", "cut"),
+    [
+        ("Conv <pads = [0, 2, 0, 2]> (x, w)", "zero, last, two"),  # nothing is padded there
+        ("Conv <pads = [1, 2, 1, 2], strides = [2, 2]> (x, w)", "one, end, two"),
+        ("Conv <pads = [1, 2, 1, 2]> (x, w)", "zero, last, one"),  # channels
+        ("Conv <pads = [2, 2, 2, 2]> (x, w)", "zero, end, two, two"),  # every other
+        ('Conv <auto_pad = "SAME_UPPER"> (x, w)', "zero, last, two"),
+        ("Conv <pads = [1, 2, 1, 2]> (x, w)", "last, end, two"),
+    ],
+)
+def test_other_slices_of_a_conv_stay(conv: str, cut: str) -> None:
+    signature = IMAGE.replace("float[N, 6, H, W] y", "float[N, C, H, W] y")
+    stays(CONV, signature, f"{W}, {CUT}", f"c = {conv} y = Slice (c, {cut})")
+
+
 # -- Pad into Conv
 
 

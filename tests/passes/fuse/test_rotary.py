@@ -82,6 +82,21 @@ def test_neighbours() -> None:
     assert attributes == {"interleaved": 1}
 
 
+STACKED = """f1 = Unsqueeze (f, end) f4 = Concat <axis = -1> (f1, {other}) fs = Reshape (f4, four)
+    c = Cos (fs) s = Sin (fs)"""
+
+
+def test_neighbours_with_angles_stacked_in_pairs() -> None:
+    _, attributes = fused(graph(NEIGHBOURS, STACKED.format(other="f1")))
+    assert attributes == {"interleaved": 1}
+
+
+def test_pairs_of_different_angles_are_a_near_miss() -> None:
+    other = STACKED.format(other="g1").replace("f4 =", "g0 = Neg (f) g1 = Unsqueeze (g0, end) f4 =")
+    check(Fuse(), graph(NEIGHBOURS, other), near_miss=True)
+    check(Fuse(), graph(HALVES, STACKED.format(other="f1")), near_miss=True)
+
+
 def test_heads_that_were_split_are_turned_together() -> None:
     text = f"""{HEADER}g (float[N, S, 12] t, float[S, 2] f) => (float[N, 3, S, 4] y)
         <int64[4] heads = {{0, 0, 3, 4}}, int64[2] parts = {{2, 2}}> {{
