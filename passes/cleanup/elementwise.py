@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from passes.operands import fits, given
+from passes.operands import fits, given, same_shape
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.pattern import const, op, var
@@ -58,6 +58,15 @@ def negated_difference(g: Graph, x: str, y: str, node: NodeProto) -> str:
     return g.op("Sub", y, x, at=node)
 
 
+_minus = op.Neg(var("y")) | op.Mul(var("y"), -1)
+
+
+@rewrite(op.Add(x, _minus), op.Sub(x, _minus), opset=7)
+def negated_operand(g: Graph, x: str, y: str, node: NodeProto) -> str:
+    """x + -y = x - y, x - -y = x + y"""
+    return g.op("Sub" if nd.is_op(node, "Add") else "Add", x, y, at=node)
+
+
 _IDEMPOTENT = ("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
 
 
@@ -96,6 +105,20 @@ def where_of_equals(g: Graph, c: str, x: str, node: NodeProto) -> str | None:
 def where_not(g: Graph, c: str, x: str, other: str, node: NodeProto) -> str:
     """where(not c, x, y) = where(c, y, x)"""
     return g.op("Where", c, other, x, at=node)
+
+
+@rewrite(op.Cast(op.Where(var("c"), const("kept"), const("other")).named("where")), opset=9)
+def condition_of_where(g: Graph, c: str, where: NodeProto, node: NodeProto) -> str | None:
+    """bool(where(c, 0, 1)) = not c, bool(where(c, 1, 0)) = c"""
+    if nd.attr(node, "to") != TensorProto.BOOL or not same_shape(g, c, where.output[0]):
+        return None
+    chosen = [g.const(name) for name in where.input[1:]]
+    if any(a is None or a.size != 1 or a.dtype.kind not in "fiu" for a in chosen):
+        return None
+    kept, other = (bool(a.reshape(-1)[0]) for a in chosen if a is not None)
+    if kept == other:
+        return None
+    return c if kept else g.op("Not", c, at=node)
 
 
 # -- limits
@@ -202,12 +225,14 @@ RULES = (
     neutral_operand,
     double_negation,
     negated_difference,
+    negated_operand,
     repeated_op,
     same_operands,
     single_operand,
     known_condition,
     where_of_equals,
     where_not,
+    condition_of_where,
     clip_nowhere,
     clip_of_clip,
     clip_of_relu,

@@ -279,6 +279,20 @@ def test_a_difference_that_is_read_as_well_stays() -> None:
     stays("g (float[N] x, float[N] z) => (float[N] y)", "d = Add (x, z) y = Neg (d)")
 
 
+@pytest.mark.parametrize("minus", ["Neg (z)", "Mul (m, z)", "Mul (z, m)"])
+def test_a_negated_operand_changes_the_sign(minus: str) -> None:
+    signature = "g (int64[N, 1] x, int64[3] z) => (int64[N, 3] y) <int64 m = {-1}>"
+    gone(signature, f"n = {minus} y = Add (n, x)", "y = Sub (x, z)")
+    gone(signature, f"n = {minus} y = Sub (x, n)", "y = Add (x, z)")
+    stays(signature, f"n = {minus} y = Sub (n, x)")
+
+
+def test_a_negative_that_is_read_as_well_stays() -> None:
+    signature = "g (float[N] x, float[N] z) => (float[N] y, float[N] w) <float m = {-2}>"
+    stays(signature, "n = Neg (z) y = Add (x, n) w = Exp (n)")
+    stays(signature, "n = Mul (z, m) y = Add (x, n) w = Exp (x)")
+
+
 def test_twice_is_once() -> None:
     signature = "g (float[N] x) => (float[N] y)"
     gone(signature, "a = Relu (x) y = Relu (a)", "y = Relu (x)")
@@ -302,6 +316,19 @@ def test_a_negated_condition_swaps_what_it_chooses() -> None:
     before = "d = Not (c) y = Where (d, x, z) w = Where (d, z, x)"
     gone(signature, before, "y = Where (c, z, x) w = Where (c, x, z)")
     stays(signature, "d = Xor (c, c) y = Where (d, x, z) w = Where (c, z, x)")
+
+
+CHOSEN = "g (bool[N, 3] c) => (bool[N, 3] y) <float o = {{{}}}, float p = {{{}}}>"
+
+
+def test_what_a_condition_has_chosen_tells_the_condition() -> None:
+    nodes = "v = Where (c, o, p) y = Cast <to = 9> (v)"
+    gone(CHOSEN.format(0, -2), nodes, "y = Not (c)")
+    gone(CHOSEN.format(-2, 0), f"{nodes.replace('y', 'w')} y = Not (w)", "y = Not (c)")
+    stays(CHOSEN.format(1, 2), nodes)
+    stays(CHOSEN.format(0, 1), "v = Where (c, o, p) u = Cast <to = 7> (v) y = Less (u, u)")
+    wide = "g (bool[3] c) => (bool[2, 3] y) <float[2, 1] o = {0, 0}, float p = {1}>"
+    stays(wide, nodes)
 
 
 WHERE = "g (float[2, 3] x, float[{other}] z) => (float[2, 3] y) <bool[{cond}] c = {{{values}}}>"
