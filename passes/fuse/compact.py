@@ -4,6 +4,8 @@
     sum             a + b + c = Sum(a, b, c)
     norm biases     a map that reads a LayerNormalization does without its bias (`norm_bias`)
     split axes      heads are split in one Reshape and a Transpose (`regrouping`)
+    tables          buckets of distances are looked up (`tables`)
+    axes apart      batch and heads are not merged for a while (`unmerged`)
     added tokens    Concat(tokens for each image, x) + c = Pad(x) + (c + tokens)
     rows moved      windows are cut and merged by one Gather of rows (`moves`)
     boolean mask    Attention takes the condition itself where the mask adds 0 or minus infinity
@@ -20,8 +22,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.fuse import merged, moves, norm_bias
-from passes.fuse.regrouping import split_behind_transpose
+from passes.fold import Fold
+from passes.fuse import merged, moves, norm_bias, tables, unmerged
+from passes.fuse.regrouping import factor_before_moves, split_behind_transpose
 from passes.fuse.tokens import added_tokens
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -87,7 +90,7 @@ def _is_all(g: Graph, value: str, number: float) -> bool:
     return stored is not None and stored.size == 1 and stored.reshape(-1)[0] == number
 
 
-RULES = (added_tokens, sum_of_all, boolean_mask, split_behind_transpose)
+RULES = (added_tokens, sum_of_all, boolean_mask, split_behind_transpose, factor_before_moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,10 @@ class Compact:
         for graph in model.graphs():
             while self._merge(graph, ctx):  # what is merged may have readers to be merged
                 pass
+            unmerged.split_axes(graph)
             for chain in moves.chains(graph):
                 moves.write(graph, chain)
+        _look_up(model, ctx)
         apply_rules(model, RULES, ctx)
         for graph in model.graphs():
             self._absorb(graph, ctx)
@@ -140,3 +145,21 @@ class Compact:
         for absorption in found:
             if g.begin("norm-biases", absorption.norm):
                 norm_bias.write(g, absorption, stored)
+
+
+def _look_up(model: Model, ctx: Context) -> None:
+    """Functions of distances as tables, unless what they share with others stays anyway."""
+    start, count = model.journal.position, _count(model)
+    for graph in model.graphs():
+        clipped: dict[tuple[str, int], str] = {}
+        for function in tables.functions(graph):
+            if graph.begin("table", function.root):
+                tables.write(graph, function, clipped)
+    if model.journal.position > start:
+        Fold().run(model, ctx)
+        if _count(model) >= count:
+            model.journal.undo_to(start)
+
+
+def _count(model: Model) -> int:
+    return sum(len(graph) for graph in model.graphs())

@@ -8,12 +8,15 @@ to be told sizes that only the run knows.
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import NodeProto
 
+from passes.fuse.affine import only_reader
 from passes.operands import permutation, reshape, reshape_target, transpose
+from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
-from toolkit.pattern import op, var
+from toolkit.pattern import const, op, var
 from toolkit.rules import rewrite
 from toolkit.types import Shape
 
@@ -53,3 +56,36 @@ def _split_axis(shape: Shape, result: Shape) -> int:
     if behind and shape[-behind:] != result[-behind:]:
         raise Miss("more than one axis changes")
     return place
+
+
+_FACTOR = const("c", where=lambda array: array.size == 1)
+_MOVES = ("Transpose", "GatherElements", "Gather", "Reshape", "Slice")
+_LONGEST_WAY = 4
+
+
+@rewrite(op.Mul(var("x"), _FACTOR), op.Div(var("x"), _FACTOR), opset=13)
+def factor_before_moves(g: Graph, x: str, c: str, node: NodeProto) -> str:
+    """moved(x W) * c = moved(x (W c)), and / c likewise"""
+    factor, value = g.const(c), x
+    if factor is None or factor.dtype.kind != "f" or factor.ndim > (g.rank(x) or 0):
+        raise Miss("the factor is no number, or makes axes")
+    for _ in range(_LONGEST_WAY):
+        maker = g.producer(value) if only_reader(g, value) is not None else None
+        if maker is None or not nd.is_op(maker, *_MOVES):
+            break
+        value = maker.input[0]
+    else:
+        maker = None
+    weight = g.const(maker.input[1]) if maker is not None and nd.is_op(maker, "MatMul") else None
+    if maker is None or weight is None or g.use_count(maker.input[1]) != 1:
+        raise Miss("it is no product with a weight of its own that is moved")
+    number = float(factor.reshape(-1)[0])
+    if not number:
+        raise Miss("a factor of 0 says nothing of the weight")
+    wide = weight.astype(np.float64) * (1 / number if nd.is_op(node, "Div") else number)
+    with np.errstate(over="ignore"):
+        scaled = wide.astype(weight.dtype)
+    if not np.isfinite(scaled).all():
+        raise Miss("its element type cannot hold the scaled weight")
+    g.set_input(maker, 1, g.constant(g.model.weights.keep(scaled), maker.input[1]))
+    return x

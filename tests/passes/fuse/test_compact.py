@@ -354,3 +354,109 @@ def test_half_precision_keeps_its_biases() -> None:
 
 def test_too_many_weights_keep_their_biases() -> None:
     stays(normed("m = MatMul (n, w) y = Add (m, b)"), subject=Small(Compact(max_bytes=16)))
+
+
+# -- tables
+
+BUCKETS = """agraph (int64[A, A] d) => ({kind}[A, A] y)
+    <float near = {{4}}, float rate = {{1.5}}, int64 four = {{4}}, int64 low = {{-9}},
+     int64 high = {{9}}, int64 one = {{1}}> {{ {nodes} }}"""
+LOGARITHM = """a = Abs (d) a1 = Max (a, one) f = Cast <to = 1> (a1) q = Div (f, near) l = Log (q)
+    m = Mul (l, rate) c = Ceil (m) far = Cast <to = 7> (c) large = Add (far, four)
+    small = Less (a, four) w = Where (small, a, large) s = Sign (d) z = Mul (w, s)"""
+DISTANCES = np.array([[0, 1, -1, 3], [4, 5, -6, 900], [-70000, 16, 15, -16], [17, 33, -33, 8]])
+
+
+def buckets(nodes: str, kind: str = "int64") -> str:
+    return BUCKETS.format(nodes=nodes, kind=kind)
+
+
+def test_buckets_of_distances_are_looked_up() -> None:
+    found = left(buckets(f"{LOGARITHM} y = Clip (z, low, high)"), {"d": DISTANCES})
+    assert found == {"Clip": 1, "Gather": 1}
+
+
+def test_the_part_of_a_function_that_stops_changing_is_looked_up() -> None:
+    found = left(buckets(f"{LOGARITHM} u = Clip (z, low, high) y = Add (u, d)"), {"d": DISTANCES})
+    assert found == {"Clip": 1, "Gather": 1, "Add": 1}
+
+
+def test_two_tables_limit_their_distances_once() -> None:
+    nodes = f"{LOGARITHM} n = Neg (z) p = Clip (z, low, high) r = Clip (n, low, high)"
+    text = buckets(f"{nodes} y = Concat <axis = 1> (p, r)").replace("A] y", "B] y")
+    assert left(text, {"d": DISTANCES}) == {"Clip": 1, "Gather": 2, "Concat": 1}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "y = Identity (z)",  # grows for ever, if slowly
+        "y = Min (z, high)",  # at one end
+        "u = Mod (z, high) y = Clip (u, low, high)",
+    ],
+)
+def test_functions_that_go_on_changing_stay(end: str) -> None:
+    stays(buckets(f"{LOGARITHM} {end}"), {"d": DISTANCES})
+
+
+def test_a_function_of_two_values_stays() -> None:
+    text = buckets(f"{LOGARITHM} u = Add (z, e) y = Clip (u, low, high)")
+    stays(text.replace("(int64[A, A] d)", "(int64[A, A] d, int64[A, A] e)"))
+
+
+# -- axes apart
+
+APART = """agraph (float[B, 2, L, 3] x, int64[1, L, L] at) => (float[B, 2, L, L] y)
+    <float[2, 3, 3] c = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18},
+     int64[1] three = {3}, int64[1] less = {-1}, int64[1] two = {2}, int64[2] ones = {1, 1},
+     float root = {2.5}>"""
+MERGED = """b = Shape <start = 0, end = 1> (x) l = Shape <start = 2, end = 3> (x)
+    s = Concat <axis = 0> (less, l, three) m = Reshape (x, s) r = Concat <axis = 0> (b, ones)
+    tiled = Tile (c, r) turned = Transpose <perm = [0, 2, 1]> (tiled) p = MatMul (m, turned)
+    n = Mul (b, two) e = Concat <axis = 0> (n, l, l) i = Expand (at, e)
+    g = GatherElements <axis = {axis}> (p, i) d = Div (g, root)
+    t = Concat <axis = 0> (b, two, l, l)"""
+
+
+def test_batch_and_heads_are_not_merged_for_a_product() -> None:
+    text = f"{APART} {{ {MERGED.format(axis=-1)} y = Reshape (d, t) }}"
+    found = left(text)
+    assert found == {"MatMul": 1, "Shape": 1, "Concat": 1, "Expand": 1, "GatherElements": 1}
+
+
+def test_what_gathers_along_them_stays() -> None:
+    text = f"{APART} {{ {MERGED.format(axis=0)} y = Reshape (d, t) }}"
+    text = text.replace("L] at", "3] at").replace("L] y", "3] y").replace("l, l)", "l, three)")
+    stays(text)
+
+
+# -- factors
+
+MOVED = """agraph (float[A, 2] x) => (float[3, A] y)
+    <float[2, 3] w = {1, 2, 3, 4, 5, 6}, float c = {2.5}, float[1, 1, 1] k = {2.5},
+     float z = {0}>"""
+
+
+@pytest.mark.parametrize("scale", ["Div (t, c)", "Mul (c, t)"])
+def test_a_factor_of_what_was_moved_goes_into_the_weight(scale: str) -> None:
+    found = left(f"{MOVED} {{ m = MatMul (x, w) t = Transpose (m) y = {scale} }}")
+    assert found == {"MatMul": 1, "Transpose": 1}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "m = MatMul (x, w) t = Transpose (m) y = Div (c, t)",
+        "m = MatMul (x, w) t = Transpose (m) y = Div (t, z)",
+        "m = MatMul (x, w) t0 = Transpose (m) t = Relu (t0) y = Div (t, c)",
+        "m = MatMul (x, w) t = Transpose (m) u = Div (t, c) y = Add (u, t)",
+        "v = Abs (w) m = MatMul (x, v) t = Transpose (m) y = Div (t, c)",
+    ],
+)
+def test_other_factors_stay(nodes: str) -> None:
+    stays(f"{MOVED} {{ {nodes} }}")
+
+
+def test_a_factor_with_more_axes_stays() -> None:
+    nodes = "m = MatMul (x, w) t = Transpose (m) y = Div (t, k)"
+    stays(f"{MOVED.replace('[3, A] y', '[1, 3, A] y')} {{ {nodes} }}")
