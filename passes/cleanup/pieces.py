@@ -22,7 +22,7 @@ from toolkit.graph import Graph
 from toolkit.optypes import BROADCASTING
 from toolkit.pattern import const, op, var
 from toolkit.rules import rewrite
-from toolkit.symbolic import Dim
+from toolkit.symbolic import Dim, Expr, minimum
 from toolkit.types import Shape
 
 x = var("x")
@@ -64,7 +64,9 @@ def ranges(g: Graph, node: NodeProto) -> dict[int, tuple[Dim, Dim, Dim]] | None:
 def _from_start(start: Dim, size: Dim | None) -> bool:
     if start == 0:
         return True
-    return isinstance(start, int) and start <= -(size if isinstance(size, int) else TO_THE_END)
+    if isinstance(start, Expr):
+        return size is not None and minimum(size, 0 - start) == size
+    return start <= -(size if isinstance(size, int) else TO_THE_END)
 
 
 def _to_end(end: Dim, size: Dim | None) -> bool:

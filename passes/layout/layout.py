@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from onnx import NodeProto
 
 from passes import views
+from passes.fuse.factors import Trace, leaves
 from passes.layout.region import Region, inverse_of, is_identity
-from passes.operands import permutation, reshape, reshape_target
+from passes.operands import permutation, reshape, reshape_target, transpose
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
@@ -35,6 +36,19 @@ def transpose_of_ones(g: Graph, x: str, node: NodeProto) -> str | None:
     return reshape(g, x, target, at=node)
 
 
+@rewrite(op.Reshape(op.Transpose(op.Reshape(var(), ...).shared()).shared(), ...), opset=5)
+def views_as_transpose(g: Graph, node: NodeProto) -> str | None:
+    """Views that split axes, move the parts and join them again, and so only move whole axes."""
+    trace = Trace(g, node.output[0])
+    axes = [leaves(axis) for axis in trace.axes]
+    for source in reversed(trace.sources[3:]):
+        before = [leaves(axis) for axis in source.axes]
+        perm = [before.index(axis) for axis in axes if axis and axis in before]
+        if source.scale == 1 and sorted(perm) == list(range(len(before))):
+            return transpose(g, source.value, perm, at=node)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Push Transposes together and cancel them; merge Reshapes."""
@@ -47,7 +61,10 @@ class Layout:
         changed = True
         while changed:  # a move may open the way for another, far from where it was made
             moved = sum(push_transposes(graph) for graph in model.graphs())
-            changed = apply_rules(model, (transpose_of_ones, *views.RULES), ctx) or moved
+            changed = apply_rules(model, _RULES, ctx) or moved
+
+
+_RULES = (transpose_of_ones, views_as_transpose, *views.RULES)
 
 
 def _transposes(graph: Graph) -> list[NodeProto]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, printer, shape_inference
 
 from passes.layout import Layout
+from passes.shapes import Shapes
 from tests.checks import check, parse
 from toolkit.model import Model
 from toolkit.pipeline import Context
@@ -417,3 +418,42 @@ def test_random_graphs_keep_their_meaning(steps: list[tuple[str, int, int]]) -> 
     after.journal.commit()
     LAYOUT.run(after, Context())
     assert not len(after.journal), "a second run changes more"
+
+
+# -- views that move whole axes
+
+SPLIT = """a = Reshape (x, heads) b = Transpose <perm = [0, 2, 1, 3]> (a) c = Reshape (b, merged)
+    d = Transpose <perm = [1, 0, 2]> (c) y = Reshape (d, joined)"""
+HEADS = """g (float[N, 5, 6] x) => (float[5, N, 6] y) <int64[4] heads = {0, 5, 2, 3},
+    int64[3] merged = {-1, 5, 3}, int64[3] joined = {5, -1, 6}, int64[3] other = {5, -1, 12}>"""
+
+
+def shaped(text: str) -> str:
+    """The model with all that `shapes` finds out, which is more than onnx does."""
+    subject = Model.from_proto(parse(text))
+    Shapes().run(subject, Context())
+    subject.commit()
+    return printer.to_text(subject.to_proto())
+
+
+def test_heads_that_are_split_and_joined_again_are_a_transpose() -> None:
+    check(LAYOUT, shaped(f"{HEADS} {{ {SPLIT} }}"), "y = Transpose <perm = [1, 0, 2]> (x)")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("perm = [0, 2, 1, 3]", "perm = [0, 2, 3, 1]"),  # the parts are joined in another order
+        ("(d, joined)", "(d, other)"),  # across the batch
+    ],
+)
+def test_views_that_take_axes_apart_stay(old: str, new: str) -> None:
+    text = f"{HEADS} {{ {SPLIT} }}".replace(old, new)
+    if "other" in new:
+        text = text.replace("[5, N, 6] y", "[5, M, 12] y")
+    else:
+        text = text.replace("merged = {-1, 5, 3}", "merged = {-1, 3, 5}").replace("[5, N", "[P, N")
+        text = text.replace("joined = {5, -1, 6}", "joined = {3, -1, 10}").replace("6] y", "10] y")
+    feed = {"x": np.arange(60, dtype=np.float32).reshape(2, 5, 6)}
+    subject = check(LAYOUT, shaped(text), near_miss=True, inputs=feed)
+    assert census(subject)["Reshape"] == 3
