@@ -48,6 +48,16 @@ def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str 
     return None if places is None else _spread(g, x, places, rank - 1, node)
 
 
+@rewrite(op.GatherND(x, const("at")), opset=12)
+def gather_nd_of_rows(g: Graph, x: str, at: str, node: NodeProto) -> str | None:
+    """An index for the first axis alone: rows are what Gather takes."""
+    places = g.const(at)
+    if places is None or not places.ndim or places.shape[-1] != 1 or nd.attr(node, "batch_dims", 0):
+        return None
+    rows = g.constant(places.reshape(places.shape[:-1]), at)
+    return g.op("Gather", x, rows, at=node, axis=0)
+
+
 def _without_last(found: Count | None) -> Count | None:
     """The count in a shape without the last axis, which must be of size 1."""
     if found is None or found.shape[-1] != 1:
@@ -279,6 +289,7 @@ RULES = (
     counted_in_narrow_integers,
     known_operand,
     gather_nd_of_all,
+    gather_nd_of_rows,
     gather_in_order,
     gather_of_positions,
     operand_of_one_row,

@@ -15,13 +15,21 @@ from collections.abc import Iterator
 from onnx import NodeProto
 
 from passes.axes import TO_THE_END, positive_axes
-from passes.operands import int_operand, int_vector, ints, permutation
+from passes.operands import (
+    int_operand,
+    int_vector,
+    ints,
+    permutation,
+    reshape,
+    reshape_target,
+    transpose,
+)
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.optypes import ELEMENTWISE
 from toolkit.pattern import const, op, var
 from toolkit.rules import rewrite
-from toolkit.types import Shape
+from toolkit.types import Shape, TensorType
 
 x = var("x")
 
@@ -31,15 +39,20 @@ _VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 # -- Gather of a Transpose, Transpose between views
 
 
-@rewrite(op.Gather(op.Transpose(x).shared().named("inner"), const("at", rank=0)))
+@rewrite(op.Gather(op.Transpose(x).shared().named("inner"), const("at")))
 def gather_of_transpose(g: Graph, x: str, at: str, inner: NodeProto, node: NodeProto) -> str | None:
-    """One entry of an axis, which no longer has a place: the others may be in order as they are."""
-    perm = permutation(g, inner)
+    """One entry of an axis, which no longer has a place: the others may be in order as they are.
+
+    A list of one keeps the axis: it is less to transpose.
+    """
+    perm, indices = permutation(g, inner), g.const(at)
     axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
-    if perm is None or axes is None:
+    if perm is None or axes is None or indices is None or indices.size != 1 or indices.ndim > 1:
         return None
     axis = perm[axes[0]]
     left = [one for one in perm if one != axis]
+    if indices.ndim:
+        return transpose(g, g.op("Gather", x, at, at=node, axis=axis), perm, at=node)
     return g.op("Gather", x, at, at=node, axis=axis) if left == sorted(left) else None
 
 
@@ -102,10 +115,67 @@ def parts_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> st
         return None
     sizes = int_vector(g, [whole // count] * count, "sizes")
     split = g.add("Split", [x, sizes], count, {"axis": axis}, at=view)
+    result = node.output[0]
     for index, end in ends:
-        g.replace(end.output[0], split.output[index])
-        g.prune(end)
-    return node.output[0]
+        if end is node:
+            result = split.output[index]
+        else:
+            g.replace(end.output[0], split.output[index])
+            g.prune(end)
+    return result
+
+
+@rewrite(op.any("Slice", "Gather")(op.Reshape(x, ...).shared().named("view"), ...), opset=13)
+def groups_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> str | None:
+    """Entries of such an axis in groups, which keep it: the heads of a query, a key and a value."""
+    shape, apart = g.shape(x), g.shape(view.output[0])
+    if not shape or apart is None or len(apart) != len(shape) + 1 or apart[:-2] != shape[:-1]:
+        return None
+    axis, size = len(shape) - 1, apart[-1]
+    if not isinstance(size, int) or g.is_output(view.output[0]) or g.is_captured(view.output[0]):
+        return None
+    found = [(_group(g, user, axis), user) for user in g.users(view.output[0])]
+    taken = [(*bounds, user) for bounds, user in found if bounds is not None]
+    groups = sorted(taken, key=lambda group: group[:2])
+    ends = [0, *(end for _, end, _ in groups)]
+    if len(groups) != len(found) or len(groups) < 2 or ends[-1] != apart[-2]:
+        return None
+    if [start for start, _, _ in groups] != ends[:-1]:
+        return None
+    counts = [end - start for start, end, _ in groups]
+    targets = [reshape_target(shape, (*shape[:-1], count, size)) for count in counts]
+    sizes = int_vector(g, [count * size for count in counts], "sizes")
+    split = g.add("Split", [x, sizes], len(groups), {"axis": axis}, at=view)
+    result = node.output[0]
+    for (_, _, user), part, target in zip(groups, split.output, targets, strict=True):
+        if target is None:
+            return None
+        g.learn_type(part, TensorType(g.dtype(x), (*shape[:-1], target[-2] * size)))
+        group = reshape(g, part, target, at=user)
+        if user is node:
+            result = group
+        else:
+            g.replace(user.output[0], group)
+            g.prune(user)
+    return result
+
+
+def _group(g: Graph, node: NodeProto, axis: int) -> tuple[int, int] | None:
+    """The first entry of an axis that a Gather or a Slice takes, and the one behind the last."""
+    if nd.is_op(node, "Slice"):
+        found = cut(g, node)
+        return None if found is None or found[0] != axis else found[1:]
+    if not nd.is_op(node, "Gather") or g.rank(node.input[1]) != 1:
+        return None
+    shape, indices = g.shape(node.input[0]), ints(g, node.input[1])
+    size = shape[axis] if shape is not None else None
+    if not indices or not isinstance(size, int):
+        return None
+    if positive_axes([nd.attr(node, "axis", 0)], g.rank(node.input[0])) != [axis]:
+        return None
+    first = indices[0] % size
+    in_order = [index % size for index in indices] == list(range(first, first + len(indices)))
+    return (first, first + len(indices)) if in_order else None
 
 
 def _entry(g: Graph, node: NodeProto, axis: int) -> int | None:
@@ -251,5 +321,6 @@ RULES = (
     transpose_of_unsqueezed,
     transpose_of_split_axis,
     parts_of_last_axis,
+    groups_of_last_axis,
     slice_of_joined,
 )

@@ -242,3 +242,78 @@ def test_positions_counted_in_narrow_integers() -> None:
     assert (found["Cast"], found["Mul"]) == (1, 1)
     unknown = text.replace("w = Cast <to = 7> (n)", "w = Identity (x)")
     assert left(unknown)["Cast"] == 3
+
+
+# -- groups of heads
+
+GROUPS = """agraph (float[B, L, 12] x) => (float[B, L, 4, 2] q, float[{k}] k, float[B, L, 1, 2] v)
+    <int64[4] heads = {{0, 0, 6, 2}}, int64[1] zero = {{0}}, int64[1] two = {{2}},
+     int64[1] three = {{3}}, int64[1] last = {{-1}}, int64[1] before = {{-2}},
+     int64[1, 1] row = {{-2}}, int64[2] pair = {{-2, 0}}> {{
+    h = Reshape (x, heads) q = Slice (h, zero, before, two) {key} v = Gather <axis = 2> (h, {value})
+}}"""
+
+
+def groups(key: str, value: str = "last", k: str = "B, L, 1, 2") -> str:
+    return GROUPS.format(key=key, value=value, k=k)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "k = Gather <axis = 2> (h, before)",
+        "k = Slice (h, before, last, two)",
+        """t = Transpose <perm = [2, 0, 1, 3]> (h) r = GatherND (t, row)
+        k = Transpose <perm = [1, 2, 0, 3]> (r)""",
+    ],
+)
+def test_groups_of_heads_are_parts_of_a_split(key: str) -> None:
+    assert left(groups(key)) == {"Split": 1, "Reshape": 3}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "heads"),
+    [
+        ("k = Slice (h, three, last, two)", "last", 2),  # some of the query's
+        ("k = Slice (h, zero, two, two)", "last", 2),  # one is left out
+        ("k = Gather <axis = 2> (h, pair)", "last", 2),  # not one behind the other
+    ],
+)
+def test_other_groups_of_heads_stay(key: str, value: str, heads: int) -> None:
+    assert not left(groups(key, value, f"B, L, {heads}, 2"))["Split"]
+
+
+def test_gather_nd_of_rows_is_a_gather() -> None:
+    signature = "agraph (float[4, B] x) => (float[1, B] y) <int64[1, 1] row = {-2}>"
+    assert left(f"{signature} {{ y = GatherND (x, row) }}") == {"Gather": 1}
+
+
+def test_gather_nd_of_elements_stays() -> None:
+    signature = "agraph (float[4, B] x) => (float[1] y) <int64[1, 2] pair = {-2, 0}>"
+    assert left(f"{signature} {{ y = GatherND (x, pair) }}") == {"GatherND": 1}
+    batched = "agraph (float[2, 4, B] x) => (float[2, B] y) <int64[2, 1] at = {1, 3}>"
+    assert left(f"{batched} {{ y = GatherND <batch_dims = 1> (x, at) }}") == {"GatherND": 1}
+
+
+# -- slices by sizes
+
+TAIL = """agraph (float[512] x, float[L] z) => (float[M] y) <int64[1] zero = {{0}},
+    int64[1] end = {{9223372036854775807}}, int64[1] minus = {{-1}}, int64[1] two = {{2}}> {{
+    l = Shape (z) head = Slice (x, zero, l) n = Mul (l, minus) {} y = Slice (head, {}, end)
+}}"""
+
+
+def test_the_last_elements_as_many_as_there_are_at_most() -> None:
+    assert left(TAIL.format("", "n")) == {"Shape": 1, "Slice": 1}
+
+
+def test_less_than_there_are_stay() -> None:
+    assert left(TAIL.format("s = Add (n, two)", "s"))["Slice"] == 2
+
+
+def test_parts_that_are_outputs_are_those_of_a_split() -> None:
+    text = """agraph (float[B, L, 6] x) => (float[B, L, 3] y, float[B, L, 3] z)
+        <int64[4] apart = {0, 0, 2, 3}, int64 zero = {0}, int64 one = {1}> {
+        h = Reshape (x, apart) y = Gather <axis = 2> (h, zero) z = Gather <axis = 2> (h, one)
+    }"""
+    assert left(text) == {"Split": 1}
