@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,30 +41,50 @@ _ROUNDING = 1e-5
 """More than a few roundings of a float32."""
 
 
+def _same(x: float) -> float:
+    return x
+
+
+def _clip(x: float, low: float, high: float) -> float:
+    return min(max(x, low), high)
+
+
+def _not(x: float) -> float:
+    return 1 - x
+
+
+def _sign(x: float) -> float:
+    return (x > 0) - (x < 0)
+
+
+def _where(condition: float, x: float, y: float) -> float:
+    return x if condition else y
+
+
 _MONOTONE: dict[str, Callable[..., float]] = {
     "Abs": abs,
-    "Add": lambda x, y: x + y,
+    "Add": operator.add,
     "And": min,
-    "Cast": lambda x: x,
+    "Cast": _same,
     "Ceil": math.ceil,
-    "Clip": lambda x, low, high: min(max(x, low), high),
-    "Div": lambda x, y: x / y,
+    "Clip": _clip,
+    "Div": operator.truediv,
     "Floor": math.floor,
-    "Greater": lambda x, y: float(x > y),
-    "GreaterOrEqual": lambda x, y: float(x >= y),
-    "Less": lambda x, y: float(x < y),
-    "LessOrEqual": lambda x, y: float(x <= y),
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
     "Log": math.log,
     "Max": max,
     "Min": min,
-    "Mul": lambda x, y: x * y,
-    "Neg": lambda x: -x,
-    "Not": lambda x: 1 - x,
+    "Mul": operator.mul,
+    "Neg": operator.neg,
+    "Not": _not,
     "Or": max,
-    "Sign": lambda x: float(x > 0) - float(x < 0),
+    "Sign": _sign,
     "Sqrt": math.sqrt,
-    "Sub": lambda x, y: x - y,
-    "Where": lambda c, x, y: x if c else y,
+    "Sub": operator.sub,
+    "Where": _where,
 }
 """Operators that are monotone in each operand, where that does not change its sign."""
 

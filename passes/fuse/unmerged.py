@@ -21,7 +21,7 @@ from passes.axes import positive_axes
 from passes.indices import size_in_inputs
 from passes.operands import int_vector, permutation, transpose
 from toolkit import nodes as nd
-from toolkit.graph import Graph
+from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
 from toolkit.optypes import BROADCASTING, ELEMENTWISE
 from toolkit.symbolic import Dim
@@ -151,7 +151,8 @@ class _Apart:
             stored = g.const(inner)
             if stored is None:
                 return transpose(g, inner, perm, at=self.at)
-            return g.constant(np.ascontiguousarray(stored.transpose(perm)), inner)
+            turned: Array = np.ascontiguousarray(np.transpose(stored, perm))
+            return g.constant(turned, inner)
         return self._made(node, [inner], shape, perm=[0, *(axis + 1 for axis in perm)])
 
     def _operand(self, name: str, rank: int) -> str:
