@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from passes.quantize.costs import TOPIC, Kernels, costs_in_use
+from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
 from passes.quantize.groups import keep_what_pays
 from passes.quantize.plan import Entry, Plan, Selection, nodes_of, note_left
@@ -26,7 +26,7 @@ from passes.quantize.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.troubles import note_troubles, weight_troubles
 from passes.shapes import Shapes
 from toolkit import nodes as nd
-from toolkit.costs import Costs, Progress
+from toolkit.costs import Costs, Progress, costs_in_use
 from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.quality.budgets import decibels
@@ -213,7 +213,7 @@ class Quantize:
 
     def costs_in_use(self) -> tuple[Costs, str]:
         """The table that decides, and where it is from."""
-        return costs_in_use()
+        return costs_in_use(INT8_SHIPPED, TOPIC)
 
     def measure(self, progress: Progress, seconds: float) -> Costs:
         """Measure this machine."""
