@@ -49,7 +49,7 @@ def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str 
     return None if places is None else _spread(g, x, places, rank - 1, node)
 
 
-@rewrite(op.GatherND(x, op.Unsqueeze(var("rows"), ...).named("last")), opset=12)
+@rewrite(op.GatherND(x, op.Unsqueeze(var("rows"), ...).shared().named("last")), opset=12)
 def gather_nd_of_rows(g: Graph, x: str, rows: str, last: NodeProto, node: NodeProto) -> str | None:
     """One index, for the first axis of x."""
     shape, rank = g.shape(last.output[0]), g.rank(last.output[0])

@@ -202,8 +202,9 @@ class Turn:
     def _angles(self, name: str, x: str, batch: Dim, node: NodeProto) -> str:
         """The angles, each of them once, as [batch, sequence, angles]."""
         g = self.g
-        shape: Shape = g.shape(name) or ()
-        dtype, once = g.dtype(name), name
+        shape, dtype, once = g.shape(name), g.dtype(name), name
+        if shape is None:
+            raise Miss(f"the shape of '{name}' is not known")
         if shape[-1] == self.size:
             step = 2 if self.interleaved else 1
             stop = self.size if self.interleaved else self.size // 2

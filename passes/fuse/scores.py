@@ -22,7 +22,7 @@ from toolkit.types import FLOATS, Shape
 _LONGEST_CHAIN = 16
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 
-_ABSORBING = {TensorProto.FLOAT16: -6e4}
+_ABSORBING: dict[int, float] = {TensorProto.FLOAT16: -6e4}
 _ABSORBING_ELSE = -1e9
 """From here on, adding a mask value to any reasonable score gives the mask value itself."""
 
@@ -67,7 +67,7 @@ def read_scores(g: Graph, value: str) -> Scores:
             raise Miss(f"the scores '{value}' are no product of query and key")
         if node.op_type == "MatMul":
             found.query, found.key = node.input
-            _added_to(found, g.shape(found.query))
+            _added_to(found, g.shape(value) or g.shape(found.query))
             return found
         value = _step(g, node, value, found)
     raise Miss(f"more than {_LONGEST_CHAIN} operators between query . key and the softmax")
