@@ -19,6 +19,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from passes.fuse.bias import BiasWriter, Layout
 from passes.fuse.cache import cached_attention
+from passes.fuse.folded_bias import bias_in_another_shape
 from passes.fuse.head_groups import Groups
 from passes.fuse.heads import Form, Operand, heads_apart, mismatch
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
@@ -234,7 +235,7 @@ class Operands:
         return result
 
 
-RULES = (attention, attention_turned, cached_attention)
+RULES = (bias_in_another_shape, attention, attention_turned, cached_attention)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from passes.operands import int_vector
+from passes.operands import int_vector, reshape, reshape_target
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.types import Shape, TensorType
@@ -63,9 +63,13 @@ class Groups:
         self, name: str, rest: tuple[int, int], heads: Sequence[int], shape: Shape, at: NodeProto
     ) -> str:
         g = self.g
-        batch = g.op("Shape", name, at=at, start=0, end=1)
-        behind = g.op("Shape", name, at=at, start=rest[0], end=rest[1])
-        target = g.op("Concat", batch, int_vector(g, heads, "heads"), behind, at=at, axis=0)
-        result = g.op("Reshape", name, target, at=at)
+        target = reshape_target(g.shape(name), shape)
+        if target is not None:
+            result = reshape(g, name, target, at=at)
+        else:
+            batch = g.op("Shape", name, at=at, start=0, end=1)
+            behind = g.op("Shape", name, at=at, start=rest[0], end=rest[1])
+            sizes = batch, int_vector(g, heads, "heads"), behind
+            result = g.op("Reshape", name, g.op("Concat", *sizes, at=at, axis=0), at=at)
         g.learn_type(result, TensorType(g.dtype(name), shape))
         return result

@@ -132,3 +132,34 @@ def test_one_head_of_the_query_for_all_keys_is_a_near_miss() -> None:
         y = MatMul (p, v)
     }}"""
     check(Fuse(), text, near_miss=True)
+
+
+# -- a bias in another shape of the scores
+
+ROWS = f"""{HEADER}g (float[N, 6, 4] q, float[N, 6, 4] k, float[N, 6, 4] v, float[N, 2, 3, 2] r,
+    float[N, 2, 3, 3] c) => (float[N, 6, 4] y)
+    <int64[5] pixels = {{-1, 2, 3, 2, 3}}, int64[3] flat = {{-1, 6, 6}}, int64[1] four = {{4}},
+     int64[1] three = {{3}}> {{
+    kt = Transpose <perm = [0, 2, 1]> (k) qk = MatMul (q, kt) s5 = Reshape (qk, pixels)
+    r5 = Unsqueeze (r, four) c5 = Unsqueeze (c, three) BIAS
+    s = Reshape (b5, flat) p = Softmax <axis = -1> (s) y = MatMul (p, v)
+}}"""
+
+
+def test_terms_for_rows_and_columns() -> None:
+    fused(ROWS.replace("BIAS", "a5 = Add (s5, r5) b5 = Add (a5, c5)"))
+    fused(ROWS.replace("BIAS", "a5 = Add (c5, r5) b5 = Add (a5, s5)"))
+
+
+@pytest.mark.parametrize(
+    ("bias", "flat"),
+    [("b5 = Add (s5, r5)", "{-1, 6, 6}"), ("a5 = Add (s5, r5) b5 = Add (a5, c5)", "{-1, 4, 9}")],
+    ids=["a term for rows alone", "other scores"],
+)
+def test_terms_that_do_not_make_a_bias(bias: str, flat: str) -> None:
+    text = ROWS.replace("BIAS", bias).replace("{-1, 6, 6}", flat)
+    if "9" in flat:
+        text = text.replace("float[N, 6, 4] v", "float[N, 9, 4] v").replace(
+            "=> (float[N, 6, 4]", "=> (float[N, 4, 4]"
+        )
+    check(Fuse(), text, near_miss=True)
