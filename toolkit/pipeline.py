@@ -181,7 +181,7 @@ class Pipeline:
         _require(deployed, "as deployed, with the runtime's own optimizations on", results)
         shown = validator.summary(errors[-1] if errors else 0.0, deployed)
         if loosest is QUANT and validator.judge is None:
-            shown += "; what quantizing costs is not known: name samples that it runs on with --calib"
+            shown += "; what quantizing costs is not known: name samples that it runs on by --calib"
         return shown, deployed.quality
 
     def _tell(self, index: int, name: str, stage: str, part: float = 0.0) -> None:

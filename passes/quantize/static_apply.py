@@ -68,6 +68,7 @@ def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -
         sites = [site for site in region.sites if id(site.node) in written]
         write_operators(sites, standard=ctx.target == "onnx")
         writer.drop_unread(model.graph)
+    writer.carry_signed(model.graph)
     if ctx.target.startswith("ort"):
         fence(model.graph, written)
 

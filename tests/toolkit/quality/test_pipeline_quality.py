@@ -195,6 +195,5 @@ def test_what_adds_noise_to_a_model_that_refuses_made_up_inputs_is_undone():
 
 def test_what_nobody_could_judge_is_said():
     result = Pipeline([Coarse(levels=1)]).run(picky())
-    assert result.proof.endswith("what quantizing costs is not known: name samples that it runs "
-                                 "on with --calib")  # fmt: skip
+    assert "what quantizing costs is not known: name samples" in result.proof
     assert "not known" not in Pipeline([], validate="each").run(picky()).proof
