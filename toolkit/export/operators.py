@@ -1,8 +1,8 @@
 """`--map`: which module and operator of the framework each ONNX node comes from.
 
-Read from the exported file itself: dynamo writes metadata on every node (`pkg.torch.onnx.*`), the
-TorchScript exporter names nodes after the module they are in (`/encoder/layer.0/MatMul`). Other
-exporters leave nothing: their nodes are listed by operator alone.
+Read from the exported file itself: dynamo writes metadata on every node (`pkg.torch.onnx.*`), and
+so do we on those of TorchScript, which only names nodes after the module that they are in
+(`/encoder/layer.0/MatMul`). Others leave nothing: their nodes are listed by operator alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _META = "pkg.torch.onnx."
 _TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
 _RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Flatten"})
 # `prims.convert_element_type` is not among them: it is how a promotion of types is written out.
-_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to\.|type_as|\.float|\.int|\.bool|\.half")
+_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
 _ASKS_FOR_SHAPE = re.compile(
-    r"view|reshape|expand|permute|transpose|squeeze|flatten|\.t\.|select|slice|repeat|unfold|"
+    r"view|reshape|expand|permute|transpose|squeeze|flatten|\.t(\.|$)|select|slice|repeat|unfold|"
     r"split|chunk|stack|movedim|broadcast|pixel|shuffle"
 )
 
@@ -164,6 +164,19 @@ def origin_of(node: NodeProto) -> Origin:
         inner = [part for part in parts[1:-1] if part]
         return Origin(module=_module_path(inner), instance=node.name)
     return Origin(instance=node.name)
+
+
+def note_origin(node: NodeProto, origin: Origin) -> None:
+    """Write down where a node comes from, as dynamo does: `origin_of` reads it back."""
+    file, _, line = origin.source.rpartition(":")
+    found = {
+        "name_scopes": repr([origin.module, origin.instance]),
+        "class_hierarchy": repr([origin.kind, origin.operator]),
+        "stack_trace": f'File "{file}", line {line}' if file else "",
+    }
+    for key, value in found.items():
+        if value:
+            node.metadata_props.add(key=f"{_META}{key}", value=value)
 
 
 def _module_path(scopes: Sequence[str]) -> str:
