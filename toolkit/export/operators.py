@@ -23,6 +23,8 @@ from toolkit.types import dtype_name, from_proto
 
 _META = "pkg.torch.onnx."
 _TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
+_NO_MODULE = "_empty_nn_module_stack"
+"""What torch writes for operators that it added itself, such as the sizes of inputs."""
 _RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Flatten"})
 # `prims.convert_element_type` is not among them: it is how a promotion of types is written out.
 _ASKS_FOR_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
@@ -150,6 +152,8 @@ def origin_of(node: NodeProto) -> Origin:
         _listed(meta.get(f"{_META}class_hierarchy")),
     )
     if scopes:
+        if scopes[-2:][0].startswith(_NO_MODULE):
+            scopes[-2:-1], classes[-2:-1] = [""], [""]
         found = _TARGET.search(meta.get(f"{_META}fx_node", ""))
         operator = found[1] if found else (classes[-1] if classes else "")
         return Origin(
@@ -162,7 +166,7 @@ def origin_of(node: NodeProto) -> Origin:
     parts = node.name.split("/")
     if node.name.startswith("/") and len(parts) > 2:
         inner = [part for part in parts[1:-1] if part]
-        return Origin(module=_module_path(inner), instance=node.name)
+        return Origin(module=module_path(inner), instance=node.name)
     return Origin(instance=node.name)
 
 
@@ -179,7 +183,7 @@ def note_origin(node: NodeProto, origin: Origin) -> None:
             node.metadata_props.add(key=f"{_META}{key}", value=value)
 
 
-def _module_path(scopes: Sequence[str]) -> str:
+def module_path(scopes: Sequence[str]) -> str:
     """`/encoder/layer/layer.0/self` names `encoder.layer.0.self`: a list names itself twice."""
     path: list[str] = []
     for scope in scopes:
@@ -200,9 +204,11 @@ def _listed(text: str | None) -> list[str]:
 
 
 def _own_line(trace: str) -> str:
-    """`model.py:7`: the outermost line of a stack, which is not torch's own."""
-    found = re.search(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+)', trace)
-    return f"{found[1]}:{found[2]}" if found else ""
+    """`model.py:7`: the innermost line of a stack that is not torch's own."""
+    found = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    files = [(re.split(r"[/\\]", path), line) for path, line in found]
+    own = [(path[-1], line) for path, line in files if "torch" not in path]
+    return ":".join(own[-1]) if own else ""
 
 
 # Facts about nodes -------------------------------------------------------------------------------

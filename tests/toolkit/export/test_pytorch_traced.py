@@ -106,6 +106,6 @@ def test_a_trace_tells_operators_modules_and_lines():
 
 
 def test_the_line_of_a_traced_stack():
-    stack = "/venv/torch/nn/linear.py(9): forward\n/home/my models/net.py(7): forward\n"
+    stack = f"{torch.nn.__file__}(9): forward\n/home/my models/net.py(7): forward\n"
     assert line_in(stack) == "net.py:7"
     assert line_in("") == ""

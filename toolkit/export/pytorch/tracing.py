@@ -19,6 +19,7 @@ from typing import Any
 import onnx
 
 from toolkit.export.operators import Origin, note_origin, origin_of
+from toolkit.export.pytorch.reasons import exporters_homes
 
 _LABEL = "toolkit_label"
 _NOT_LABELLED = ("onnx::Constant", "prim::", "aten::")
@@ -218,14 +219,22 @@ def _labelled() -> Generator[None]:
         stack.enter_context(replaced(public, run, running))
         stack.enter_context(replaced(jit, create, creating))
         # it would refuse the labels; the proof checks the file without them
-        stack.enter_context(replaced(internals, check, lambda _: lambda *_: None))
+        stack.enter_context(replaced(internals, check, _unchecked))
         yield
 
 
+def _unchecked(_: Any) -> Any:
+    def check(*_: Any) -> None:
+        pass
+
+    return check
+
+
 def line_in(source: str) -> str:
-    """`model.py:7`: the innermost line of a traced stack that is not torch's own."""
+    """`model.py:7`: the innermost line of a traced stack that is neither torch's nor ours."""
     found = re.findall(r"(?m)^(\S.*?)\((\d+)\):", source)
-    own = next(((file, line) for file, line in found if "/torch/" not in file), None)
+    homes = exporters_homes()
+    own = next(((file, line) for file, line in found if not file.startswith(homes)), None)
     return f"{Path(own[0]).name}:{own[1]}" if own else ""
 
 

@@ -27,7 +27,12 @@ from toolkit.export.operators import origin_of
 from toolkit.export.pytorch import outside
 from toolkit.export.pytorch.calling import Call, evaluating, tensors_in
 from toolkit.export.pytorch.customops import Translations
-from toolkit.export.pytorch.reasons import reason_of, unsupported, unsupported_in_trace
+from toolkit.export.pytorch.reasons import (
+    exporters_homes,
+    reason_of,
+    unsupported,
+    unsupported_in_trace,
+)
 from toolkit.export.pytorch.tracing import capturable, move_labels, traceable
 from toolkit.export.request import Axes
 from toolkit.feeds.samples import Feed
@@ -191,11 +196,24 @@ def _name_values(proto: onnx.ModelProto) -> None:
 
 
 def _drop_folders(proto: onnx.ModelProto) -> None:
-    """Leave files and lines in the stacks that torch stores, not where they are on this machine."""
+    """Leave the model's own files and lines in the stacks that torch stores.
+
+    Not where they are on this machine; nor torch's lines and ours, which are on every way.
+    """
     for node in proto.graph.node:
         for entry in node.metadata_props:
             if entry.key.endswith("stack_trace"):
-                entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', entry.value)
+                entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', _own_frames(entry.value))
+
+
+def _own_frames(trace: str) -> str:
+    frames = re.split(r'(?m)^(?=\s*File ")', trace)
+    files = [re.search(r'File "([^"]*)"', frame) for frame in frames]
+    homes = exporters_homes()
+    own = (
+        frame for frame, at in zip(frames, files, strict=True) if at and not at[1].startswith(homes)
+    )
+    return "".join(own)
 
 
 def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
