@@ -1,6 +1,7 @@
 """Gathering by computed indices that count: a view, a Slice, or one row for all.
 
     GatherND(x, [arange(b)[:, None], arange(l)])     = x
+    GatherND(x, Unsqueeze(i, -1))                    = Gather(x, i)
     Gather(Flatten(x), l arange(b)[:, None] + arange(l)) = x
     Gather(table, arange(l) + 2)                     = Slice(table, 2, l + 2)
     y + Gather(table, zeros)                         = y + table[0]
@@ -48,14 +49,25 @@ def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str 
     return None if places is None else _spread(g, x, places, rank - 1, node)
 
 
-@rewrite(op.GatherND(x, const("at")), opset=12)
-def gather_nd_of_rows(g: Graph, x: str, at: str, node: NodeProto) -> str | None:
-    """An index for the first axis alone: rows are what Gather takes."""
-    places = g.const(at)
-    if places is None or not places.ndim or places.shape[-1] != 1 or nd.attr(node, "batch_dims", 0):
+@rewrite(
+    op.GatherND(x, op.Unsqueeze(var("rows"), ...).shared().named("last")),
+    op.GatherND(x, const("at")),
+    opset=12,
+)
+def gather_nd_of_rows(
+    g: Graph, x: str, rows: str | None, last: NodeProto | None, at: str | None, node: NodeProto
+) -> str | None:
+    """One index, for the first axis of x."""
+    if nd.attr(node, "batch_dims", 0):
         return None
-    rows = g.constant(places.reshape(places.shape[:-1]), at)
-    return g.op("Gather", x, rows, at=node, axis=0)
+    places = g.const(at) if at is not None else None
+    if places is not None and places.ndim and places.shape[-1] == 1:
+        return g.op("Gather", x, g.constant(places.reshape(places.shape[:-1]), "rows"), at=node)
+    if rows is None or last is None:
+        return None
+    rank = g.rank(last.output[0])
+    axes = positive_axes(int_operand(g, last, "axes", 1), rank)
+    return g.op("Gather", x, rows, at=node) if rank is not None and axes == [rank - 1] else None
 
 
 def _without_last(found: Count | None) -> Count | None:
