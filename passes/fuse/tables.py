@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +40,22 @@ _ROUNDING = 1e-5
 """More than a few roundings of a float32."""
 
 
+def _least(x: float, y: float) -> float:
+    return min(x, y)
+
+
+def _most(x: float, y: float) -> float:
+    return max(x, y)
+
+
+def _ceil(x: float) -> float:
+    return float(math.ceil(x))
+
+
+def _floor(x: float) -> float:
+    return float(math.floor(x))
+
+
 def _same(x: float) -> float:
     return x
 
@@ -62,28 +77,28 @@ def _where(condition: float, x: float, y: float) -> float:
 
 
 _MONOTONE: dict[str, Callable[..., float]] = {
-    "Abs": abs,
-    "Add": operator.add,
-    "And": min,
+    "Abs": float.__abs__,
+    "Add": float.__add__,
+    "And": _least,
     "Cast": _same,
-    "Ceil": math.ceil,
+    "Ceil": _ceil,
     "Clip": _clip,
-    "Div": operator.truediv,
-    "Floor": math.floor,
-    "Greater": operator.gt,
-    "GreaterOrEqual": operator.ge,
-    "Less": operator.lt,
-    "LessOrEqual": operator.le,
+    "Div": float.__truediv__,
+    "Floor": _floor,
+    "Greater": float.__gt__,
+    "GreaterOrEqual": float.__ge__,
+    "Less": float.__lt__,
+    "LessOrEqual": float.__le__,
     "Log": math.log,
-    "Max": max,
-    "Min": min,
-    "Mul": operator.mul,
-    "Neg": operator.neg,
+    "Max": _most,
+    "Min": _least,
+    "Mul": float.__mul__,
+    "Neg": float.__neg__,
     "Not": _not,
-    "Or": max,
+    "Or": _most,
     "Sign": _sign,
     "Sqrt": math.sqrt,
-    "Sub": operator.sub,
+    "Sub": float.__sub__,
     "Where": _where,
 }
 """Operators that are monotone in each operand, where that does not change its sign."""

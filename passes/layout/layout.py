@@ -43,8 +43,9 @@ def views_as_transpose(g: Graph, node: NodeProto) -> str | None:
     axes = [leaves(axis) for axis in trace.axes]
     for source in reversed(trace.sources[3:]):
         before = [leaves(axis) for axis in source.axes]
-        perm = [before.index(axis) for axis in axes if axis and axis in before]
-        if source.scale == 1 and sorted(perm) == list(range(len(before))):
+        perm = [before.index(axis) if axis in before else -1 for axis in axes]
+        whole = all(axes) and sorted(perm) == list(range(len(before)))  # no axis of size 1
+        if whole and source.scale == 1:
             return transpose(g, source.value, perm, at=node)
     return None
 

@@ -457,3 +457,20 @@ def test_views_that_take_axes_apart_stay(old: str, new: str) -> None:
     feed = {"x": np.arange(60, dtype=np.float32).reshape(2, 5, 6)}
     subject = check(LAYOUT, shaped(text), near_miss=True, inputs=feed)
     assert census(subject)["Reshape"] == 3
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        # Values that are repeated, and an axis of size 1 that is new.
+        """e = Unsqueeze (x, two) r = Expand (e, thrice) a = Reshape (r, apart)
+        b = Transpose <perm = [1, 0, 2, 3]> (a) y = Reshape (b, last)""",
+        """a = Reshape (x, heads) b = Transpose <perm = [1, 0, 2, 3]> (a) y = Reshape (b, ones)""",
+    ],
+)
+def test_views_with_another_number_of_axes_stay_what_they_are(nodes: str) -> None:
+    text = f"""g (float[4, 5, 6] x) => (float[A, B, C, D] y) <int64[1] two = {{2}},
+        int64[4] thrice = {{1, 1, 3, 1}}, int64[4] apart = {{4, 5, 9, 2}},
+        int64[4] last = {{5, 4, 3, 6}}, int64[4] heads = {{4, 5, 2, 3}},
+        int64[4] ones = {{5, 4, 6, 1}}> {{ {nodes} }}"""
+    check(LAYOUT, shaped(text), near_miss=True)
