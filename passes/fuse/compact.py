@@ -102,7 +102,9 @@ class Compact:
     idempotent: ClassVar[bool] = True
     max_bytes: int = field(
         default=1 << 30,
-        metadata={"help": "Merge no linear maps where their weights are more than this together."},
+        metadata={
+            "help": "Leave linear maps as they are where their weights are more than this together."
+        },
     )
 
     def run(self, model: Model, ctx: Context) -> None:
