@@ -182,7 +182,7 @@ class Operands:
         if scores.biases:
             layout = Layout(key.batch, query.heads, query.sequence, key.sequence, dtype, guarded)
             writer = BiasWriter(g, layout, names[0], node)
-            bias, shape = writer.total(scores.biases)
+            bias, shape = writer.total(scores.biases, scores.least)
             if bias:
                 names.append(writer.full(bias, shape, names[1], 1 if self.on_tokens else 2))
         scale = scores.scale * query.source.scale * key.source.scale

@@ -78,10 +78,11 @@ class BiasWriter:
     query: str
     at: NodeProto
 
-    def total(self, biases: list[Bias]) -> tuple[str, Shape]:
+    def total(self, biases: list[Bias], least: float) -> tuple[str, Shape]:
         """The sum of the terms and its shape; the first term is the last that was added.
 
-        Blank where nothing is left: conditions that are the same everywhere mask nothing.
+        Blank where nothing is left: conditions that are the same everywhere mask nothing. `least`
+        is what the sum is limited to.
         """
         g = self.g
         whole, shape = "", ()
@@ -100,6 +101,9 @@ class BiasWriter:
                 whole = term if bias.replaces else g.op("Add", whole, term, at=self.at)
             else:
                 whole, shape = term, its_shape
+            g.learn_type(whole, TensorType(self.layout.dtype, shape))
+        if whole and np.isfinite(least):
+            whole = g.op("Max", whole, self._constant(max(least, _FLOOR)), at=self.at)
             g.learn_type(whole, TensorType(self.layout.dtype, shape))
         return whole, shape
 
