@@ -319,6 +319,8 @@ class Pipeline:
         """What the end result was shown to be, in one line; raises when it does not hold."""
         if validator is None:
             return "not validated", None
+        from toolkit.runtime import said_of_packing
+
         self._tell(len(self.passes), "", "proving the result")
         changed = [p for p, r in zip(self.passes, results, strict=True) if r.status == "applied"]
         loosest = max((p.tolerance for p in changed), default=EXACT)
@@ -329,7 +331,8 @@ class Pipeline:
             errors.append(verdict.error or 0.0)
         deployed = validator.check(model, loosest, deployed=True)
         _require(deployed, "as deployed, with the runtime's own optimizations on", results)
-        return validator.summary(errors[-1] if errors else 0.0, deployed), deployed.quality
+        shown = validator.summary(errors[-1] if errors else 0.0, deployed)
+        return "; ".join(filter(None, [shown, said_of_packing(model)])), deployed.quality
 
     def _tell(self, index: int, name: str, stage: str, part: float = 0.0) -> None:
         self.progress(Progress(index, len(self.passes), name, stage, part))
