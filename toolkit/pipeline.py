@@ -179,7 +179,10 @@ class Pipeline:
             errors.append(verdict.error or 0.0)
         deployed = validator.check(model, loosest, deployed=True)
         _require(deployed, "as deployed, with the runtime's own optimizations on", results)
-        return validator.summary(errors[-1] if errors else 0.0, deployed), deployed.quality
+        shown = validator.summary(errors[-1] if errors else 0.0, deployed)
+        if loosest is QUANT and validator.judge is None:
+            shown += "; what quantizing costs is not known: name samples that it runs on by --calib"
+        return shown, deployed.quality
 
     def _tell(self, index: int, name: str, stage: str, part: float = 0.0) -> None:
         self.progress(Progress(index, len(self.passes), name, stage, part))

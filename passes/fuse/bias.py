@@ -3,7 +3,8 @@
 The runtime takes a mask [batch or 1, heads or 1, queries, keys] with all of its rows and columns.
 A row of minus infinity gives 0, and so does a row of the lowest finite number: but a model that
 masks with that number means a softmax of equal scores, the mean of all values. Such masks are
-written with a number that is nearly as low.
+written with a number that is nearly as low: limited to it, or, where minus infinity must stay what
+it is, made smaller by the last bit of every number.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ from toolkit.misses import Miss
 from toolkit.symbolic import Dim
 from toolkit.types import Shape, TensorType
 
-_FLOOR: dict[int, float] = {TensorProto.FLOAT: -1e38, TensorProto.FLOAT16: -6e4}
-"""The lowest mask value, by element type, that the runtime adds like any other."""
+_FLOOR: dict[int, float] = {
+    TensorProto.FLOAT: float(np.nextafter(np.finfo(np.float32).min, np.float32(0))),
+    TensorProto.FLOAT16: -6e4,
+}
+"""The lowest mask value, by element type, that the runtime adds like any other.
+
+Nearly the lowest number there is: two that differ in a model stay different. In half precision it
+leaves room for the scores, which are not lost in it."""
 
 _MOST_ANCESTORS = 64
 _LARGEST_MASK = 1 << 22
@@ -122,18 +129,21 @@ class BiasWriter:
         return self.g.op("Where", condition, *pair, at=self.at)
 
     def _plain(self, bias: Bias, value: str) -> str:
-        g, dtype = self.g, self.layout.dtype
+        g, dtype, factor = self.g, self.layout.dtype, bias.factor
         lowest, infinite, unknown = _mask_values(g, bias.value, dtype)
-        if lowest and infinite:
+        narrowed = g.dtype(bias.value) != dtype
+        if lowest and infinite and narrowed:
             raise Miss(f"the bias '{bias.value}' masks with the lowest number and with -inf")
-        if lowest or (unknown and not self.layout.guarded):
-            kind = helper.tensor_dtype_to_np_dtype(g.dtype(bias.value))
-            floor = np.array(_FLOOR[dtype] / max(1.0, bias.factor), kind)
-            value = g.op("Max", value, g.constant(floor, "lowest"), at=self.at)
-        if g.dtype(bias.value) != dtype:
+        if unknown:
+            lowest, infinite = True, infinite or self.layout.guarded
+        if lowest and infinite:
+            factor *= 1.0 - float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).eps)
+        if narrowed:
             value = g.op("Cast", value, at=self.at, to=dtype)
-        if bias.factor != 1.0:
-            value = g.op("Mul", value, self._constant(bias.factor), at=self.at)
+        if factor != 1.0:
+            value = g.op("Mul", value, self._constant(factor), at=self.at)
+        if lowest and not infinite:
+            value = g.op("Max", value, self._constant(_FLOOR[dtype]), at=self.at)
         return value
 
     def _constant(self, number: float) -> str:
@@ -231,8 +241,9 @@ def _enlarges(size: Dim, own: Dim) -> bool:
 def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
     """What a bias may contain: the lowest finite number, minus infinity, anything the caller says.
 
-    It is looked for among the constants that the bias is computed from. The lowest number of the
-    element type that the attention computes in is what lower ones become.
+    They are looked for among the constants that the bias is computed from, with either sign: what
+    is large may be subtracted. The lowest number of the element type that the attention computes in
+    is what lower ones become.
     """
     lowest = infinite = unknown = False
     pending, seen = [value], {value}
@@ -242,12 +253,10 @@ def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
         node = g.producer(name)
         if constant is not None:
             if constant.dtype.kind == "f" and 0 < constant.size <= _LARGEST_MASK:
-                least = float(constant.min())
-                infinite = infinite or bool(np.isneginf(constant).any())
-                finite = constant[np.isfinite(constant)] if np.isneginf(least) else constant
-                lowest = lowest or (
-                    finite.size > 0 and float(finite.min()) <= _lowest(constant, dtype)
-                )
+                size = np.abs(constant)
+                infinite = infinite or bool(np.isinf(size).any())
+                finite = size[np.isfinite(size)] if infinite else size
+                lowest = lowest or (finite.size > 0 and float(finite.max()) >= _most(size, dtype))
         elif node is None:
             unknown = unknown or g.dtype(name) in _FLOOR
         elif len(seen) > _MOST_ANCESTORS:
@@ -262,7 +271,7 @@ def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
     return lowest, infinite, unknown
 
 
-def _lowest(constant: np.ndarray, dtype: int) -> float:
-    """From here down, a number is taken for the lowest of its own type, or of `dtype`."""
+def _most(constant: np.ndarray, dtype: int) -> float:
+    """From here on, a number is taken for the largest of its own type, or of `dtype`."""
     kinds = constant.dtype, helper.tensor_dtype_to_np_dtype(dtype)
-    return max(0.99 * float(np.finfo(kind).min) for kind in kinds)
+    return min(0.99 * float(np.finfo(kind).max) for kind in kinds)

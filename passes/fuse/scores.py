@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -22,7 +22,8 @@ from toolkit.types import FLOATS, Shape
 _LONGEST_CHAIN = 16
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 
-ABSORBING = -1e9
+_ABSORBING: dict[int, float] = {TensorProto.FLOAT16: -6e4}
+_ABSORBING_ELSE = -1e9
 """From here on, adding a mask value to any reasonable score gives the mask value itself."""
 
 
@@ -66,7 +67,7 @@ def read_scores(g: Graph, value: str) -> Scores:
             raise Miss(f"the scores '{value}' are no product of query and key")
         if node.op_type == "MatMul":
             found.query, found.key = node.input
-            _added_to(found, g.shape(found.query))
+            _added_to(found, g.shape(value) or g.shape(found.query))
             return found
         value = _step(g, node, value, found)
     raise Miss(f"more than {_LONGEST_CHAIN} operators between query . key and the softmax")
@@ -199,7 +200,8 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
             continue
         if found.cap or found.head_scale:
             raise Miss(f"{nd.label(node)} masks before the scores are capped, or scaled by head")
-        if not masked <= ABSORBING and not _leaves_some(g, condition, where_true, masked):
+        absorbing = _ABSORBING.get(g.dtype(low), _ABSORBING_ELSE)
+        if not masked <= absorbing and not _leaves_some(g, condition, where_true, masked):
             raise Miss(
                 f"{nd.label(node)} masks with {masked:g}: a row that is masked as a whole would "
                 "change"

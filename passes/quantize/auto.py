@@ -15,7 +15,7 @@ from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
 from passes.quantize.groups import keep_what_pays
 from passes.quantize.observing import with_least_noise
-from passes.quantize.plan import Entry, Plan, Selection, nodes_of, note_left
+from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.search import Found, search
 from passes.quantize.sizes import sizes_on
@@ -131,7 +131,7 @@ class Quantize:
         if not plan.quantized():
             return
         apply_all(model, plan, ctx, self.format)
-        ctx.plans.append(plan)
+        ctx.plans.append(as_applied(model, plan))
         if self.correct_bias and is_correctable(plan, ctx):
             ctx.tell("correcting biases", 0.0)
             correct(model, ctx)

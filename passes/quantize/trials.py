@@ -11,6 +11,7 @@ from passes.quantize.dynamic import apply_plan
 from passes.quantize.islands import raise_islands
 from passes.quantize.plan import Plan
 from passes.quantize.static_apply import Format, apply_static
+from passes.quantize.weight_only import apply_weight_only
 from toolkit.bench import Effort, Timing, latency
 from toolkit.errors import RuntimeRefused
 from toolkit.model import Model
@@ -42,6 +43,8 @@ def apply_all(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -> N
         apply_static(model, plan, ctx, form)
     if any(entry.scheme == "dynamic" for entry in plan.entries):
         apply_plan(model, plan, ctx)
+    if any(entry.scheme == "weight-only" for entry in plan.entries):
+        apply_weight_only(model, plan, ctx, "nbits" if ctx.target == "ort-cpu" else "qdq")
 
 
 def is_correctable(plan: Plan, ctx: Context) -> bool:
