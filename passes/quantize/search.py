@@ -153,7 +153,7 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
             low = middle
     most = survey.time(at(high)) * _NEXT_TO_NONE
     free = high
-    while free < _DOUBLINGS and survey.time(at(free + 1)) <= most:
+    while free < _DOUBLINGS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
         free += 1
     for step in (free, *range(high, _DOUBLINGS)):
         plan = at(step)
