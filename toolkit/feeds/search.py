@@ -172,8 +172,11 @@ class Search:
 
 
 def _has_nan(trial: Trial) -> bool:
-    arrays = [value for value in trial.outputs if isinstance(value, np.ndarray)]
-    return any(value.dtype.kind == "f" and bool(np.isnan(value).any()) for value in arrays)
+    """Among the outputs that are floating-point tensors; sequences and strings have none."""
+    return any(
+        getattr(getattr(value, "dtype", None), "kind", "") == "f" and bool(np.isnan(value).any())
+        for value in trial.outputs
+    )
 
 
 def _layouts(graph: Graph, inputs: Sequence[_Input]) -> Iterator[_Layout]:
