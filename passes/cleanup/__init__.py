@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from passes import views
-from passes.cleanup import casts, elementwise, indexing, parts, pieces, shape, windows
+from passes.cleanup import casts, elementwise, indexing, parts, pieces, rows, shape, windows
 from toolkit.model import Model
 from toolkit.rules import apply_rules
 from toolkit.tolerance import EXACT, Tolerance
@@ -27,6 +27,7 @@ RULES = (
     *pieces.RULES,
     *indexing.RULES,
     *parts.RULES,
+    *rows.RULES,
     *windows.RULES,
 )
 

@@ -150,7 +150,8 @@ def _unrepeated(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axi
 
 def _unjoined(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axis] | None:
     """A value that is joined with itself is repeated as a whole."""
-    shape, axis = g.shape(node.input[0]), nd.attr(node, "axis", 0)
+    axis: int = nd.attr(node, "axis", 0)
+    shape = g.shape(node.input[0])
     if shape is None or len(shape) != len(axes) or any(x != node.input[0] for x in node.input):
         return None
     groups = regroup([axes[axis]], (len(node.input), shape[axis]))

@@ -51,7 +51,7 @@ class Groups:
         heads = 1
         for size in shape[1:3]:
             heads *= size if isinstance(size, int) else 1
-        return self._reshaped(name, (3, _RANK), [heads], (shape[0], heads, *shape[3:]), at)
+        return self._reshaped(name, (3, _RANK), [heads], (*shape[:1], heads, *shape[3:]), at)
 
     def apart(self, name: str, at: NodeProto) -> str:
         """[batch, outer, inner, ...] of what the operator gives."""

@@ -342,3 +342,29 @@ def test_gather_nd_by_one_index_for_several_axes_stays() -> None:
     }"""
     given = {"x": np.arange(15, dtype=np.float32).reshape(5, 3), "i": np.array([4, 1])}
     assert left(text, given)["GatherND"] == 1
+
+
+ROWS = """agraph (float[B, 2, S, 5] x) => (float[B, 2, S, 5] y) {
+    f = Flatten <axis = 3> (x)  p = Softmax <axis = -1> (f)  s = Shape (x)  y = Reshape (p, s)
+}"""
+
+
+def test_a_softmax_of_flattened_rows() -> None:
+    """What a Softmax of opset 11 was lifted to."""
+    assert left(ROWS) == {"Softmax": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Flatten <axis = 3>", "Flatten <axis = 2>"),
+        ("Softmax <axis = -1>", "Softmax <axis = 0>"),
+        ("s = Shape (x)", "t = Transpose <perm = [0, 2, 1, 3]> (x) s = Shape (t)"),
+    ],
+    ids=["rows of several rows", "columns", "put back otherwise"],
+)
+def test_other_softmaxes_of_matrices_stay(old: str, new: str) -> None:
+    text = ROWS.replace(old, new)
+    if "Transpose" in new:
+        text = text.replace("=> (float[B, 2, S, 5] y)", "=> (float[B, S, 2, 5] y)")
+    assert left(text)["Flatten"] == 1

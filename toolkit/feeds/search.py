@@ -172,11 +172,9 @@ class Search:
 
 
 def _has_nan(trial: Trial) -> bool:
-    """Among the outputs that are floating-point tensors; sequences and strings have none."""
-    return any(
-        getattr(getattr(value, "dtype", None), "kind", "") == "f" and bool(np.isnan(value).any())
-        for value in trial.outputs
-    )
+    single = [value for value in trial.outputs if not isinstance(value, (list, dict))]
+    arrays = [np.asarray(value) for value in single]
+    return any(array.dtype.kind == "f" and bool(np.isnan(array).any()) for array in arrays)
 
 
 def _layouts(graph: Graph, inputs: Sequence[_Input]) -> Iterator[_Layout]:
