@@ -29,6 +29,7 @@ from passes.quantize.static_region import Region, Results, as_made, behind_limit
 from passes.quantize.static_sites import CARRIERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
+from passes.quantize.troubles import note_troubles, range_troubles
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
 from toolkit.errors import UsageError
@@ -125,6 +126,7 @@ class QuantizeStatic:
         region = settle(sites, results)
         observers = dict.fromkeys(region.tensors(), self._observer())
         found = ctx.calibration.collect(model, observers)
+        note_troubles(range_troubles(found), ctx)
         while True:
             bad = [s for s in region.sites if _without_range(s, region, found)]
             for site in bad:
