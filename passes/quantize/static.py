@@ -55,6 +55,9 @@ DEFAULT_OPS = (
 """What has a kernel on integers that is worth its while between two others."""
 
 
+_FUSED = "com.microsoft::FusedMatMul"
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizeStatic:
     """Compute convolutions and linear layers in int8, by ranges that calibration data tell."""
@@ -147,6 +150,8 @@ class QuantizeStatic:
         left: dict[int, str] = {}
         selection = Selection(self.include, self.exclude)
         for node in model.graph.nodes:
+            if nd.qualified(node) == _FUSED and "MatMul" in self.ops:
+                left[id(node)] = "a FusedMatMul, which has no static int8 kernel"
             if not nd.is_op(node, *self.ops):
                 continue
             try:
