@@ -253,6 +253,25 @@ def test_images_that_do_not_fit(photos):
     assert "bad.jpg' cannot be read: UnidentifiedImageError" in refused(photos, NCHW)
 
 
+def test_images_of_another_size_than_the_model_takes(photos):
+    text = "g (float[N, 3, H, 7] x) => (float[N, 3, H, 7] y) { y = Relu (x) }"
+    assert read(photos, text, images=Preprocess(size=(5, 7)))[0]["x"].shape == (1, 3, 5, 7)
+    said = refused(photos, text, images=Preprocess(size=(5, 8)))
+    assert said == "images of 5x8 do not fit input 'x': it is float32[N, 3, H, 7]"
+
+
+def test_options_for_samples_of_another_kind(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 3), np.float32))
+    for option in (
+        {"images": Preprocess.preset("imagenet")},
+        {"text": TextOptions(tokenizer="folder")},
+        {"audio": AudioOptions(rate=8000)},
+    ):
+        (kind,) = option
+        said = refused(tmp_path / "x.npz", **option)
+        assert said.startswith(f"options for {kind} are of no use: samples are read from '")
+
+
 def test_images_without_pillow(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
