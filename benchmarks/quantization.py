@@ -43,7 +43,8 @@ HERE = Path(__file__).resolve().parent
 TRANSFORMERS = ("bert", "distilbert", "gpt2", "llama", "qwen3", "t5-encoder", "vit", "clip-vision")
 TIMED_SECONDS, WARM_UPS = 1.0, 3
 MEMORY_SAMPLES = (16, 1024)
-BIG = "mlp-3gb"
+BIG = ("mlp-3gb", corpus.BIG_DECODER)
+BIG_TOOLS = ("toolkit-no-data", "toolkit-size", "toolkit-int4")
 
 
 def all_subjects() -> list[Subject]:
@@ -164,7 +165,7 @@ def race(
 
 
 def measure_memory(run: Run, options: argparse.Namespace) -> None:
-    """Peaks with few and many calibration samples, and with a model of 3 GB."""
+    """Peaks with few and many calibration samples, and with models of 3 GB."""
     with tempfile.TemporaryDirectory(dir=options.cache, prefix="memory-") as output:
         folder = next(s for s in SUBJECTS if s.name == "digits").prepare(options.cache, None)
         feeds = load_feeds(folder / "calib")
@@ -177,13 +178,13 @@ def measure_memory(run: Run, options: argparse.Namespace) -> None:
             run.memory[f"calibration, {count} samples"] = quantize(
                 "toolkit", folder / "model.onnx", calib, target, options.timeout
             )
-        entry = corpus.ensure(BIG, options.cache)
-        for tool in ("toolkit-no-data", "toolkit-int4"):
-            target = Path(output) / "big.onnx"
-            answer = quantize(tool, entry.path, Path(output), target, 10 * options.timeout)
-            run.memory[f"{entry.bytes / 1e9:.1f} GB, {tool}"] = answer
-        for file in entry.path.parent.iterdir():
-            file.unlink()
+        for name in BIG:
+            entry = corpus.ensure(name, options.cache)
+            for tool in BIG_TOOLS:
+                target = Path(output) / "big.onnx"
+                answer = quantize(tool, entry.path, Path(output), target, 10 * options.timeout)
+                run.memory[f"{name}, {entry.bytes / 1e9:.1f} GB, {tool}"] = answer
+            corpus.discard(name, options.cache)
     for what, answer in run.memory.items():
         progress(f"{what}: {answer}")
 

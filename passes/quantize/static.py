@@ -29,6 +29,7 @@ from passes.quantize.static_region import Region, Results, as_made, behind_limit
 from passes.quantize.static_sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
+from passes.quantize.troubles import note_troubles, range_troubles
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
 from toolkit.errors import UsageError
@@ -53,6 +54,9 @@ DEFAULT_OPS = (
     *("Split", "Gather", "Expand", "Identity", "DepthToSpace"),
 )
 """What has a kernel on integers that is worth its while between two others."""
+
+
+_FUSED = "com.microsoft::FusedMatMul"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,7 @@ class QuantizeStatic:
         region = settle(sites, results)
         observers = dict.fromkeys(region.tensors(), self._observer())
         found = ctx.calibration.collect(model, observers)
+        note_troubles(range_troubles(found), ctx)
         while True:
             bad = [s for s in region.sites if _without_range(s, region, found)]
             for site in bad:
@@ -160,6 +165,8 @@ class QuantizeStatic:
         left: dict[int, str] = {}
         selection = Selection(self.include, self.exclude)
         for node in model.graph.nodes:
+            if nd.qualified(node) == _FUSED and "MatMul" in self.ops:
+                left[id(node)] = "a FusedMatMul, which has no static int8 kernel"
             if not nd.is_op(node, *self.ops):
                 continue
             try:

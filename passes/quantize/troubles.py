@@ -19,7 +19,7 @@ from passes.quantize.kernels import Kernel, kernel_of
 from passes.quantize.large import blocks
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
-from toolkit.calibrate.statistics import Extremes, Statistic
+from toolkit.calibrate.statistics import Magnitudes, Statistic
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from toolkit.pipeline import Context
 
 WEIGHT_RATIO = 64.0
-"""max |w| over the root mean square of its channel. At 127 the rest is below one step."""
+"""max |w| over the root mean square of the others of its channel, which it would hide behind
+itself. At 127 the rest is below one step."""
 RANGE_RATIO = 16.0
 """max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
 FEWEST_STEPS = 8
+_ROUNDING = 1e-14
 _PERCENT = 99.9
 _LEVELS = 255
 _MOST_NOTES = 5
@@ -82,11 +84,12 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
     squares = np.zeros([n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape)])
     for rows, block in blocks(kernel.floats(g)):
         at = rows if 0 in kernel.out_axes else slice(None)
-        squares[at] += (block.astype(np.float32) ** 2).sum(axis=others, keepdims=True)
+        squares[at] += np.square(block.astype(np.float64)).sum(axis=others, keepdims=True)
     share = math.prod(kernel.shape) // squares.size
-    size = np.sqrt(squares.reshape(-1) / share)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.nan_to_num(largest / size)
+    rest = squares.reshape(-1) - np.square(largest)
+    there = rest > _ROUNDING * squares.reshape(-1)  # a channel of one number is exact
+    size = np.sqrt(np.where(there, rest, 1) / max(share - 1, 1))
+    ratio = np.where(there, largest / size, 0)
     bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
     if not bad:
         return None
@@ -96,7 +99,7 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
 
 
 def range_troubles(found: Calibration) -> Iterator[Trouble]:
-    """The tensors whose calibrated range is hard to quantize, by histograms or extremes."""
+    """The tensors whose calibrated range is hard to quantize, by histograms or magnitudes."""
     for tensor, why in found.failed.items():
         yield Trouble(tensor, why.removeprefix(f"tensor '{tensor}' "), "it has to stay float")
     for tensor, statistic in found.statistics.items():
@@ -106,15 +109,17 @@ def range_troubles(found: Calibration) -> Iterator[Trouble]:
 
 
 def _range_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
-    if isinstance(statistic, Extremes) and statistic.seen:
-        return _near_constant(tensor, statistic.low, statistic.high)
-    if not isinstance(statistic, Histogram) or not statistic.seen:
+    if isinstance(statistic, Magnitudes) and statistic.seen:
+        low, high = statistic.low, statistic.high
+        inner = statistic.below(_PERCENT)
+    elif isinstance(statistic, Histogram) and statistic.seen:
+        low, high = map(float, statistic.state()["bounds"])
+        inner = max(map(abs, clipping.percentile(statistic, _PERCENT)))
+    else:
         return None
-    low, high = map(float, statistic.state()["bounds"])
     found = _near_constant(tensor, low, high)
     if found is not None:
         return found
-    inner = max(map(abs, clipping.percentile(statistic, _PERCENT)))
     outer = max(abs(low), abs(high))
     if inner <= 0 or outer / inner <= RANGE_RATIO:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 RANDOM = np.random.default_rng(0)
 
@@ -109,6 +109,34 @@ def test_pixels_for_floats(run, net, tmp_path):
     done = run("optimize", net, *DYNAMIC, "--calib", path)
     assert done.code == 0
     assert "'x' holds uint8: its numbers are taken as they are, not scaled" in done.out
+
+
+TROUBLED = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[N, 64] x) => (float[N, 3] z) {
+        h = MatMul (x, v) y = Add (h, far) z = MatMul (y, w) }"""
+
+
+@pytest.mark.parametrize("observer", ["minmax", "mse"])
+def test_what_8_bits_do_not_hold_is_named(run, tmp_path, observer):
+    proto = parser.parse_model(TROUBLED)
+    v = RANDOM.standard_normal((64, 400)).astype(np.float32) / 800_000
+    w = RANDOM.standard_normal((400, 3)).astype(np.float32)
+    w[7, 1] *= 1e6
+    constants = {"v": v, "w": w, "far": np.full(400, 9, np.float32)}
+    for name, value in constants.items():
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    onnx.save(proto, tmp_path / "troubled.onnx")
+    x = RANDOM.standard_normal((50, 64)).astype(np.float32)
+    x[3, 5] = 1e4
+    np.savez(tmp_path / "x.npz", x=x)
+    passes = f"quantize:mode=static:observer={observer}"
+    options = ("--passes", passes, "--calib", tmp_path / "x.npz", "--no-measure")
+    done = run("optimize", tmp_path / "troubled.onnx", *options)
+    assert done.code == 0
+    said = " ".join(done.out.split())
+    assert "'w': in 1 of 3 outputs the largest weight is up to" in said
+    assert "'x': its largest value is" in said
+    assert "'y': nearly constant" in said
 
 
 # -- bad input

@@ -17,7 +17,14 @@ from typing import ClassVar, Protocol, cast
 
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
-from toolkit.calibrate.statistics import Average, ChannelExtremes, Extremes, Range, Statistic
+from toolkit.calibrate.statistics import (
+    Average,
+    ChannelExtremes,
+    Extremes,
+    Magnitudes,
+    Range,
+    Statistic,
+)
 from toolkit.errors import UsageError
 from toolkit.userfile import suggestion
 
@@ -46,7 +53,7 @@ class MinMax:
     name: ClassVar[str] = "minmax"
 
     def start(self, tensor: str) -> Statistic:
-        return Extremes(tensor)
+        return Magnitudes(tensor)
 
     def range(self, statistic: Statistic) -> Range:
         found = cast(Extremes, statistic)

@@ -29,6 +29,11 @@ State: TypeAlias = dict[str, Array]
 _PIECE = 1 << 18
 """Elements that are converted to doubles at once, so that a large tensor does not triple."""
 
+_COUNTED = 1 << 16
+"""Values of a batch whose magnitudes are counted."""
+_EXPONENTS = (-149, 128)
+"""Of 32-bit floats; what is beyond counts as the nearest."""
+
 NARROWEST = 255 * 2.0**-126
 """Ranges below this have no scale that float32 can hold as a normal number."""
 
@@ -116,6 +121,49 @@ class Extremes:
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self.low, self.high = map(float, state["bounds"])
+
+
+class Magnitudes(Extremes):
+    """Extremes, and how many of the values are below which power of two.
+
+    Of a large batch, values at regular distances are counted. Zeros do not count.
+    """
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(tensor)
+        self.counts = np.zeros(_EXPONENTS[1] - _EXPONENTS[0] + 1, np.int64)
+
+    @property
+    def key(self) -> str:
+        return "magnitudes"
+
+    def update(self, values: Array) -> None:
+        super().update(values)
+        if not is_float(values) or not values.size:
+            return
+        some = values.reshape(-1)[:: -(-values.size // _COUNTED)].astype(np.float64)
+        exponents = np.frexp(some[some != 0])[1]
+        places = np.clip(exponents, *_EXPONENTS) - _EXPONENTS[0]
+        self.counts += np.bincount(places, minlength=self.counts.size)
+
+    def merge(self, other: Extremes) -> None:
+        super().merge(other)
+        assert isinstance(other, Magnitudes)
+        self.counts = self.counts + other.counts
+
+    def state(self) -> State:
+        return {**super().state(), "counts": self.counts}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        self.counts = np.asarray(state["counts"])
+
+    def below(self, percent: float) -> float:
+        """The least power of two that so many percent of the values are below; 0 without any."""
+        if not self.counts.any():
+            return 0.0
+        reached = np.cumsum(self.counts) >= percent / 100 * self.counts.sum()
+        return 2.0 ** (int(np.argmax(reached)) + _EXPONENTS[0])
 
 
 class ChannelExtremes:

@@ -37,19 +37,26 @@ def test_weights() -> None:
     assert list(weight_troubles(layer())) == []
     assert "not finite" in str(*weight_troubles(layer((7, 1, np.nan))))
     assert list(weight_troubles(layer((7, 1, 5.0)))) == []
+    assert "in 1 of 3 outputs" in str(*weight_troubles(layer((7, 1, 500.0))))
 
 
 def test_zeros_are_no_trouble() -> None:
     subject = layer()
-    subject.graph.put_initializer(subject.weights.put("w", np.zeros((400, 3), np.float32)))
+    weights = np.zeros((400, 3), np.float32)
+    subject.graph.put_initializer(subject.weights.put("w", weights))
     assert list(weight_troubles(subject)) == []
+    weights[7, 1] = 0.1
+    subject.graph.put_initializer(subject.weights.put("w", weights))
+    assert list(weight_troubles(subject)) == [], "one number and zeros are exact"
 
 
-def test_ranges() -> None:
+@pytest.mark.parametrize("observer", [Mse(), MinMax()])
+def test_ranges(observer: Observer) -> None:
     usual = np.random.default_rng(0).standard_normal((20, 400))
-    assert troubles(usual, Mse()) == []
+    assert troubles(usual, observer) == []
+    assert troubles(np.maximum(usual, 0), observer) == []
     usual[3, 5] = 1000
-    (found,) = troubles(usual, Mse())
+    (found,) = troubles(usual, observer)
     assert found.startswith("'x': its largest value is ")
     assert "try smooth" in found
 

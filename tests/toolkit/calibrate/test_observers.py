@@ -20,7 +20,14 @@ from toolkit.calibrate.observers import (
     Percentile,
     observer_named,
 )
-from toolkit.calibrate.statistics import Average, ChannelExtremes, Extremes, Mismatch, NotFinite
+from toolkit.calibrate.statistics import (
+    Average,
+    ChannelExtremes,
+    Extremes,
+    Magnitudes,
+    Mismatch,
+    NotFinite,
+)
 from toolkit.errors import UsageError
 
 ALL = [observer() for observer in OBSERVERS]
@@ -52,6 +59,7 @@ BATCHES = st.sampled_from([(np.float32, 32), (np.float16, 16), (np.float64, 64)]
 )
 EXACT = [
     lambda: Extremes("t"),
+    lambda: Magnitudes("t"),
     lambda: Histogram("t"),
 ]
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -20,6 +19,9 @@ from toolkit.errors import UsageError
 from toolkit.feeds import Feed
 from toolkit.model import Model
 from toolkit.types import TensorType, dtype_name
+
+_ALL_INTEGERS = 2.0**53
+"""Up to here 64-bit floats have all integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,9 @@ class Inputs:
             if name not in self.types:
                 continue
             feed[name] = fit_array(value, name, self.types[name], what)
-            if isinstance(value, np.ndarray) and not is_float(value) and is_float(feed[name]):
-                note = (
-                    f"'{name}' holds {value.dtype}: its numbers are taken as they are, not scaled"
-                )
+            kind = getattr(value, "dtype", None)
+            if kind is not None and kind.kind in "iub" and is_float(feed[name]):
+                note = f"'{name}' holds {kind}: its numbers are taken as they are, not scaled"
                 note_once(self.notes, note)
         if feed and not any(np.size(value) for value in feed.values()):
             raise UsageError(f"{what} is empty: no input has an element")
@@ -123,10 +124,12 @@ def _convert(array: Array, where: str, declared: TensorType) -> Array:
             return converted
         raise UsageError(f"{where} is {array.dtype} with values that {wanted} cannot hold")
     if array.dtype.kind in "iub" and is_float(target):
-        most = 2 ** (ml_dtypes.finfo(wanted).nmant + 1)  # up to there, floats have all integers
-        if array.size and max(-int(array.min()), int(array.max())) > most:
-            raise UsageError(
-                f"{where} is {array.dtype} with values that {wanted} does not hold exactly"
-            )
-        return array.astype(wanted)
+        with np.errstate(over="ignore"):
+            converted = array.astype(wanted)
+        exact = converted.astype(np.float64) == array.astype(np.float64)
+        if bool(exact.all()) and bool((np.abs(array.astype(np.float64)) <= _ALL_INTEGERS).all()):
+            return converted
+        raise UsageError(
+            f"{where} is {array.dtype} with values that {wanted} does not hold exactly"
+        )
     raise UsageError(f"{where} is {array.dtype}; the model takes {describe(declared)}")
