@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from onnx import ModelProto, helper
 
+from toolkit import nodes as nd
 from toolkit.errors import RuntimeRefused, UsageError, one_line
 from toolkit.model import Model
 from toolkit.supply import supply
@@ -24,6 +25,11 @@ from toolkit.supply import supply
 MAX_OPSET = 26
 MAX_IR = 13
 """The newest opset and IR version that the runtime loads (onnxruntime 1.31)."""
+
+MOST_PACKED = 1 << 28
+"""Bytes of weights that a session may copy where it computes other numbers without it."""
+_IN_INT8 = 4
+"""The accuracy level of MatMulNBits at which activations are rounded to int8."""
 
 _FOREIGN = (
     "tensor(bfloat16)",
@@ -50,7 +56,8 @@ class Session:
         # Its planner for shared buffers is quadratic: 190 s for 20,000 nodes, which run in 0.03 s.
         options.enable_mem_reuse = False
         # Prepacking copies the weights into another layout: memory and time for one run.
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        if not (model.nbytes() <= MOST_PACKED and _computes_as_packed(model)):
+            options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -106,6 +113,30 @@ class Deployed(Session):
         options = _new_options()
         options.intra_op_num_threads = threads
         self._open(model, options, custom_ops)
+
+
+def said_of_packing(model: Model) -> str:
+    """What sessions do not compute as an application would, in words; blank for nothing."""
+    if model.nbytes() <= MOST_PACKED or not _computes_as_packed(model):
+        return ""
+    return (
+        f"MatMulNBits was run in floats, since weights over {MOST_PACKED >> 20} MB are not packed "
+        "here; an application computes it in int8 (accuracy_level 4)"
+    )
+
+
+def _computes_as_packed(model: Model) -> bool:
+    """Whether there are operators that compute in int8 with packed weights, else in floats.
+
+    The runtime makes a MatMulNBits of a product with weights that are dequantized by blocks.
+    """
+    nodes = (node for graph in model.graphs() for node in graph.nodes)
+    return any(
+        nd.attr(node, "accuracy_level", 0) == _IN_INT8
+        if node.op_type == "MatMulNBits"
+        else nd.is_op(node, "DequantizeLinear") and nd.attr(node, "block_size", 0)
+        for node in nodes
+    )
 
 
 def _new_options() -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from passes.fuse.bias import BiasWriter, Layout
+from passes.fuse.bias import BiasWriter, Layout, need_full_precision
 from passes.fuse.cache import cached_attention
 from passes.fuse.folded_bias import bias_in_another_shape
 from passes.fuse.head_groups import Groups
@@ -175,12 +175,14 @@ class Operands:
         names = [operand.write(form, node) for operand, form in (self.query, self.key, self.value)]
         if query.batch != key.batch:
             names[0] = self._for_all(names[0], names[1], node)
+        own = dtype = g.dtype(names[0])
+        if own == TensorProto.FLOAT16 and need_full_precision(g, scores.biases):
+            dtype = TensorProto.FLOAT
+            names = [self._cast(name, dtype, node) for name in names]
         if scores.biases:
-            layout = Layout(
-                key.batch, query.heads, query.sequence, key.sequence, g.dtype(names[0]), guarded
-            )
+            layout = Layout(key.batch, query.heads, query.sequence, key.sequence, dtype, guarded)
             writer = BiasWriter(g, layout, names[0], node)
-            bias, shape = writer.total(scores.biases)
+            bias, shape = writer.total(scores.biases, scores.least)
             if bias:
                 names.append(writer.full(bias, shape, names[1], 1 if self.on_tokens else 2))
         scale = scores.scale * query.source.scale * key.source.scale
@@ -193,7 +195,14 @@ class Operands:
         if self.on_tokens:
             attributes.update(q_num_heads=query.heads, kv_num_heads=key.heads)
         result = g.op("Attention", *names, at=node, **attributes)
+        if dtype != own:
+            result = g.op("Cast", result, at=node, to=own)
         return self._as_before(self._rescaled(result, node), node)
+
+    def _cast(self, name: str, dtype: int, node: NodeProto) -> str:
+        wide = self.g.op("Cast", name, at=node, to=dtype)
+        self.g.learn_type(wide, TensorType(dtype, self.g.shape(name)))
+        return wide
 
     def _for_all(self, query: str, key: str, node: NodeProto) -> str:
         """One query for the whole batch, as learned ones are, with a copy for each."""

@@ -23,18 +23,37 @@ from toolkit.misses import Miss
 from toolkit.symbolic import Dim
 from toolkit.types import Shape, TensorType
 
-_FLOOR: dict[int, float] = {
-    TensorProto.FLOAT: float(np.nextafter(np.finfo(np.float32).min, np.float32(0))),
-    TensorProto.FLOAT16: -6e4,
-}
-"""The lowest mask value, by element type, that the runtime adds like any other.
+_FLOOR = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
+"""The lowest mask value of 32 bits that the runtime adds like any other. Nearly the lowest number
+there is: two that differ in a model stay different."""
 
-Nearly the lowest number there is: two that differ in a model stay different. In half precision it
-leaves room for the scores, which are not lost in it."""
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_LEAST_HALF = float(np.finfo(np.float16).min)
+_LOWEST_HALF = 0.9 * _LEAST_HALF
+_FURTHER = 1e25
+"""By this a number that takes the place of scores in half precision does so in full, too."""
 
 _MOST_ANCESTORS = 64
 _LARGEST_MASK = 1 << 22
 """Elements of a constant that is searched for mask values."""
+
+
+def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
+    """Whether an attention in half precision has to be computed in full.
+
+    Where a row is masked as a whole by the lowest number of half precision, what is left of its
+    scores is in bits that half precision has not. The runtime has them: it computes such models in
+    full, but for the attention's own kernel.
+    """
+    for bias in biases:
+        if bias.masked is not None:
+            if np.isfinite(bias.masked) and bias.masked <= _LOWEST_HALF:
+                return True
+        else:
+            lowest, _, unknown = _mask_values(g, bias.value, TensorProto.FLOAT16)
+            if lowest or unknown:
+                return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +78,11 @@ class BiasWriter:
     query: str
     at: NodeProto
 
-    def total(self, biases: list[Bias]) -> tuple[str, Shape]:
+    def total(self, biases: list[Bias], least: float) -> tuple[str, Shape]:
         """The sum of the terms and its shape; the first term is the last that was added.
 
-        Blank where nothing is left: conditions that are the same everywhere mask nothing.
+        Blank where nothing is left: conditions that are the same everywhere mask nothing. `least`
+        is what the sum is limited to.
         """
         g = self.g
         whole, shape = "", ()
@@ -81,6 +101,9 @@ class BiasWriter:
                 whole = term if bias.replaces else g.op("Add", whole, term, at=self.at)
             else:
                 whole, shape = term, its_shape
+            g.learn_type(whole, TensorType(self.layout.dtype, shape))
+        if whole and np.isfinite(least):
+            whole = g.op("Max", whole, self._constant(max(least, _FLOOR)), at=self.at)
             g.learn_type(whole, TensorType(self.layout.dtype, shape))
         return whole, shape
 
@@ -123,7 +146,9 @@ class BiasWriter:
         """`masked` where the condition says so, elsewhere `kept`, or 0."""
         low = bias.masked or 0.0
         if np.isfinite(low):
-            low = max(low, _FLOOR[self.layout.dtype])
+            if bias.replaces and _LEAST_HALF <= low <= _LOWEST_HALF:
+                low *= _FURTHER
+            low = max(low, _FLOOR)
         kept, low = kept or self._constant(0.0), self._constant(low)
         pair = (low, kept) if bias.where_true else (kept, low)
         return self.g.op("Where", condition, *pair, at=self.at)
@@ -143,7 +168,7 @@ class BiasWriter:
         if factor != 1.0:
             value = g.op("Mul", value, self._constant(factor), at=self.at)
         if lowest and not infinite:
-            value = g.op("Max", value, self._constant(_FLOOR[dtype]), at=self.at)
+            value = g.op("Max", value, self._constant(_FLOOR), at=self.at)
         return value
 
     def _constant(self, number: float) -> str:
@@ -246,6 +271,7 @@ def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
     is what lower ones become.
     """
     lowest = infinite = unknown = False
+    most = 0.99 * float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).max)
     pending, seen = [value], {value}
     while pending:
         name = pending.pop()
@@ -256,22 +282,16 @@ def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
                 size = np.abs(constant)
                 infinite = infinite or bool(np.isinf(size).any())
                 finite = size[np.isfinite(size)] if infinite else size
-                lowest = lowest or (finite.size > 0 and float(finite.max()) >= _most(size, dtype))
+                lowest = lowest or (finite.size > 0 and float(finite.max()) >= most)
         elif node is None:
-            unknown = unknown or g.dtype(name) in _FLOOR
+            unknown = unknown or g.dtype(name) in _FLOATS
         elif len(seen) > _MOST_ANCESTORS:
             unknown = True
         else:
             inputs = node.input[1:] if nd.is_op(node, "Where") else node.input
-            if nd.is_op(node, "Cast") and g.dtype(node.input[0]) not in _FLOOR:
+            if nd.is_op(node, "Cast") and g.dtype(node.input[0]) not in _FLOATS:
                 continue  # booleans and integers mask nothing by themselves
             fresh = [one for one in inputs if one and one not in seen]
             seen.update(fresh)
             pending.extend(fresh)
     return lowest, infinite, unknown
-
-
-def _most(constant: np.ndarray, dtype: int) -> float:
-    """From here on, a number is taken for the largest of its own type, or of `dtype`."""
-    kinds = constant.dtype, helper.tensor_dtype_to_np_dtype(dtype)
-    return min(0.99 * float(np.finfo(kind).max) for kind in kinds)

@@ -56,6 +56,8 @@ class Scores:
     head_scale: str = ""
     """A further scale for each head: [heads, 1, 1]."""
     biases: list[Bias] = field(default_factory=list[Bias])
+    least: float = -np.inf
+    """What the biases are limited to: a sum of two masks is no less than either."""
 
 
 def read_scores(g: Graph, value: str) -> Scores:
@@ -82,6 +84,8 @@ def _step(g: Graph, node: NodeProto, value: str, found: Scores) -> str:
         return _pass_scale(g, node, found)
     if op == "Where":
         return _pass_mask(g, node, found)
+    if op in ("Max", "Clip"):
+        return _pass_limit(g, node, found)
     if op == "Tanh":
         if found.cap or found.scale <= 0:
             raise Miss(f"{nd.label(node)} is no cap of the scores")
@@ -191,6 +195,22 @@ def _pass_scale_of_heads(g: Graph, node: NodeProto, found: Scores) -> str:
     raise Miss(f"{nd.label(node)} scales by something that is no constant")
 
 
+def _pass_limit(g: Graph, node: NodeProto, found: Scores) -> str:
+    """max(scores, lowest): it keeps two masks, added to each other, from being minus infinity."""
+    scores, numbers = node.input[0], [_number(g, name) for name in node.input]
+    if numbers[0] is not None and node.op_type == "Max":
+        scores, numbers = node.input[-1], numbers[::-1]
+    least = numbers[1] if len(numbers) == 2 else None
+    dtype = g.dtype(scores)
+    lowest = float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).min) if dtype in FLOATS else 0
+    if least is None or not least <= 0.99 * lowest < 0 or found.cap or found.scale != 1.0:
+        raise Miss(f"{nd.label(node)} limits the scores")
+    if found.biases:
+        raise Miss(f"{nd.label(node)} limits the scores before all is added")
+    found.least = max(found.least, least)
+    return scores
+
+
 def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
     """Where(keep, scores, low): adding Where(keep, 0, low) is the same if `low` absorbs scores."""
     condition, chosen, other = node.input
@@ -233,10 +253,10 @@ def _leads_to_product(g: Graph, value: str, views: tuple[str, ...] = _VIEWS) -> 
         if node.op_type == "MatMul":
             if not any(map(g.is_const, node.input)):
                 return True
-        elif node.op_type in ("Add", "Sub", "Mul", "Div"):
+        elif node.op_type in ("Add", "Sub", "Mul", "Div", "Max"):
             pending.extend(node.input)
         elif node.op_type == "Where":
             pending.extend(node.input[1:])
-        elif node.op_type in ("Cast", "Tanh", *views):
+        elif node.op_type in ("Cast", "Clip", "Tanh", *views):
             pending.append(node.input[0])
     return False

@@ -24,15 +24,16 @@ def factor(matrix: Array) -> None:
     """Put L in the place of a symmetric matrix, zeros above. LinAlgError if it is not definite."""
     for at in _spans(len(matrix)):
         done, below = slice(0, at.start), slice(at.stop, None)
-        corner: Array = matrix[at, at] - matrix[at, done] @ matrix[at, done].T
+        before: Array = np.transpose(matrix[at, done])
+        corner: Array = matrix[at, at] - np.matmul(matrix[at, done], before)
         lower: Array = np.linalg.cholesky(corner.astype(np.float64))
         _require_finite(lower)
         matrix[at, at] = lower
         matrix[at, below] = 0
-        turned: Array = np.linalg.inv(lower).T.astype(matrix.dtype)
+        turned: Array = np.transpose(np.linalg.inv(lower)).astype(matrix.dtype)
         for under in _spans(len(matrix), at.stop):
-            left: Array = matrix[under, at] - matrix[under, done] @ matrix[at, done].T
-            matrix[under, at] = left @ turned
+            left: Array = matrix[under, at] - np.matmul(matrix[under, done], before)
+            matrix[under, at] = np.matmul(left, turned)
 
 
 def invert(lower: Array) -> None:

@@ -141,3 +141,50 @@ def test_the_lowest_number_of_half_precision_takes_the_place_of_scores(low: floa
         fused(text, given, atol=1e-2)
     else:  # a row that is masked as a whole would keep what its scores differ by
         check(Fuse(), text, inputs=given, near_miss=True, atol=1e-2)
+
+
+LOWEST = "-3.4028234663852886e+38"
+
+
+@pytest.mark.parametrize("limit", ["Max (s1, low)", "Max (low, s1)", "Clip (s1, low)"])
+def test_scores_limited_to_the_lowest_number(limit: str) -> None:
+    """Two masks, added to each other, are minus infinity: limited, they are as low as one."""
+    mask = "a = Where (keep, zero, low) b = Add (s, a) s1 = Add (b, a)"
+    text = graph(
+        f"{SCORES} {mask} s2 = {limit} {SOFTMAX}",
+        "bool[N, 1, S, T] keep",
+        weights=f", float low = {{{LOWEST}}}",
+    )
+    fused(text, feeds(keep=KEEP))
+
+
+def test_scores_limited_to_a_number_that_they_reach() -> None:
+    body = f"{SCORES} s2 = Max (s, low) {SOFTMAX}"
+    check(Fuse(), graph(body, weights=", float low = {-10.0}"), near_miss=True)
+
+
+def test_scores_limited_before_all_is_added() -> None:
+    body = f"{SCORES} l = Max (s, low) s2 = Add (l, m) {SOFTMAX}"
+    text = graph(body, "float[N, 1, S, T] m", weights=f", float low = {{{LOWEST}}}")
+    mask = np.where(KEEP, 0, -3).astype(np.float32)
+    check(Fuse(), text, near_miss=True, inputs=feeds(m=mask))
+
+
+def test_the_lowest_number_of_half_precision_is_added_in_full() -> None:
+    """In bits that half precision has not, the runtime keeps the scores of a masked row."""
+    bits = int(np.float16(-65504).view(np.uint16))
+    text = f"""{HALF}g (float16[N, 2, S, 4] q, float16[N, 2, 4, T] kt, float16[N, 2, T, 4] v,
+        bool[N, 1, S, T] keep) => (float16[N, 2, S, 4] y)
+        <float16 low = {{{bits}}}, float16 zero = {{0}}> {{
+        s = MatMul (q, kt) m = Where (keep, zero, low) s2 = Add (s, m) {SOFTMAX}
+    }}"""
+    random = np.random.default_rng(0)
+    shapes = {"q": (2, 2, 5, 4), "kt": (2, 2, 4, 7), "v": (2, 2, 7, 4)}
+    given = {n: 2 * random.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
+    result, _ = fused(text, {**given, "keep": KEEP}, atol=2e-2)
+    assert census(result)["Cast"] == 4
+    # Minus infinity is the same in all precisions.
+    infinite = text.replace(f"{{{bits}}}", f"{{{int(np.float16(-np.inf).view(np.uint16))}}}")
+    given["keep"] = np.tril(np.ones((2, 1, 5, 7), bool))
+    result, _ = fused(infinite, given, atol=2e-2)
+    assert census(result)["Cast"] == 0
