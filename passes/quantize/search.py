@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from passes.quantize.harm import harms
 from passes.quantize.plan import Entry, Plan
@@ -26,8 +27,9 @@ _NEXT_TO_NONE = 1.02
 _REFUSED = float("inf")
 _EFFORT = Effort(seconds=4.0, least=5, most=60)
 _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
-_LEAST_PRICE, _DOUBLINGS = 1 / 64, 28
-"""Of noise, in the time of all for the noise of all; and how often it is doubled at most."""
+_LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
+"""Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
+often at most. Whole regions turn at once: larger steps would miss what is in between."""
 _CORRECTABLE = 2.0
 """How many times the budget a plan may use that corrected biases can bring back."""
 
@@ -139,13 +141,14 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
         return None
     unit = survey.time(survey.plan) / total * _LEAST_PRICE
 
+    @cache
     def at(step: int) -> Plan:
-        return survey.best(harm, unit * 2**step)
+        return survey.best(harm, unit * _STEP**step)
 
-    low, high = -1, _DOUBLINGS
+    low, high = -1, _STEPS
     while high - low > 1:
         middle = (low + high) // 2
-        trials.ctx.tell("returning what harms to floats", 1 - (high - low) / (_DOUBLINGS + 1))
+        trials.ctx.tell("returning what harms to floats", 1 - (high - low) / (_STEPS + 1))
         plan = at(middle)
         if not plan.quantized() or trials.holds(plan):
             high = middle
@@ -153,9 +156,9 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
             low = middle
     most = survey.time(at(high)) * _NEXT_TO_NONE
     free = high
-    while free < _DOUBLINGS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
+    while free < _STEPS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
         free += 1
-    for step in (free, *range(high, _DOUBLINGS)):
+    for step in (free, *range(high, _STEPS)):
         plan = at(step)
         if not plan.quantized():
             return None
