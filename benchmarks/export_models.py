@@ -49,14 +49,14 @@ class Row:
         model.save_pretrained(folder)
 
 
-_BERT = {
-    "vocab_size": VOCABULARY,
+_LAYERS = {
     "num_hidden_layers": 2,
     "hidden_size": 384,
-    "num_attention_heads": 12,
+    "num_attention_heads": 6,
     "intermediate_size": 1536,
     "num_labels": LABELS,
 }
+_BERT = {**_LAYERS, "vocab_size": VOCABULARY, "num_attention_heads": 12}
 _DISTIL = {"vocab_size": VOCABULARY, "n_layers": 2, "dim": 384, "hidden_dim": 1536}
 _DEBERTA = {
     **_BERT,
@@ -65,29 +65,26 @@ _DEBERTA = {
     "pos_att_type": ["p2c", "c2p"],
 }
 _MODERN = {
+    **_LAYERS,
     "vocab_size": VOCABULARY,
     "num_hidden_layers": 3,
-    "hidden_size": 384,
-    "num_attention_heads": 6,
     "intermediate_size": 576,
     "local_attention": 32,
     **dict.fromkeys(("pad_token_id", "bos_token_id"), 0),
     **dict.fromkeys(("cls_token_id", "sep_token_id", "eos_token_id"), 1),
 }
+_ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LLAMA = {
+    **_LAYERS,
+    **_ENDS,
     "vocab_size": VOCABULARY,
-    "num_hidden_layers": 2,
     "hidden_size": 512,
     "intermediate_size": 1376,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
 }
-_GPT2 = {"vocab_size": VOCABULARY, "n_layer": 2, "n_embd": 384, "n_head": 6}
-_GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_GPT2 = {**_ENDS, "vocab_size": VOCABULARY, "n_layer": 2, "n_embd": 384, "n_head": 6}
 _WIDE = {"head_dim": 64}
 _BART = {
     "vocab_size": VOCABULARY,
@@ -100,22 +97,18 @@ _BART = {
     "decoder_ffn_dim": 1536,
 }
 _MARIAN = {**_BART, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
+_LED = {**_BART, "attention_window": 32, "max_decoder_position_embeddings": 128}
+_LED |= {"max_encoder_position_embeddings": 128}
 _T5 = {"vocab_size": VOCABULARY, "num_layers": 2, "num_decoder_layers": 2, "d_model": 384}
 _T5 |= {"num_heads": 6, "d_kv": 64, "d_ff": 1024, "decoder_start_token_id": 0}
-_WHISPER = {
-    **_BART,
-    "max_source_positions": 200,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
-_VIT = {
-    "num_hidden_layers": 2,
-    "hidden_size": 384,
-    "num_attention_heads": 6,
-    "intermediate_size": 1536,
-    "num_labels": LABELS,
+_WHISPER = {**_BART, **_ENDS, "max_source_positions": 200, "decoder_start_token_id": 1}
+_TROCR = {
+    "vocab_size": VOCABULARY,
+    "d_model": 384,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 6,
+    "decoder_ffn_dim": 1536,
+    "cross_attention_hidden_size": 384,
 }
 _RESNET = {"depths": [1, 1, 1, 1], "layer_type": "bottleneck", "num_labels": LABELS}
 _BACKBONE = ("ResNetConfig", {**_RESNET, "out_features": ["stage4"]})
@@ -128,38 +121,24 @@ _DETR = {
     "num_labels": LABELS,
     "num_queries": 20,
 }
-_WAV2VEC2 = {
-    "num_hidden_layers": 2,
-    "hidden_size": 384,
-    "num_attention_heads": 6,
-    "intermediate_size": 1536,
-    "vocab_size": 40,
-    "num_labels": LABELS,
-}
+_WAV2VEC2 = {**_LAYERS, "vocab_size": 40}
 _CLIP_TEXT = {
+    **_LAYERS,
+    **_ENDS,
     "vocab_size": VOCABULARY,
-    "num_hidden_layers": 2,
     "hidden_size": 256,
     "num_attention_heads": 4,
     "intermediate_size": 1024,
-    "bos_token_id": 1,
     "eos_token_id": 999,
-    "pad_token_id": 0,
 }
-_CLIP_VISION = {
-    "num_hidden_layers": 2,
-    "hidden_size": 384,
-    "num_attention_heads": 6,
-    "intermediate_size": 1536,
-    "image_size": 224,
-    "patch_size": 32,
-}
+_CLIP_VISION = {**_LAYERS, "image_size": 224, "patch_size": 32}
 
 ROWS = (
     Row("bert", "default", "BertModel", _BERT),
     Row("deberta-v2", "default", "DebertaV2Model", _DEBERTA),
     Row("modernbert", "default", "ModernBertModel", _MODERN),
     Row("xlm-roberta", "pooling", "XLMRobertaModel", _BERT),
+    Row("longformer", "default", "LongformerModel", {**_BERT, "attention_window": 32}),
     Row("mpnet", "pooling", "MPNetModel", _BERT),
     Row("t5", "pooling", "T5Model", _T5),
     Row("bert", "question-answering", "BertForQuestionAnswering", {**_BERT, "num_labels": 2}),
@@ -171,11 +150,23 @@ ROWS = (
     Row("deberta-v2", "zero-shot-classification", "DebertaV2ForSequenceClassification", _DEBERTA),
     Row("electra", "token-classification", "ElectraForTokenClassification", _BERT),
     Row("layoutlm", "token-classification", "LayoutLMForTokenClassification", _BERT),
+    Row(
+        "canine",
+        "token-classification",
+        "CanineForTokenClassification",
+        {**_LAYERS, "num_hash_buckets": 512},
+    ),
     Row("camembert", "fill-mask", "CamembertForMaskedLM", _BERT),
     Row("modernbert", "fill-mask", "ModernBertForMaskedLM", _MODERN),
     Row("bloom", "text-generation", "BloomForCausalLM", {"vocab_size": VOCABULARY, "n_layer": 2}),
     Row("qwen2", "text-generation", "Qwen2ForCausalLM", _LLAMA),
     Row("mamba", "text-generation", "MambaForCausalLM", {**_BERT, "hidden_size": 256}),
+    Row(
+        "mamba2",
+        "text-generation",
+        "Mamba2ForCausalLM",
+        {**_LAYERS, "vocab_size": VOCABULARY, "num_heads": 12, "head_dim": 64, "n_groups": 2},
+    ),
     Row("gpt2", "text-generation-with-past", "GPT2LMHeadModel", _GPT2),
     Row("llama", "text-generation-with-past", "LlamaForCausalLM", _LLAMA),
     Row("qwen3", "text-generation-with-past", "Qwen3ForCausalLM", {**_LLAMA, **_WIDE}),
@@ -191,6 +182,12 @@ ROWS = (
         "Gemma3ForCausalLM",
         {**_LLAMA, **_WIDE, "sliding_window": 16},
     ),
+    Row(
+        "mixtral",
+        "text-generation-with-past",
+        "MixtralForCausalLM",
+        {**_LLAMA, "num_local_experts": 4},
+    ),
     Row("phi3", "text-generation-with-past", "Phi3ForCausalLM", _LLAMA),
     Row(
         "opt", "text-generation-with-past", "OPTForCausalLM", {**_BERT, "word_embed_proj_dim": 384}
@@ -204,7 +201,15 @@ ROWS = (
     Row("t5", "text2text-generation", "T5ForConditionalGeneration", _T5),
     Row("bart", "text2text-generation", "BartForConditionalGeneration", _BART),
     Row("marian", "text2text-generation", "MarianMTModel", _MARIAN),
-    Row("vit", "image-classification", "ViTForImageClassification", _VIT),
+    Row("led", "text2text-generation", "LEDForConditionalGeneration", _LED),
+    Row(
+        "trocr",
+        "image-to-text",
+        "VisionEncoderDecoderModel",
+        {},
+        {"encoder": ("ViTConfig", _LAYERS), "decoder": ("TrOCRConfig", _TROCR)},
+    ),
+    Row("vit", "image-classification", "ViTForImageClassification", _LAYERS),
     Row("resnet", "image-classification", "ResNetForImageClassification", _RESNET),
     Row(
         "convnext",
@@ -219,7 +224,7 @@ ROWS = (
         {"depths": [2, 2], "num_heads": [3, 6], "embed_dim": 96, "num_labels": LABELS},
     ),
     Row("mobilenet-v2", "image-classification", "MobileNetV2ForImageClassification"),
-    Row("dinov2", "image-feature-extraction", "Dinov2Model", _VIT),
+    Row("dinov2", "image-feature-extraction", "Dinov2Model", _LAYERS),
     Row("convnext", "image-feature-extraction", "ConvNextModel", {"depths": [1, 1, 1, 1]}),
     Row("clip-vision", "image-feature-extraction", "CLIPVisionModel", _CLIP_VISION),
     Row(
@@ -233,7 +238,7 @@ ROWS = (
         "yolos",
         "object-detection",
         "YolosForObjectDetection",
-        {**_VIT, "image_size": [224, 288], "num_detection_tokens": 20},
+        {**_LAYERS, "image_size": [224, 288], "num_detection_tokens": 20},
     ),
     Row(
         "segformer",
@@ -252,7 +257,7 @@ ROWS = (
         "audio-spectrogram-transformer",
         "audio-classification",
         "ASTForAudioClassification",
-        {**_VIT, "max_length": 256},
+        {**_LAYERS, "max_length": 256},
     ),
     Row("hubert", "automatic-speech-recognition", "HubertForCTC", _WAV2VEC2),
     Row("wavlm", "automatic-speech-recognition", "WavLMForCTC", _WAV2VEC2),

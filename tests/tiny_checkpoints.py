@@ -102,6 +102,20 @@ def clip():
     return build("CLIPModel", parts, projection_dim=8)
 
 
+def reader():
+    """A decoder that reads what an encoder of images saw, as TrOCR does."""
+    decoder = {
+        "vocab_size": WORDS,
+        "d_model": 16,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 32,
+        "cross_attention_hidden_size": 16,
+    }
+    parts = {"encoder": ("ViTConfig", VISION), "decoder": ("TrOCRConfig", decoder)}
+    return build("VisionEncoderDecoderModel", parts)
+
+
 def detr():
     backbone = {**RESNET, "out_features": ["stage2"]}
     return build(

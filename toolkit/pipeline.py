@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from toolkit.validate import Validator, Verdict
 
 _STANDARD = ("", "ai.onnx.ml")
+_UNJUDGED = "what quantizing costs is not known: name samples that it runs on by --calib"
 
 
 @dataclass(slots=True)
@@ -169,6 +170,8 @@ class Pipeline:
         """What the end result was shown to be, in one line; raises when it does not hold."""
         if validator is None:
             return "not validated", None
+        from toolkit.runtime import said_of_packing
+
         self._tell(len(self.passes), "", "proving the result")
         changed = [p for p, r in zip(self.passes, results, strict=True) if r.status == "applied"]
         loosest = max((p.tolerance for p in changed), default=EXACT)
@@ -180,9 +183,9 @@ class Pipeline:
         deployed = validator.check(model, loosest, deployed=True)
         _require(deployed, "as deployed, with the runtime's own optimizations on", results)
         shown = validator.summary(errors[-1] if errors else 0.0, deployed)
-        if loosest is QUANT and validator.judge is None:
-            shown += "; what quantizing costs is not known: name samples that it runs on by --calib"
-        return shown, deployed.quality
+        unjudged = loosest is QUANT and validator.judge is None
+        parts = (shown, said_of_packing(model), _UNJUDGED if unjudged else "")
+        return "; ".join(filter(None, parts)), deployed.quality
 
     def _tell(self, index: int, name: str, stage: str, part: float = 0.0) -> None:
         self.progress(Progress(index, len(self.passes), name, stage, part))

@@ -29,7 +29,7 @@ def load_file(path_text: str) -> ModuleType:
     path = Path(path_text).expanduser()
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
-        raise UsageError(f"{path_text} {what}: name a Python file, as in ./my_pass.py:MyRule")
+        raise UsageError(f"{path_text} {what}: name a Python file, as in ./file.py:name")
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     module_name = f"_toolkit_user_{path.stem}_{digest}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
 from passes.quantize.groups import keep_what_pays
+from passes.quantize.observing import with_least_noise
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.search import Found, search
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from toolkit.pipeline import Context, Pass
 
 Mode = Literal["auto", "dynamic", "static", "weight_only"]
+AnyObserver = Literal["auto", ObserverName]
 
 _LINEAR = ("MatMul", "Gemm")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -56,8 +58,9 @@ class Quantize:
     format: Format = field(
         default="qdq", metadata={"help": "How static layers are written: Q/DQ, or operators."}
     )
-    observer: ObserverName = field(
-        default="minmax", metadata={"help": "How the range of an activation is found."}
+    observer: AnyObserver = field(
+        default="auto",
+        metadata={"help": "How the range of an activation is found; auto: with the least noise."},
     )
     weights: Literal["int8", "int4"] = field(
         default="int8", metadata={"help": "The type of weights; int4 with mode=weight_only."}
@@ -171,7 +174,7 @@ class Quantize:
         left = () if self.mode == "static" else _LINEAR
         return QuantizeStatic(
             format=self.format,
-            observer=self.observer,
+            observer="minmax" if self.observer == "auto" else self.observer,
             reduce_range=self._reduces(),
             ops=tuple(op for op in DEFAULT_OPS if op not in left),
             include=self.include,
@@ -190,7 +193,10 @@ class Quantize:
         sizes = sizes_on(model, feeds[0]) if feeds else {}
         by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
         kernels = Kernels.in_use() if by_speed else Kernels({})
-        found = search(trials, survey(model, plan, sizes, kernels), self.correct_bias)
+        surveyed = survey(model, plan, sizes, kernels)
+        if self.observer == "auto":
+            surveyed = with_least_noise(trials, surveyed)
+        found = search(trials, surveyed, self.correct_bias)
         _note_returned(found, trials, ctx)
         if not found.plan.quantized():
             return found.plan

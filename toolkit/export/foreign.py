@@ -34,6 +34,7 @@ class Foreign:
     """The front end of all frameworks that nobody wrote one for."""
 
     name = "export_onnx"
+    answers = ()
 
     def takes(self, source: object) -> bool:
         return callable(getattr(source, "export_onnx", None))

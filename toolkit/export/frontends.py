@@ -30,6 +30,14 @@ _BUILT_IN = (
 )
 """In the order in which they are asked; the last takes whatever has an `export_onnx`."""
 
+_SPECIAL = {
+    "task": "--task names what a transformers checkpoint is for",
+    "exporter": "--exporter chooses between the two of PyTorch",
+    "weights": "--weights are for the model that a PyTorch factory builds",
+    "translations": "--translate is for operators of PyTorch",
+}
+"""What a request may ask that not every front end can answer, with what it is for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -58,11 +66,25 @@ def choose(source: Any, request: Request) -> Chosen:
                 request = replace(request, example=example)
     if taker is None:
         raise UsageError(_nobody(source, available, broken))
+    _require_answers(taker, request)
     return Chosen(taker, source, request)
 
 
 def _taker(source: Any, available: Sequence[FrontEnd]) -> FrontEnd | None:
     return next((each for each in available if each.takes(source)), None)
+
+
+def _require_answers(front_end: FrontEnd, request: Request) -> None:
+    """Raise when the request asks for what the front end would pass over in silence.
+
+    `answers` lists what a front end knows of `_SPECIAL`; one of a third party without it is trusted
+    to read all.
+    """
+    usual = Request()
+    answers = getattr(front_end, "answers", _SPECIAL)
+    for name, purpose in _SPECIAL.items():
+        if name not in answers and getattr(request, name) != getattr(usual, name):
+            raise UsageError(f"{purpose}: it says nothing to the front end {front_end.name}")
 
 
 def _nobody(source: Any, available: Sequence[FrontEnd], broken: Sequence[str]) -> str:

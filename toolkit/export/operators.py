@@ -1,8 +1,8 @@
 """`--map`: which module and operator of the framework each ONNX node comes from.
 
-Read from the exported file itself: dynamo writes metadata on every node (`pkg.torch.onnx.*`), the
-TorchScript exporter names nodes after the module they are in (`/encoder/layer.0/MatMul`). Other
-exporters leave nothing: their nodes are listed by operator alone.
+Read from the exported file itself: dynamo writes metadata on every node (`pkg.torch.onnx.*`), and
+so do we on those of TorchScript, which only names nodes after the module that they are in
+(`/encoder/layer.0/MatMul`). Others leave nothing: their nodes are listed by operator alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from toolkit.types import dtype_name, from_proto
 
 _META = "pkg.torch.onnx."
 _TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
+_NO_MODULE = "_empty_nn_module_stack"
+"""What torch writes for operators that it added itself, such as the sizes of inputs."""
 _RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Flatten"})
 # `prims.convert_element_type` is not among them: it is how a promotion of types is written out.
-_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to\.|type_as|\.float|\.int|\.bool|\.half")
+_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
 _ASKS_FOR_SHAPE = re.compile(
-    r"view|reshape|expand|permute|transpose|squeeze|flatten|\.t\.|select|slice|repeat|unfold|"
+    r"view|reshape|expand|permute|transpose|squeeze|flatten|\.t(\.|$)|select|slice|repeat|unfold|"
     r"split|chunk|stack|movedim|broadcast|pixel|shuffle"
 )
 
@@ -150,6 +152,8 @@ def origin_of(node: NodeProto) -> Origin:
         _listed(meta.get(f"{_META}class_hierarchy")),
     )
     if scopes:
+        if scopes[-2:][0].startswith(_NO_MODULE):
+            scopes[-2:-1], classes[-2:-1] = [""], [""]
         found = _TARGET.search(meta.get(f"{_META}fx_node", ""))
         operator = found[1] if found else (classes[-1] if classes else "")
         return Origin(
@@ -162,11 +166,24 @@ def origin_of(node: NodeProto) -> Origin:
     parts = node.name.split("/")
     if node.name.startswith("/") and len(parts) > 2:
         inner = [part for part in parts[1:-1] if part]
-        return Origin(module=_module_path(inner), instance=node.name)
+        return Origin(module=module_path(inner), instance=node.name)
     return Origin(instance=node.name)
 
 
-def _module_path(scopes: Sequence[str]) -> str:
+def note_origin(node: NodeProto, origin: Origin) -> None:
+    """Write down where a node comes from, as dynamo does: `origin_of` reads it back."""
+    file, _, line = origin.source.rpartition(":")
+    found = {
+        "name_scopes": repr([origin.module, origin.instance]),
+        "class_hierarchy": repr([origin.kind, origin.operator]),
+        "stack_trace": f'File "{file}", line {line}' if file else "",
+    }
+    for key, value in found.items():
+        if value:
+            node.metadata_props.add(key=f"{_META}{key}", value=value)
+
+
+def module_path(scopes: Sequence[str]) -> str:
     """`/encoder/layer/layer.0/self` names `encoder.layer.0.self`: a list names itself twice."""
     path: list[str] = []
     for scope in scopes:
@@ -187,9 +204,11 @@ def _listed(text: str | None) -> list[str]:
 
 
 def _own_line(trace: str) -> str:
-    """`model.py:7`: the outermost line of a stack, which is not torch's own."""
-    found = re.search(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+)', trace)
-    return f"{found[1]}:{found[2]}" if found else ""
+    """`model.py:7`: the innermost line of a stack that is not torch's own."""
+    found = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    files = [(re.split(r"[/\\]", path), line) for path, line in found]
+    own = [(path[-1], line) for path, line in files if "torch" not in path]
+    return ":".join(own[-1]) if own else ""
 
 
 # Facts about nodes -------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class ScikitLearn:
     """The front end of scikit-learn."""
 
     name = "sklearn"
+    answers = ()
 
     def takes(self, source: object) -> bool:
         if isinstance(source, Path):

@@ -50,6 +50,7 @@ class TensorFlow:
     """The front end of TensorFlow, Keras and TFLite."""
 
     name = "tensorflow"
+    answers = ()
 
     def takes(self, source: object) -> bool:
         if isinstance(source, Path):

@@ -103,7 +103,9 @@ def test_npz_that_does_not_fit(tmp_path):
     )
     assert "'x' has rank 4; the model takes float32[N, 3]" in message(x=ramp(2, 3, 4, 5))
     assert "'x' has shape [1, 4]" in message(x=ramp(2, 4))
-    assert "'x' is int64; the model takes float32[N, 3]" in message(x=ramp(2, 3, dtype=np.int64))
+    assert "'x' is complex64; the model takes float32[N, 3]" in message(
+        x=np.zeros((2, 3), np.complex64)
+    )
     assert "'x' has no sample" in message(x=np.zeros((0, 3), np.float32))
     assert "NaN or Inf" in message(x=np.full((1, 3), np.nan, np.float32))
     assert "feed 1: 'x' has NaN or Inf" in message(x=np.array([[0.0] * 3, [np.inf] * 3]))
@@ -132,6 +134,33 @@ def test_casts(tmp_path):
     assert "uint64 with values that int64 cannot hold" in refused(path, TWO)
     np.savez(path, x=ramp(1, 3), k=np.array([1.0]))
     assert "'k' is float64; the model takes int64[N]" in refused(path, TWO)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_, np.int64])
+def test_integers_for_floats_are_taken_as_they_are(tmp_path, dtype):
+    path = tmp_path / "a.npz"
+    pixels = np.array([[0, 1, 100], [127, 3, 4]]).astype(dtype)
+    np.savez(path, x=pixels)
+    reader = reader_for(path, model(DYNAMIC))
+    feeds = list(reader)
+    assert all(feed["x"].dtype == np.float32 for feed in feeds)
+    np.testing.assert_array_equal(np.concatenate([f["x"] for f in feeds]), pixels)
+    said = f"'x' holds {np.dtype(dtype)}: its numbers are taken as they are, not scaled"
+    assert list(reader.notes) == [said], "once, and not for every sample"
+
+
+def test_integers_that_floats_do_not_hold(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.array([[0, 2**24, -(2**24)]]))
+    assert read(path)[0]["x"].tolist() == [[0, 2.0**24, -(2.0**24)]]
+    for large in (2**24 + 1, -(2**24) - 1, -(2**63)):
+        np.savez(path, x=np.array([[0, large, 1]]))
+        assert "is int64 with values that float32 does not hold exactly" in refused(path)
+    half = "g (float16[N,3] x) => (float16[N,3] y) { y = Relu(x) }"
+    np.savez(path, x=np.array([[0, 255, 2048]], np.uint16))
+    assert read(path, half)[0]["x"].tolist() == [[0, 255, 2048]]
+    np.savez(path, x=np.array([[0, 255, 2049]], np.uint16))
+    assert "float16 does not hold exactly" in refused(path, half)
 
 
 def test_feeds_without_elements():

@@ -205,6 +205,7 @@ def onnx_name(kind):
         ((torch.randn(1, 11),), "does not run on the example: RuntimeError: mat1 and mat2"),
         ((torch.randn(1, 10), 3), r"does not fit forward\(input\): too many positional"),
         ({"input": torch.randn(1, 10), "y": 1}, r"does not fit forward\(input\)"),
+        ({"y": torch.randn(1, 10)}, r"does not fit forward\(input\): it names y; as one arg"),
         ((3,), "holds no tensor"),
     ],
 )
@@ -223,6 +224,18 @@ def test_examples_that_do_not_fit(example, message):
     ],
 )
 def test_names_that_do_not_fit(options, message):
+    with pytest.raises(UsageError, match=message):
+        toolkit.export(small(), torch.randn(1, 10), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "pooling"}, "--task names what a transformers checkpoint is for"),
+        ({"framework": "export_onnx", "exporter": "dynamo"}, "no front end takes"),
+    ],
+)
+def test_what_the_front_end_would_pass_over(options, message):
     with pytest.raises(UsageError, match=message):
         toolkit.export(small(), torch.randn(1, 10), **options)
 

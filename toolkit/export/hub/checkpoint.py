@@ -80,6 +80,11 @@ def is_checkpoint(source: object) -> bool:
     return is_model(source)
 
 
+def is_sentence_model(folder: Path | None) -> bool:
+    """Whether a checkpoint says how it pools."""
+    return folder is not None and (folder / "modules.json").is_file()
+
+
 def is_model(source: object) -> bool:
     """Whether an object is a model of transformers."""
     mro = type(source).__mro__
@@ -108,7 +113,7 @@ def _from_folder(source: Path, task: str | None, scratch: Path, trust: bool) -> 
     if gguf is not None:
         options["gguf_file"] = gguf
     config = _config(folder, options, trust)
-    choice = choose(task, config, sentences=(folder / "modules.json").is_file())
+    choice = choose(task, config, sentences=is_sentence_model(folder))
     tokenizer, note = _tokenizer(folder, options)
     model, missing = _model(folder, choice, config, options)
     loaded = Checkpoint(

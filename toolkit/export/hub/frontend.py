@@ -13,6 +13,7 @@ from typing import Any
 from toolkit.errors import UsageError
 from toolkit.export.draft import Plan
 from toolkit.export.hub.checkpoint import is_checkpoint, load
+from toolkit.export.hub.tasks import WITH_PAST
 from toolkit.export.request import Request
 
 
@@ -21,6 +22,7 @@ class Hub:
     """Exports what transformers can load."""
 
     name: str = "transformers"
+    answers: tuple[str, ...] = ("task", "exporter", "translations")
 
     def takes(self, source: object) -> bool:
         return is_checkpoint(source)
@@ -32,7 +34,7 @@ class Hub:
         checkpoint = load(
             source, request.task, scratch, trust_remote_code=request.trust_remote_code
         )
-        from toolkit.export.hub.graphs import blueprints
+        from toolkit.export.hub.graphs import blueprints, keeps_cache
         from toolkit.export.hub.heads import require_weights
         from toolkit.export.hub.texts import feeds_for
         from toolkit.export.hub.ways import HubPart
@@ -42,9 +44,11 @@ class Hub:
             graphs = blueprints(checkpoint)
             require_weights(checkpoint, graphs)
             texts = {graph.name: feeds_for(graph, checkpoint, request.example) for graph in graphs}
+            cached = request.task is None and keeps_cache(checkpoint)
         parts = [HubPart(graph, request, scratch, texts[graph.name]) for graph in graphs]
         task = "" if request.task else f"task {checkpoint.choice.task}, by the config"
-        notes = tuple(filter(None, [task, *checkpoint.notes]))
+        more = f"it has no cache: --task {WITH_PAST} exports one with it" if cached else ""
+        notes = tuple(filter(None, [task, more, *checkpoint.notes]))
         return Plan(parts, checkpoint.companions, notes)
 
 

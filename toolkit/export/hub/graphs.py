@@ -278,6 +278,16 @@ def _cache_shapes(checkpoint: Checkpoint) -> list[tuple[tuple[int, int], tuple[i
     return [(_heads(layer.keys), _heads(layer.values)) for layer in layers]
 
 
+def keeps_cache(checkpoint: Checkpoint) -> bool:
+    """Whether a graph of plain text generation could as well go on from a cache."""
+    if checkpoint.choice.task != "text-generation":
+        return False
+    try:
+        return bool(_cache_shapes(checkpoint))
+    except UsageError:
+        return False
+
+
 def _heads(tensor: Any) -> tuple[int, int]:
     return int(tensor.shape[1]), int(tensor.shape[3])
 

@@ -55,6 +55,8 @@ _PAIR = Head(
     },
 )
 
+WITH_PAST = "text-generation-with-past"
+
 TASKS: Mapping[str, tuple[Head, ...]] = {
     "default": (Head("AutoModel", _BASE, _STATES),),
     "pooling": (Head("AutoModel", _BASE, {"embeddings": _BATCH}, "pooled"),),
@@ -79,11 +81,19 @@ TASKS: Mapping[str, tuple[Head, ...]] = {
         Head("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", {"logits": _TOKENS}),
     ),
     "text-generation": (Head(*_GENERATOR),),
-    "text-generation-with-past": (Head(*_GENERATOR, "cached"),),
+    WITH_PAST: (Head(*_GENERATOR, "cached"),),
     "text2text-generation": (
         Head(
             "AutoModelForSeq2SeqLM",
             "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+            {"logits": _TOKENS},
+            "encoder-decoder",
+        ),
+    ),
+    "image-to-text": (
+        Head(
+            "AutoModelForImageTextToText",
+            "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
             {"logits": _TOKENS},
             "encoder-decoder",
         ),
@@ -152,6 +162,8 @@ _ALIASES = {
     "translation": "text2text-generation",
     "text2text-generation-with-past": "text2text-generation",
     "automatic-speech-recognition-with-past": "automatic-speech-recognition",
+    "image-to-text-with-past": "image-to-text",
+    "vision2seq-lm": "image-to-text",
     "image-segmentation": "semantic-segmentation",
 }
 """Other names that people know the same tasks by."""
@@ -168,6 +180,7 @@ _TELLING = (
     "automatic-speech-recognition",
     "audio-classification",
     "text2text-generation",
+    "image-to-text",
     "text-generation",
 )
 
@@ -268,6 +281,9 @@ def _sensible(task: str, head: Head, config: Any) -> bool:
         return modality_of(config) == "text"
     if task == "image-feature-extraction":
         return modality_of(config) == "image"
+    if task == "image-to-text":
+        # others in the table read images and text with one and the same decoder
+        return bool(getattr(config, "is_encoder_decoder", False))
     if head.table == _BASE:
         return modality_of(config) != "pair"
     if task.startswith("text-generation"):

@@ -33,6 +33,7 @@ class PyTorch:
     """The front end of torch."""
 
     name = "pytorch"
+    answers = ("exporter", "weights", "translations")
 
     def takes(self, source: object) -> bool:
         if isinstance(source, Path):

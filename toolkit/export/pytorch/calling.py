@@ -106,7 +106,17 @@ class Call:
 
 def bind(module: Any, request: Request) -> Call:
     """The call that the example stands for; raises UsageError when it does not fit `forward`."""
-    return bind_arguments(module, *_as_arguments(module, request.example), request)
+    args, kwargs = _as_arguments(module, request.example)
+    try:
+        return bind_arguments(module, args, kwargs, request)
+    except UsageError as error:
+        if not args or not isinstance(request.example, Mapping):
+            raise
+        # names that no parameter has were taken for one argument that is a dict
+        shown = ", ".join(_parameters(module))
+        given = ", ".join(map(str, cast("Mapping[Any, Any]", request.example)))
+        message = f"the example does not fit forward({shown}): it names {given}"
+        raise UsageError(f"{message}; as one argument, {error}") from error
 
 
 def bind_arguments(

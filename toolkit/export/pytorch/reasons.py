@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import one_line
+from toolkit.export.operators import module_path
 
 if TYPE_CHECKING:
     from toolkit.export.pytorch.customops import Translations
@@ -61,8 +62,16 @@ def _cleaned(text: str) -> str:
 def _user_place(text: str) -> str:
     """` (model.py, line 7)`: the user's line that a message of torch names."""
     found = re.findall(r'File "([^"]+)", line (\d+)', text)
-    own = [(file, line) for file, line in found if "site-packages" not in file]
-    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+    models = [each for each in found if not each[0].startswith(exporters_homes())]
+    own = [each for each in models if "site-packages" not in each[0]]
+    shown = own or models  # of a library's model, its own line
+    return f" ({Path(shown[-1][0]).name}, line {shown[-1][1]})" if shown else ""
+
+
+def exporters_homes() -> tuple[str, ...]:
+    """The folders of torch and of this package: lines in them are on the way of every model."""
+    files = (importlib.import_module(name).__file__ for name in ("torch", "toolkit"))
+    return tuple(str(Path(file).parent) for file in files if file)
 
 
 # Operators without a translation -----------------------------------------------------------------
@@ -94,11 +103,16 @@ def unsupported_in_trace(module: Any, args: tuple[Any, ...], opset: int) -> str:
     found: dict[str, list[str]] = {}
     with contextlib.suppress(Exception):  # as above
         utils = importlib.import_module("torch.onnx.utils")
-        graph, missing = utils.unconvertible_ops(module, args, opset_version=opset)
+        try:
+            utils._setup_trace_module_map(module, False)  # else nodes do not know their module
+            graph, missing = utils.unconvertible_ops(module, args, opset_version=opset)
+        finally:
+            utils._reset_trace_module_map()
         for node in graph.nodes():
             if node.kind() in missing:
-                scope = re.sub(r"[^/]*::", "", node.scopeName()).strip("/").replace("/", ".")
-                place = f"{scope or 'the model'}{_user_place(_as_trace(node.sourceRange()))}"
+                scopes = re.sub(r"[^/]*::", "", node.scopeName()).split("/")
+                inside = module_path(list(filter(None, scopes))) or "the model"
+                place = f"{inside}{_user_place(_as_trace(node.sourceRange()))}"
                 found.setdefault(node.kind(), []).append(place)
     return _without_translation(found)
 

@@ -54,9 +54,12 @@ def _is_script(path: Path) -> bool:
 
 
 def _only_weights(path: Path) -> UsageError:
+    safe = path.suffix == ".safetensors"
+    holds = "weights" if safe else "weights or a pickled object"
+    danger = "" if safe else " a pickle runs code and is not opened;"
     return UsageError(
-        f"'{path}' holds weights or a pickled object, and no graph: a pickle runs code and is not "
-        f"opened; name the factory that builds the model, with --weights {path.name}"
+        f"'{path}' holds {holds}, and no graph:{danger} name the factory that builds the model, "
+        f"with --weights {path.name}"
     )
 
 

@@ -27,7 +27,13 @@ from toolkit.export.operators import origin_of
 from toolkit.export.pytorch import outside
 from toolkit.export.pytorch.calling import Call, evaluating, tensors_in
 from toolkit.export.pytorch.customops import Translations
-from toolkit.export.pytorch.reasons import reason_of, unsupported, unsupported_in_trace
+from toolkit.export.pytorch.reasons import (
+    exporters_homes,
+    reason_of,
+    unsupported,
+    unsupported_in_trace,
+)
+from toolkit.export.pytorch.tracing import capturable, move_labels, traceable
 from toolkit.export.request import Axes
 from toolkit.feeds.samples import Feed
 
@@ -51,7 +57,7 @@ def capture(call: Call, feed: Feed, axes: Axes) -> Any:
     errors: list[Exception] = []
     for strict in (False, True):
         try:
-            with quiet(), evaluating(call.module), torch.no_grad():
+            with quiet(), evaluating(call.module), torch.no_grad(), capturable():
                 program = torch.export.export(
                     call.module, args, kwargs, dynamic_shapes=shapes, strict=strict
                 )
@@ -190,11 +196,24 @@ def _name_values(proto: onnx.ModelProto) -> None:
 
 
 def _drop_folders(proto: onnx.ModelProto) -> None:
-    """Leave files and lines in the stacks that torch stores, not where they are on this machine."""
+    """Leave the model's own files and lines in the stacks that torch stores.
+
+    Not where they are on this machine; nor torch's lines and ours, which are on every way.
+    """
     for node in proto.graph.node:
         for entry in node.metadata_props:
             if entry.key.endswith("stack_trace"):
-                entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', entry.value)
+                entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', _own_frames(entry.value))
+
+
+def _own_frames(trace: str) -> str:
+    frames = re.split(r'(?m)^(?=\s*File ")', trace)
+    files = [re.search(r'File "([^"]*)"', frame) for frame in frames]
+    homes = exporters_homes()
+    own = (
+        frame for frame, at in zip(frames, files, strict=True) if at and not at[1].startswith(homes)
+    )
+    return "".join(own)
 
 
 def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
@@ -240,7 +259,7 @@ def write_torchscript(
         quiet(),
         evaluating(call.module),
         torch.no_grad(),
-        _traceable_attention(),
+        traceable(),
         translations.for_torchscript(version),
     ):
         try:
@@ -259,42 +278,12 @@ def write_torchscript(
                 do_constant_folding=not large,
                 keep_initializers_as_inputs=large,
             )
+            move_labels(path, module)
             if large:
                 outside.attach(path, module)
         except Exception as error:  # the exporter raises a dozen unrelated classes
             listed = unsupported_in_trace(module, args, version)
             raise ExportFailed(TORCHSCRIPT, listed or reason_of(error)) from error
-
-
-@contextlib.contextmanager
-def _traceable_attention() -> Generator[None]:
-    """nn.MultiheadAttention in operators that have a translation, and that the tracer takes.
-
-    Its fused kernel has none. While tracing, its `is_causal` is a tensor, which torch's own
-    function refuses.
-    """
-    torch = importlib.import_module("torch")
-    backend, functional = torch.backends.mha, torch.nn.functional
-    fused, attention = backend.get_fastpath_enabled(), functional.scaled_dot_product_attention
-
-    def traceable(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: Any = 0.0,
-        is_causal: Any = False,
-        **more: Any,
-    ) -> Any:
-        return attention(query, key, value, attn_mask, dropout_p, bool(is_causal), **more)
-
-    try:
-        backend.set_fastpath_enabled(False)
-        functional.scaled_dot_product_attention = traceable
-        yield
-    finally:
-        functional.scaled_dot_product_attention = attention
-        backend.set_fastpath_enabled(fused)
 
 
 def _flat(call: Call, feed: Feed) -> tuple[Any, tuple[Any, ...]]:

@@ -100,6 +100,31 @@ def test_text_generation(tmp_path: Path) -> None:
     found, given = shapes(done)
     assert found == {"input_ids": [B, S], "attention_mask": [B, S]}
     assert given == {"logits": [B, S, tiny.WORDS]}
+    assert any("--task text-generation-with-past exports one with it" in n for n in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        # windows over memory, at lengths that are no multiple of the window
+        ("LongformerModel", {**tiny.TEXT, "max_position_embeddings": 80, "attention_window": 4}),
+        # a count of repetitions that follows from the length
+        ("CanineModel", {**tiny.TEXT, "num_hash_buckets": 16, "num_hash_functions": 2}),
+    ],
+)
+def test_lengths_that_are_computed_with(
+    tmp_path: Path, model: str, settings: dict[str, Any]
+) -> None:
+    done = exported(tmp_path, tiny.build(model, **settings), "default")
+    assert len(done.only.proof.sizes[S]) > 1
+
+
+def test_image_to_text(tmp_path: Path) -> None:
+    done = exported(tmp_path, tiny.reader(), None)
+    assert list(done.graphs) == ["encoder", "decoder", "decoder_with_past"]
+    assert shapes(done, "encoder")[0] == {"pixel_values": [B, 3, 32, 32]}
+    assert list(shapes(done, "decoder")[0]) == ["input_ids", "encoder_hidden_states"]
+    assert any("image-to-text" in note for note in done.notes)
 
 
 def test_text2text_generation(tmp_path: Path) -> None:
