@@ -114,6 +114,7 @@ class Quantize:
             return
         for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
             ctx.note(f"no node matches '{pattern}'")
+        start = model.journal.position
         self._lift(model, ctx)
         if self.smooth:
             Smooth().run(model, ctx)
@@ -123,13 +124,13 @@ class Quantize:
         if plan.quantized():
             plan = self._reduced(model, plan, ctx)
         _note_what(plan, ctx)
+        if not plan.quantized():
+            model.journal.undo_to(start)  # lifted and smoothed for nothing
         self._apply(model, plan, ctx)
         if plan.quantized():
             self._note_saturation(model, ctx)
 
     def _apply(self, model: Model, plan: Plan, ctx: Context) -> None:
-        if not plan.quantized():
-            return
         apply_all(model, plan, ctx, self.format)
         ctx.plans.append(as_applied(model, plan))
         if self.correct_bias and is_correctable(plan, ctx):

@@ -132,5 +132,9 @@ def _error(weights: Array, fit: Fit, grid: Grid, importance: Array | None) -> Ar
 
 
 def _usable(scale: Array) -> Array:
-    """1 in place of scales that are as good as zero: such blocks become all zeros."""
-    return np.where(np.abs(scale) < _SMALLEST, np.float32(1), scale).astype(np.float32)
+    """The least scale in place of those that are as good as zero: such blocks become all zeros.
+
+    Kernels take the middle off a sum of products that holds it; what is left by rounding is of the
+    scale's size.
+    """
+    return np.where(np.abs(scale) < _SMALLEST, np.float32(_SMALLEST), scale).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -135,6 +136,19 @@ def test_a_model_of_an_old_opset_is_lifted_first() -> None:
     subject = network(opset=11)
     with pytest.raises(UsageError, match="needs opset 13"):
         quantize(subject, data=feeds(subject), opset="keep")
+
+
+def test_a_model_that_stays_float_is_not_lifted_and_its_plan_can_be_edited(tmp_path: Path) -> None:
+    subject = network(opset=11)
+    result, done = quantize(subject, Quantize(exclude=("*",)), feeds(subject))
+    assert done.status == "unchanged"
+    assert subject.opsets[""] == 11
+    (written,) = result.plans
+    path = tmp_path / "plan.json"
+    edited = {"output": "y", "op": "Gemm", "scheme": "dynamic", "axis": 1}
+    entries = [edited if e["output"] == "y" else e for e in json.loads(written)["nodes"]]
+    path.write_text(json.dumps({"version": 1, "nodes": entries}))
+    assert quantize(subject, Quantize(plan=path))[1].rules == {"quantize-linear": 1}
 
 
 def test_a_quantized_model_is_left_as_it_is() -> None:

@@ -82,6 +82,18 @@ def test_the_same_numbers_as_in_numpy(
     assert np.abs(weight - w).max() <= 1.2 * step
 
 
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+@pytest.mark.parametrize("level", [0, 4])
+def test_outputs_without_weights_are_zero(weights: Any, level: int) -> None:
+    """As those of a vocabulary that is filled up: nothing is left of them by rounding."""
+    item = QuantizeWeights(weights, 16, True, min_elements=1, accuracy_level=level)
+    text = typed(X_Y, stored("w", np.zeros((16, 8))), "y = MatMul (x, w)")
+    changed = check(item, text)
+    large = {"x": 1000 + np.arange(48, dtype=np.float32).reshape(1, 3, 16) / 7}
+    (found,) = plain.run(changed.inlined_proto(), large)
+    assert np.abs(found).max() < 1e-30
+
+
 def test_level_four_computes_in_int8() -> None:
     item = QuantizeWeights(**ANY)
     changed = check(item, typed(X_Y, floats("w", 16, 8), "y = MatMul (x, w)"), atol=COARSE)
