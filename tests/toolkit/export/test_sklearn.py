@@ -155,3 +155,18 @@ def test_pickles_are_refused(tmp_path):
     file.write_bytes(b"")
     with pytest.raises(UsageError, match="runs code when it is read"):
         toolkit.export(Path(file))
+
+
+def test_several_targets_with_classes_of_their_own():
+    from sklearn import multioutput
+
+    data = datasets.load_wine()
+    rows = preprocessing.scale(data.data).astype(np.float32)
+    targets = np.c_[data.target, data.target > 0]
+    chain = multioutput.MultiOutputClassifier(linear_model.LogisticRegression()).fit(rows, targets)
+    exported = toolkit.export(chain, rows[:4])
+    assert list(exported.model.graph.outputs) == ["label", "probabilities_0", "probabilities_1"]
+    forest = ensemble.RandomForestClassifier(5, random_state=0).fit(rows, targets)
+    exported = toolkit.export(forest, rows[:4])
+    assert list(exported.model.graph.outputs) == LABELS
+    assert exported.only.proof.sizes["batch"] == [1, 2, 4, 5]
