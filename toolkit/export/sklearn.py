@@ -16,6 +16,7 @@ compute in 64 bits, as scikit-learn does.
 from __future__ import annotations
 
 import importlib
+import locale
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ _PICKLES = (".pkl", ".pickle", ".joblib")
 _INPUT = "input"
 _ROWS = 8
 _LAST_BITS = 1e-6
+_USUAL_LOCALE, _PLAIN_LOCALE = "en_US.UTF-8", "C.UTF-8"
 _ML_OPSET = 3
 """Of ai.onnx.ml: the newest that all of skl2onnx's converters write."""
 
@@ -232,6 +234,7 @@ def _written(
     except Exception as error:  # converters raise whatever their code does
         raise ExportFailed("skl2onnx", summarize(error)) from error
     _unpack(made.graph)
+    _speak_here(made.graph)
     path = scratch / f"model-{np.dtype(kind).name}.onnx"
     Model.from_proto(made).save(path)
     return path
@@ -265,6 +268,32 @@ def _unpack(graph: GraphProto) -> None:
         graph.output.extend(
             helper.make_tensor_value_info(name, kind, [None, None]) for name in names.values()
         )
+
+
+def _speak_here(graph: GraphProto) -> None:
+    """Lowercase text by the plain locale, where the one that the graph names is not installed.
+
+    onnxruntime loads no such graph otherwise. For letters the two are the same.
+    """
+    for node in graph.node:
+        if node.op_type != "StringNormalizer":
+            continue
+        named = next((each for each in node.attribute if each.name == "locale"), None)
+        if not _installed(named.s.decode() if named is not None else _USUAL_LOCALE):
+            if named is not None:
+                node.attribute.remove(named)
+            node.attribute.append(helper.make_attribute("locale", _PLAIN_LOCALE))
+
+
+def _installed(name: str) -> bool:
+    before = locale.setlocale(locale.LC_CTYPE)
+    try:
+        locale.setlocale(locale.LC_CTYPE, name)
+    except locale.Error:
+        return False
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    return True
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import toolkit
-from toolkit.errors import UsageError
+from toolkit.errors import NotProven, UsageError
 
 sklearn = pytest.importorskip("sklearn")
 pytest.importorskip("skl2onnx")
@@ -170,3 +170,23 @@ def test_several_targets_with_classes_of_their_own():
     exported = toolkit.export(forest, rows[:4])
     assert list(exported.model.graph.outputs) == LABELS
     assert exported.only.proof.sizes["batch"] == [1, 2, 4, 5]
+
+
+def text_model(texts):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    model = pipeline.make_pipeline(TfidfVectorizer(), linear_model.LogisticRegression())
+    return model.fit(texts, [0, 1, 1, 0])
+
+
+def test_text_also_where_the_usual_locale_is_not_installed():
+    texts = np.array(["The cat sat ON the mat", "a dog ran", "cats and dogs", "the far mat"])
+    exported = toolkit.export(text_model(texts), texts)
+    assert list(exported.model.graph.outputs) == LABELS
+    assert exported.only.proof.error <= 1e-4
+
+
+def test_letters_that_the_converter_takes_for_the_end_of_a_word():
+    texts = np.array(["the über mat", "a dog ran", "cats and dogs", "the far über"])
+    with pytest.raises(NotProven, match="probabilities"):
+        toolkit.export(text_model(texts), texts)
