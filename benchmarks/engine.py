@@ -11,9 +11,6 @@ that a busy minute of the machine hits all of them alike. Tables go to the conso
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,10 +22,10 @@ from claims import Claim, claims
 from compare import Examination, census, examine
 from measure import Measurement, measure
 from peers import PEERS
+from publishing import RESULTS, progress, publish, setting
 from results import Case, Run, row
 from tables import markdown
 
-RESULTS = Path(__file__).resolve().parent / "results"
 EXAMINE_TIMEOUT = 900
 
 
@@ -38,7 +35,7 @@ def run_model(run: Run, name: str, options: argparse.Namespace) -> None:
     nodes = 0 if entry.reason else census(entry.path).total()
     run.cases[name] = Case(name, entry.bytes, nodes, entry.exported, entry.reason)
     if entry.reason:
-        _progress(f"{name}: {entry.reason}")
+        progress(f"{name}: {entry.reason}")
         return
     rounds: dict[str, list[Measurement]] = {peer: [] for peer in run.peers}
     examined: dict[str, Examination] = {}
@@ -56,7 +53,7 @@ def run_model(run: Run, name: str, options: argparse.Namespace) -> None:
     for peer in run.peers:
         added = row(name, peer, rounds[peer], examined.get(peer))
         run.rows[name, peer] = added
-        _progress(
+        progress(
             f"{name:28} {peer:13} {added.nodes:6} nodes {added.seconds:8.2f} s "
             f"{added.peak_mb:7.0f} MB  {added.reason[:120]}"
         )
@@ -67,43 +64,14 @@ def run_model(run: Run, name: str, options: argparse.Namespace) -> None:
 def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str:
     """Writes JSON and Markdown and returns the Markdown."""
     packages = ("numpy", "onnx", *(p for peer in PEERS.values() for p in peer.packages))
-    versions = {package: importlib.metadata.version(package) for package in packages}
-    machine = {
-        "processor": processor(),
-        "cores_used": options.cores,
-        "python": platform.python_version(),
-        "rounds": options.rounds,
-    }
+    measured_on = setting(f"{options.cores} core(s), {options.rounds} round(s)", packages)
+    text = markdown(run, judged, measured_on)
     data = {
-        "machine": machine,
-        "versions": versions,
-        "claims": [asdict(claim) for claim in judged],
         "models": [asdict(case) for case in run.cases.values()],
         "rows": [asdict(each) for each in run.rows.values()],
     }
-    setting = (
-        f"{machine['processor']}, {options.cores} core(s), Python {machine['python']}, "
-        f"{options.rounds} round(s). "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + "."
-    )
-    text = markdown(run, judged, setting)
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "engine.json").write_text(json.dumps(data, indent=1) + "\n")
-    (options.results / "engine.md").write_text(text)
+    publish(options.results, "engine", text, measured_on, judged, data)
     return text
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:

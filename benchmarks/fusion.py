@@ -13,25 +13,21 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib.metadata
-import json
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import corpus
 from claims import Claim
 from compare import census
-from engine import RESULTS, processor
 from fusion_claims import OURS, OURS_STANDARD, claims
 from fusion_lanes import Lanes
 from fusion_peers import TOOLS
 from fusion_results import KINDS, REGIMES, Case, Run
 from fusion_tables import markdown
 from fusion_workers import CLOCKS
+from publishing import RESULTS, progress, publish, setting
 
 # No transformers: there is little to fuse, and nothing may get worse.
 OTHER_NETWORKS = ("resnet50", "mobilenet-v2", "convnext", "unet", "tagger")
@@ -46,13 +42,13 @@ def run_model(run: Run, name: str, lanes: Lanes, options: argparse.Namespace) ->
     architecture, expected = _expected(name)
     run.cases[name] = Case(name, architecture, expected, nodes, entry.reason)
     if entry.reason:
-        _progress(f"{name}: {entry.reason}")
+        progress(f"{name}: {entry.reason}")
         return
     with tempfile.TemporaryDirectory(dir=options.cache, prefix="output-") as output:
         rows = lanes.run(entry, architecture, Path(output))
         raced = lanes.race(entry, rows, Path(output), options.rounds) if options.rounds else {}
     if "error" in raced:
-        _progress(f"{name}: no latencies: {raced['error']}")
+        progress(f"{name}: no latencies: {raced['error']}")
     races = {regime: raced[regime] for regime in REGIMES if regime in raced}
     run.original[name] = {regime: seconds["original"] for regime, seconds in races.items()}
     for row in rows:
@@ -61,7 +57,7 @@ def run_model(run: Run, name: str, lanes: Lanes, options: argparse.Namespace) ->
         if row.tool in raced.get("failed", {}):
             row.reason, row.agrees = raced["failed"][row.tool], False
         found = " ".join(str(row.found.get(kind, 0)) for kind in KINDS)
-        _progress(
+        progress(
             f"{name:34} {row.tool:17} {found:9} {row.nodes:5} nodes {row.seconds:6.2f} s "
             f"{run.speedup(name, row.tool, 'plain') or 0:5.2f}x  {row.reason[:100]}"
         )
@@ -84,7 +80,7 @@ def run_depths(run: Run, lanes: Lanes, options: argparse.Namespace) -> None:
             if "seconds" in answer:
                 nodes = census(target).total()
                 run.depths[layers] = {"seconds": answer["seconds"], "nodes": nodes}
-        _progress(f"{layers} layers: {answer}")
+        progress(f"{layers} layers: {answer}")
 
 
 def _expected(name: str) -> tuple[str, dict[str, int]]:
@@ -118,35 +114,11 @@ def model_names() -> list[str]:
 def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str:
     """Writes JSON and Markdown and returns the Markdown."""
     packages = ("onnx", "onnxruntime", "torch", "transformers", "onnxscript", "onnxslim", "onnxsim")
-    versions = {package: importlib.metadata.version(package) for package in packages}
-    machine = {
-        "processor": processor(),
-        "python": platform.python_version(),
-        "rounds": options.rounds,
-        "passes": options.passes,
-        "clock": options.clock,
-    }
-    data = {
-        "machine": machine,
-        "versions": versions,
-        "claims": [asdict(claim) for claim in judged],
-        **run.to_json(),
-    }
-    setting = (
-        f"{machine['processor']}, Python {machine['python']}, passes `{options.passes}`, "
-        f"{options.rounds} round(s) of latency, {options.clock} clock. "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + "."
-    )
-    text = markdown(run, judged, setting)
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "fusion.json").write_text(json.dumps(data, indent=1) + "\n")
-    (options.results / "fusion.md").write_text(text)
+    how = f"passes `{options.passes}`, {options.rounds} round(s) of latency, {options.clock} clock"
+    measured_on = setting(how, packages)
+    text = markdown(run, judged, measured_on)
+    publish(options.results, "fusion", text, measured_on, judged, run.to_json())
     return text
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:

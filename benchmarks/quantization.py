@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib.metadata
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,9 +29,9 @@ from typing import Any
 import corpus
 import numpy as np
 from claims import Claim
-from engine import RESULTS, processor
 from fusion_workers import CLOCKS
 from measure import MEGABYTE, _env, anonymous_bytes
+from publishing import RESULTS, progress, publish, setting
 from quantization_claims import claims
 from quantization_results import FLOAT, Row, Run, markdown
 from quantization_scores import SCORES, noise, open_session, pooled
@@ -198,31 +195,11 @@ def size_of(path: Path) -> int:
 
 
 def write(run: Run, judged: list[Claim], options: argparse.Namespace) -> str:
-    packages = ("onnx", "onnxruntime", "torch", "transformers", "nncf")
-    versions = {package: _version(package) for package in packages}
-    setting = (
-        f"{processor()}, Python {platform.python_version()}, {options.rounds} rounds of latency, "
-        f"{options.clock} clock, one thread. "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + "."
-    )
-    text = markdown(run, judged, setting)
-    data = {"setting": setting, "claims": [asdict(claim) for claim in judged], **run.to_json()}
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "quantization.json").write_text(json.dumps(data, indent=1) + "\n")
-    (options.results / "quantization.md").write_text(text)
+    how = f"{options.rounds} rounds of latency, {options.clock} clock, one thread"
+    measured_on = setting(how, ("onnx", "onnxruntime", "torch", "transformers", "nncf"))
+    text = markdown(run, judged, measured_on)
+    publish(options.results, "quantization", text, measured_on, judged, run.to_json())
     return text
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:

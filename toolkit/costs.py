@@ -255,3 +255,21 @@ def cache_path(topic: str = "costs") -> Path:
     """Where this machine's own table of a topic is, whether or not it was measured yet."""
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{runtime_version()}-{cpu_name()}".lower()).strip("-")
     return cache_folder() / "toolkit" / f"{topic}-{slug}.json"
+
+
+def costs_in_use(shipped: Path, topic: str = "costs") -> tuple[Costs, str]:
+    """This machine's own table where it was measured with this runtime, else the one that ships.
+
+    With where it is from, and what there is to say of it.
+    """
+    own = cache_path(topic)
+    if own.is_file():
+        try:
+            return Costs.load(own), f"measured on this machine, '{own}'"
+        except CostsError as error:
+            return Costs.load(shipped), f"the shipped table; {error}"
+    table = Costs.load(shipped)
+    origin = f"the shipped table, onnxruntime {table.runtime} on {table.cpu}"
+    if table.runtime != runtime_version():
+        origin += f"; this is onnxruntime {runtime_version()}: toolkit tune measures it"
+    return table, origin

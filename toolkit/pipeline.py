@@ -1,28 +1,21 @@
-"""The pass manager: run a pass, prove it, keep it or undo it.
-
-When a pass does not hold, its journal is bisected for the first rewrite that breaks the model. That
-rewrite is vetoed and the pass runs again, so a bad rewrite costs itself and not the pass.
-"""
+"""The pass manager: passes in order, with a proof behind each one and behind the result."""
 
 from __future__ import annotations
 
-import gc
 import time
-import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from toolkit import nodes as nd
+from toolkit.attempt import run_pass
 from toolkit.choices import OpsetLimit, Prefer, Target, Validate, require_choice
-from toolkit.errors import NotProven, ToolkitError, UsageError, summarize
-from toolkit.journal import Rewrite
+from toolkit.context import Context, Pass, Progress, Written
+from toolkit.errors import NotProven, UsageError
 from toolkit.model import Model
-from toolkit.result import ModelStats, PassResult, Result, Status, Undone
-from toolkit.tolerance import EXACT, QUANT, Tolerance
+from toolkit.result import ModelStats, PassResult, Result
+from toolkit.tolerance import EXACT, QUANT
 
 if TYPE_CHECKING:
     from toolkit.calibrate.data import Calib, CalibrationData
@@ -34,83 +27,7 @@ if TYPE_CHECKING:
     from toolkit.validate import Validator, Verdict
 
 _STANDARD = ("", "ai.onnx.ml")
-_MOST_VETOES = 12
-_RULE_LOST_AFTER = 3
-"""A rule that breaks the model at this many sites is wrong as such: it is dropped as a whole."""
-
-
-@runtime_checkable
-class Pass(Protocol):
-    """What the pipeline runs. Built-in passes are frozen dataclasses whose fields are options.
-
-    A pass that finds nothing more to do when it runs twice may say so with a class variable
-    `idempotent = True`: it is then skipped where nothing has changed since it last ran. One that
-    fuses may say with `cores` what it is after, for `toolkit explain` (see `toolkit.cores`).
-    """
-
-    @property
-    def name(self) -> str:
-        """How the report calls it."""
-        ...
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """How far it may move the outputs."""
-        ...
-
-    def run(self, model: Model, ctx: Context) -> None:
-        """Edit the model through its graphs."""
-        ...
-
-
-@dataclass(slots=True)
-class Context:
-    """What a pass may know beside the model.
-
-    `misses` records where rules nearly matched. `opset` bounds how far a pass may lift the model
-    where the user did not name an opset to that pass itself. `calibration` are the user's samples,
-    None without any. `floats` is the model as it was before the first pass that quantizes, and
-    `judge` says what others are worth beside it (None when there is nothing to judge by).
-
-    `prefer` and `measure` are for passes that choose by speed: whether a smaller model may be
-    slower, and whether to time it on this machine. Plans that passes have applied go into `plans`.
-    A pass that takes long says what it does with `tell`: in words, and which part of it is done.
-    """
-
-    target: str = "ort-cpu"
-    custom_ops: tuple[str, ...] = ()
-    misses: Misses | None = None
-    opset: OpsetLimit = None
-    calibration: CalibrationData | None = None
-    floats: Model | None = None
-    judge: Judge | None = None
-    prefer: Prefer = "speed"
-    measure: bool = True
-    tell: Callable[[str, float], None] = lambda stage, part: None
-    plans: list[Written] = field(default_factory=list["Written"])
-    notes: list[str] = field(default_factory=list[str])
-
-    def note(self, text: str) -> None:
-        """Say something about this run of the pass; it ends up in the report."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-
-class Written(Protocol):
-    """What a pass has decided, and can write down: a plan of quantization is one."""
-
-    def to_json(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where the pipeline is: pass `index` of `total`, `stage` in words, `part` of it done."""
-
-    index: int
-    total: int
-    name: str
-    stage: str
-    part: float = 0.0
+_UNJUDGED = "what quantizing costs is not known: name samples that it runs on by --calib"
 
 
 @dataclass(slots=True)
@@ -189,7 +106,9 @@ class Pipeline:
                 measure=self.measure,
                 tell=partial(self._tell, index, item.name),
             )
-            results.append(self._run_pass(index, item, model, validator, ctx))
+            results.append(
+                run_pass(item, model, ctx, validator if self.validate == "each" else None)
+            )
             plans += ctx.plans if results[-1].status in ("applied", "unchanged") else []
             if getattr(item, "idempotent", False):
                 settled.append((item, model.revision))
@@ -205,74 +124,6 @@ class Pipeline:
             quality=quality,
             plans=[plan.to_json() for plan in plans],
             notes=_notes_on(data),
-        )
-
-    # -- one pass
-
-    def _run_pass(
-        self, index: int, item: Pass, model: Model, validator: Validator | None, ctx: Context
-    ) -> PassResult:
-        started = time.perf_counter()
-        undone: list[Undone] = []
-        given_up: list[str] = []
-        status: Status = "unchanged"
-        error, reason, quality = None, "", None
-        places: dict[str, list[str]] = {}
-        while True:
-            failure = _attempt(item, model, ctx)
-            if failure is not None:
-                model.rollback()
-                status, reason = "reverted", failure
-                break
-            if not len(model.journal):
-                break
-            places = model.journal.places_by_rule()
-            if validator is None or self.validate != "each":
-                status = "applied"
-                break
-            self._tell(index, item.name, "proving")
-            verdict = validator.check(model, item.tolerance)
-            error, quality = verdict.error, verdict.quality
-            if verdict.ok:
-                validator.accept(verdict)
-                status = "applied"
-                break
-            self._tell(index, item.name, "finding the rewrite that breaks it")
-            culprit, of_it = _first_bad(model, validator, item.tolerance, verdict)
-            model.rollback()
-            found = Undone(culprit.rule, culprit.site, of_it.error, of_it.reason)
-            known = any((u.rule, u.site) == (found.rule, found.site) for u in undone)
-            if culprit.implicit or known or len(undone) >= _MOST_VETOES:
-                # Nothing that a veto would keep from happening again.
-                status, reason = "reverted", of_it.reason
-                undone.clear()
-                break
-            undone.append(found)
-            model.journal.veto(culprit)
-            if sum(u.rule == culprit.rule for u in undone) >= _RULE_LOST_AFTER:
-                model.journal.veto_rule(culprit.rule)
-                given_up.append(
-                    f"{culprit.rule} given up after {_RULE_LOST_AFTER} that did not hold"
-                )
-        if status == "unchanged" and undone:
-            status, error, reason = "reverted", None, "none of its rewrites held"
-        if status != "applied":
-            places.clear()
-            quality = None
-        model.journal.clear_vetoes()
-        model.commit()
-        return PassResult(
-            name=item.name,
-            status=status,
-            rewrites=sum(map(len, places.values())),
-            rules={rule: len(sites) for rule, sites in places.items()},
-            seconds=time.perf_counter() - started,
-            error=error,
-            reason=reason,
-            undone=undone,
-            notes=[*given_up, *ctx.notes],
-            places=places,
-            quality=quality,
         )
 
     # -- the ends
@@ -319,6 +170,8 @@ class Pipeline:
         """What the end result was shown to be, in one line; raises when it does not hold."""
         if validator is None:
             return "not validated", None
+        from toolkit.runtime import said_of_packing
+
         self._tell(len(self.passes), "", "proving the result")
         changed = [p for p, r in zip(self.passes, results, strict=True) if r.status == "applied"]
         loosest = max((p.tolerance for p in changed), default=EXACT)
@@ -329,7 +182,10 @@ class Pipeline:
             errors.append(verdict.error or 0.0)
         deployed = validator.check(model, loosest, deployed=True)
         _require(deployed, "as deployed, with the runtime's own optimizations on", results)
-        return validator.summary(errors[-1] if errors else 0.0, deployed), deployed.quality
+        shown = validator.summary(errors[-1] if errors else 0.0, deployed)
+        unjudged = loosest is QUANT and validator.judge is None
+        parts = (shown, said_of_packing(model), _UNJUDGED if unjudged else "")
+        return "; ".join(filter(None, parts)), deployed.quality
 
     def _tell(self, index: int, name: str, stage: str, part: float = 0.0) -> None:
         self.progress(Progress(index, len(self.passes), name, stage, part))
@@ -364,68 +220,6 @@ def _notes_on(data: CalibrationData | None) -> list[str]:
 
 def _skipped(item: Pass) -> PassResult:
     return PassResult(item.name, "skipped", reason="nothing has changed since it last ran")
-
-
-def _attempt(item: Pass, model: Model, ctx: Context) -> str | None:
-    """Run the pass; what went wrong in one line, or None.
-
-    A user's pass may raise anything, and must not take the model down with it. A UsageError is
-    not the pass failing but the user asking for something that cannot be: it goes through.
-    """
-    ctx.notes.clear()
-    ctx.plans.clear()
-    try:
-        with _collector_paused():
-            item.run(model, ctx)
-            if len(model.journal):
-                for graph in model.graphs():
-                    graph.require_sound()
-    except UsageError:
-        raise
-    except ToolkitError as error:
-        return str(error)
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{summarize(error)} ({Path(frame.filename).name}, line {frame.lineno})"
-    return None
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """Python's cycle collector at rest: a graph is many objects, all of them alive.
-
-    Looking through them again and again takes more than linear time, 14 % of it at 40,000 nodes.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _first_bad(
-    model: Model, validator: Validator, tolerance: Tolerance, verdict: Verdict
-) -> tuple[Rewrite, Verdict]:
-    """The first rewrite in the journal after which the model does not hold, and its verdict.
-
-    Binary search over prefixes: the model held before the pass and does not after it, as
-    `verdict` says.
-    """
-    journal = model.journal
-    rewrites = journal.rewrites
-    ends = [r.start for r in rewrites[1:]] + [len(journal)]
-    good, bad = -1, len(rewrites) - 1  # the model holds after `good`, and not after `bad`
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        journal.seek(ends[middle])
-        found = validator.check(model, tolerance)
-        if found.ok:
-            good = middle
-        else:
-            bad, verdict = middle, found
-    return rewrites[bad], verdict
 
 
 def _require(verdict: Verdict, how: str, results: list[PassResult]) -> None:

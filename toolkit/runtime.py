@@ -1,8 +1,8 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 """onnxruntime, and the only module that imports it: a model run as it stands.
 
-The session gets the small protobuf; large tensors are read from the model's own files through the
-external-data folder, and overlay tensors are lent to it. Nothing is copied.
+The session gets the small protobuf; it maps large tensors from the files that they are in, and
+arrays in memory are lent to it (see `toolkit.supply`).
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ from __future__ import annotations
 import ctypes
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 from toolkit import nodes as nd
 from toolkit.errors import RuntimeRefused, UsageError, one_line
 from toolkit.model import Model
-from toolkit.weights import clear_data, is_external
+from toolkit.supply import supply
 
 MAX_OPSET = 26
 MAX_IR = 13
 """The newest opset and IR version that the runtime loads (onnxruntime 1.31)."""
 
-_LENDABLE = "biufc"
+MOST_PACKED = 1 << 28
+"""Bytes of weights that a session may copy where it computes other numbers without it."""
+_IN_INT8 = 4
+"""The accuracy level of MatMulNBits at which activations are rounded to int8."""
+
 _FOREIGN = (
     "tensor(bfloat16)",
     *("tensor(float8e4m3fn)", "tensor(float8e4m3fnuz)"),
@@ -52,7 +56,8 @@ class Session:
         # Its planner for shared buffers is quadratic: 190 s for 20,000 nodes, which run in 0.03 s.
         options.enable_mem_reuse = False
         # Prepacking copies the weights into another layout: memory and time for one run.
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        if not (model.nbytes() <= MOST_PACKED and _computes_as_packed(model)):
+            options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -61,14 +66,18 @@ class Session:
     def _open(self, model: Model, options: Any, custom_ops: Sequence[str]) -> None:
         import onnxruntime as ort
 
-        if model.weights.folder is not None:
-            folder = str(model.weights.folder.resolve())
-            key = "session.model_external_initializers_file_folder_path"
-            options.add_session_config_entry(key, folder)
         proto = model.to_proto()
         # Newer IR versions only add what it refuses anyway.
         proto.ir_version = min(proto.ir_version, MAX_IR)
-        self._lent = _lend_overlay(model, proto, options, ort)
+        supplied = supply(model, proto)
+        if supplied.folder is not None:
+            folder = str(supplied.folder.resolve())
+            key = "session.model_external_initializers_file_folder_path"
+            options.add_session_config_entry(key, folder)
+        lend = ort.OrtValue.ortvalue_from_numpy
+        self._lent = {name: lend(array) for name, array in supplied.lent.items()}
+        if self._lent:
+            options.add_external_initializers(list(self._lent), list(self._lent.values()))
         serialized = proto.SerializeToString()
         del proto  # the runtime makes a graph of its own, and two are enough
         _register(custom_ops, options)
@@ -106,6 +115,30 @@ class Deployed(Session):
         self._open(model, options, custom_ops)
 
 
+def said_of_packing(model: Model) -> str:
+    """What sessions do not compute as an application would, in words; blank for nothing."""
+    if model.nbytes() <= MOST_PACKED or not _computes_as_packed(model):
+        return ""
+    return (
+        f"MatMulNBits was run in floats, since weights over {MOST_PACKED >> 20} MB are not packed "
+        "here; an application computes it in int8 (accuracy_level 4)"
+    )
+
+
+def _computes_as_packed(model: Model) -> bool:
+    """Whether there are operators that compute in int8 with packed weights, else in floats.
+
+    The runtime makes a MatMulNBits of a product with weights that are dequantized by blocks.
+    """
+    nodes = (node for graph in model.graphs() for node in graph.nodes)
+    return any(
+        nd.attr(node, "accuracy_level", 0) == _IN_INT8
+        if node.op_type == "MatMulNBits"
+        else nd.is_op(node, "DequantizeLinear") and nd.attr(node, "block_size", 0)
+        for node in nodes
+    )
+
+
 def _new_options() -> Any:
     import onnxruntime as ort
 
@@ -141,66 +174,6 @@ def _from_ort_value(value: Any) -> Any:
     bits = bytes((ctypes.c_char * size).from_address(value.data_ptr()))
     dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
     return np.frombuffer(bits, dtype=dtype).reshape(value.shape())
-
-
-def _lend_overlay(model: Model, proto: ModelProto, options: Any, ort: Any) -> dict[str, Any]:
-    """Hand overlay tensors to the session by reference; inline those that it cannot borrow."""
-    lent: dict[str, Any] = {}
-    initializers = proto.graph.initializer
-    read, inputs = _names_read(proto.graph), {value.name for value in proto.graph.input}
-    for index in reversed(range(len(initializers))):
-        tensor = initializers[index]
-        array = model.weights.overlaid(tensor)
-        if array is None:
-            continue
-        if tensor.name not in read and tensor.name not in inputs:
-            # The runtime drops what nobody reads, and then does not find what it is lent.
-            del initializers[index]
-        elif tensor.name in read and _can_be_lent(tensor, array):
-            lent[tensor.name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(array))
-        else:
-            _inline(model, tensor)
-    for tensor in _held_tensors(proto.graph.node):
-        if model.weights.overlaid(tensor) is not None:
-            _inline(model, tensor)
-    for function in proto.functions:
-        for tensor in _held_tensors(function.node):
-            if is_external(tensor):
-                _inline(model, tensor)
-    if lent:
-        options.add_external_initializers(list(lent), list(lent.values()))
-    return lent
-
-
-def _can_be_lent(tensor: TensorProto, array: Any) -> bool:
-    """Whether the array is the tensor as the runtime knows it: no packed bytes, no foreign type."""
-    known = array.dtype.kind in _LENDABLE and array.dtype.isbuiltin == 1
-    return known and array.shape == tuple(tensor.dims)
-
-
-def _names_read(graph: GraphProto) -> set[str]:
-    """The values that the graph's nodes, its subgraphs and its outputs read."""
-    names = {value.name for value in graph.output}
-    for node in graph.node:
-        names.update(node.input)
-        for inner in nd.graphs_of(node):
-            names |= _names_read(inner)
-    return names
-
-
-def _held_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-    """The tensors in the nodes' attributes, and all that their subgraphs store."""
-    for node in nodes:
-        yield from (a.t for a in node.attribute if a.HasField("t"))
-        for graph in nd.graphs_of(node):
-            yield from graph.initializer
-            yield from _held_tensors(graph.node)
-
-
-def _inline(model: Model, tensor: TensorProto) -> None:
-    raw = bytes(model.weights.raw(tensor))
-    clear_data(tensor)
-    tensor.raw_data = raw
 
 
 def optimize_offline(

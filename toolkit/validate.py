@@ -120,13 +120,14 @@ class Validator:
 
     def summary(self, error: float, deployed: Verdict) -> str:
         """What was shown, in one line: the error as written, and what came out as deployed."""
+        weighed = deployed.quality.summary() if deployed.quality is not None else ""
         if not len(self.feeds):
-            return self.note
+            rest = f"no other inputs were run: {self._refusal}"
+            return f"{weighed}; {rest}" if weighed else self.note
         runs = "1 feed" if len(self.feeds) == 1 else f"{len(self.feeds)} feeds"
         sizes = [f"{s} {', '.join(map(str, found))}" for s, found in self.feeds.sizes.items()]
         where = f"{runs} ({'; '.join(sizes)})" if sizes else runs
         shown = f"error {error:.1e} as written, {deployed.error or 0:.1e} as deployed"
-        weighed = deployed.quality.summary() if deployed.quality is not None else ""
         if weighed:
             shown = f"{weighed}; runs and gives numbers"
         return "; ".join(filter(None, [f"{shown}, on {where}", deployed.reason, self.note]))
@@ -142,7 +143,8 @@ class Validator:
         broken = self._interface.broken_by(model)
         if broken:
             return Verdict(False, None, broken)
-        if not len(self.feeds):
+        judged = self.judge is not None and (tolerance is QUANT or self._noise is not None)
+        if not len(self.feeds) and not judged:
             return Verdict(True, None, self.note)
         try:
             found = self._differences(model, deployed)
@@ -167,8 +169,8 @@ class Validator:
         self, model: Model, found: dict[str, Difference], judge: Judge, deployed: bool
     ) -> Verdict:
         """What the judge says of a quantized model that runs and gives numbers."""
-        error = worst(list(found.values())).relative
-        error = error if math.isfinite(error) else None
+        error = worst(list(found.values())).relative if found else None
+        error = error if error is not None and math.isfinite(error) else None
         for name, difference in found.items():
             if not difference.finite:
                 return Verdict(False, error, f"output '{name}': {difference.reason}")
@@ -184,13 +186,14 @@ class Validator:
         """Whether a model that was quantized by an earlier pass is as good as it was then."""
         assert self._noise is not None
         verdict = self._judge(found, tolerance, deployed=False)
-        if verdict.ok:
+        if verdict.ok and found:
             return verdict
         weighed = self._weigh(model, found, judge, deployed=False)
         if weighed.quality is None or not weighed.ok:
             return weighed
         kept = weighed.quality.noise <= _ROUNDED_ANEW * self._noise
-        return weighed if kept else Verdict(False, verdict.error, verdict.reason)
+        reason = verdict.reason or "it is further from the floats than before"
+        return weighed if kept else Verdict(False, weighed.error, reason)
 
     def _judge(self, found: dict[str, Difference], tolerance: Tolerance, deployed: bool) -> Verdict:
         # A pass answers for what it adds, not for what those before it were allowed.

@@ -10,24 +10,18 @@ from __future__ import annotations
 
 import math
 import mmap
-import tempfile
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from toolkit.errors import ModelError
-
-Array = NDArray[Any]
+from toolkit.scratch import Array, allocate
 
 INLINE_LIMIT = 4096
 """Tensors up to this many bytes stay in the protobuf; runtimes read shapes and axes from there."""
 
-_SPILL_FROM = 1 << 16
 _OVERLAY = "\x7ftoolkit-overlay/"
 _PACKED_BITS: dict[int, int] = {
     TensorProto.INT4: 4,
@@ -89,7 +83,6 @@ class Weights:
         self.folder = folder
         self._maps: dict[str, memoryview] = {}
         self._overlay: dict[str, Array] = {}
-        self._scratch: Any = None
         self._owners: list[object] = []
 
     def depend_on(self, owner: object) -> None:
@@ -194,22 +187,13 @@ class Weights:
         """A read-only array with these contents that costs little memory, however large it is."""
         if not array.flags.writeable and array.flags.c_contiguous:
             return array  # a view of a mapped file: its bytes are shared, not copied
-        small = array.nbytes < _SPILL_FROM or array.dtype.kind in "OSU"
-        kept = np.array(array, order="C") if small else self._spill(array)
+        if array.dtype.kind in "OSU":
+            kept = np.array(array, order="C")
+        else:
+            kept = allocate(array.shape, array.dtype)
+            np.copyto(kept, array)
         kept.flags.writeable = False
         return kept
-
-    def _spill(self, array: Array) -> Array:
-        if self._scratch is None:
-            self._scratch = tempfile.TemporaryFile(prefix="toolkit-")  # noqa: SIM115  (lives as long as the weights)
-            weakref.finalize(self, self._scratch.close)
-        page = mmap.ALLOCATIONGRANULARITY
-        offset = -(-self._scratch.seek(0, 2) // page) * page
-        self._scratch.truncate(offset + array.nbytes)
-        mapped = mmap.mmap(self._scratch.fileno(), array.nbytes, offset=offset)
-        spilled = np.frombuffer(mapped, dtype=array.dtype).reshape(array.shape)
-        np.copyto(spilled, array)
-        return spilled
 
     def _file(self, tensor: TensorProto, location: str) -> memoryview:
         view = self._maps.get(location)

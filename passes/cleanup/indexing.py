@@ -1,6 +1,7 @@
 """Gathering by computed indices that count: a view, a Slice, or one row for all.
 
     GatherND(x, [arange(b)[:, None], arange(l)])     = x
+    GatherND(x, Unsqueeze(i, -1))                    = Gather(x, i)
     Gather(Flatten(x), l arange(b)[:, None] + arange(l)) = x
     Gather(table, arange(l) + 2)                     = Slice(table, 2, l + 2)
     y + Gather(table, zeros)                         = y + table[0]
@@ -46,6 +47,16 @@ def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str 
         return None
     places = _places(counts, shape)
     return None if places is None else _spread(g, x, places, rank - 1, node)
+
+
+@rewrite(op.GatherND(x, op.Unsqueeze(var("rows"), ...).shared().named("last")), opset=12)
+def gather_nd_of_rows(g: Graph, x: str, rows: str, last: NodeProto, node: NodeProto) -> str | None:
+    """One index, for the first axis of x."""
+    shape, rank = g.shape(last.output[0]), g.rank(last.output[0])
+    axes = positive_axes(int_operand(g, last, "axes", 1), rank)
+    if shape is None or rank is None or axes != [rank - 1] or nd.attr(node, "batch_dims", 0):
+        return None
+    return g.op("Gather", x, rows, at=node)
 
 
 def _without_last(found: Count | None) -> Count | None:
@@ -279,6 +290,7 @@ RULES = (
     counted_in_narrow_integers,
     known_operand,
     gather_nd_of_all,
+    gather_nd_of_rows,
     gather_in_order,
     gather_of_positions,
     operand_of_one_row,

@@ -33,7 +33,7 @@ def _times_half_of_one_plus(f: Pattern, of_minus: Pattern) -> tuple[Pattern, ...
     return (
         product(x, 0.5, maybe_cast((f + 1) | (1 - of_minus))),
         product(x, op.Cast(product(f + 1, 0.5))),
-        product(x, maybe_cast(total(product(f, 0.5), 0.5))),
+        product(x, maybe_cast(total(product(f, 0.5), 0.5) | total(0.5, -product(of_minus, 0.5)))),
         total(product(x, 0.5), product(x, 0.5, f)),
         total(half, half * f),
     )

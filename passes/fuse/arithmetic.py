@@ -4,6 +4,7 @@
     sum(x) / n                mean(x)
     einsum of two matrices    matmul, with transposes around it
     unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
+    exp(x) / sum(exp(x))      softmax(x)
 
 Powers are for the target to spell, see `passes.lower.powers`.
 """
@@ -79,8 +80,26 @@ def reduction_that_keeps_axes(g: Graph, x: str, reduced: NodeProto, node: NodePr
     return g.op(reduced.op_type, *reduced.input, at=node, **attributes)
 
 
+# -- softmax
+
+_exponent = op.Exp(op.Sub(x, op.ReduceMax(x, ...).named("largest")) | x)
+
+
+@rewrite(op.Div(_exponent, op.ReduceSum(_exponent, ...).named("sum")), opset=13)
+def softmax(g: Graph, x: str, largest: NodeProto | None, sum: NodeProto, node: NodeProto) -> str:
+    """exp(x - max(x)) / sum(exp(x - max(x))), or without the maximum"""
+    reductions = [sum] if largest is None else [sum, largest]
+    axes = [positive_axes(int_operand(g, one, "axes", 1), g.rank(x)) for one in reductions]
+    if any(found != axes[0] for found in axes) or axes[0] is None or len(axes[0]) != 1:
+        raise Miss("the maximum and the sum are not taken along the same axis, and only that")
+    if not all(nd.attr(one, "keepdims", 1) for one in reductions) or g.dtype(x) not in FLOATS:
+        raise Miss("the maximum or the sum lose their axis")
+    return g.op("Softmax", x, at=node, axis=axes[0][0])
+
+
 RULES = (
     product_with_reciprocal,
+    softmax,
     sum_as_mean,
     reduction_that_keeps_axes,
     *onehot_indices.RULES,

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from passes.fuse.bias import BiasWriter, Layout
+from passes.fuse.bias import BiasWriter, Layout, need_full_precision
 from passes.fuse.cache import cached_attention
+from passes.fuse.folded_bias import bias_in_another_shape
+from passes.fuse.head_groups import Groups
 from passes.fuse.heads import Form, Operand, heads_apart, mismatch
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
-from passes.operands import int_vector
+from passes.operands import int_vector, permutation, squeeze, transpose
 from toolkit import nodes as nd
 from toolkit.cores import Cores
 from toolkit.graph import Graph
@@ -45,7 +47,7 @@ _VIEWS = [op.Reshape, op.Squeeze, op.Unsqueeze]
 
 _weights = op.Softmax(var("scores")).named("softmax")
 _guarded = op.Where(op.IsNaN(_weights), 0, _weights).named("guard")
-_probabilities = optional(_VIEWS, maybe_cast(_guarded | _weights))
+_probabilities = optional(_VIEWS, maybe_cast(_weights | _guarded))
 
 
 @rewrite(op.MatMul(_probabilities.when(keeps_matrices), var("v")), opset=23)
@@ -53,16 +55,57 @@ def attention(
     g: Graph, scores: str, v: str, softmax: NodeProto, guard: NodeProto | None, node: NodeProto
 ) -> str:
     """softmax(scale * Q K^T + bias) V"""
+    return _attend(g, read_scores(g, scores), v, softmax, guard, node)
+
+
+@rewrite(op.MatMul(var("v"), op.Transpose(_probabilities).named("turn")), opset=23)
+def attention_turned(
+    g: Graph,
+    scores: str,
+    v: str,
+    softmax: NodeProto,
+    guard: NodeProto | None,
+    turn: NodeProto,
+    node: NodeProto,
+) -> str:
+    """V^T softmax(scale * Q K^T + bias)^T, as on images whose pixels come last"""
+    rank, shape = g.rank(v), g.shape(v)
+    if rank is None or shape is None or g.rank(turn.output[0]) != rank:
+        raise Miss("the value has not as many axes as the scores")
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+    if permutation(g, turn) != swap or not keeps_matrices(g, turn.input[0]):
+        raise Miss(f"{nd.label(turn)} does more than to turn each matrix")
+    upright = transpose(g, v, swap, at=node)
+    g.learn_type(upright, TensorType(g.dtype(v), tuple(shape[axis] for axis in swap)))
+    result = _attend(g, read_scores(g, scores), upright, softmax, guard, node)
+    return transpose(g, result, swap, at=node)
+
+
+def _attend(
+    g: Graph,
+    found: Scores,
+    v: str,
+    softmax: NodeProto,
+    guard: NodeProto | None,
+    node: NodeProto,
+) -> str:
+    """The operator for these scores, in the shape that the product with the values had."""
     _require_last_axis(g, softmax)
-    found = read_scores(g, scores)
     dtype = g.dtype(found.query)
     value = _before_cast(g, v, dtype)
     if dtype not in _TYPES or g.dtype(found.key) != dtype or g.dtype(value) != dtype:
         raise Miss("query, key and value are not of one type that Attention takes")
     if found.head_scale:
         found.query = _scaled_by_head(g, found, node)
+    grouped = Groups.of(g, found.query, found.key, value)
+    if grouped is not None:
+        found.query, found.key, value = (
+            grouped.joined(name, node) for name in (found.query, found.key, value)
+        )
     result = Operands.of(g, found, value).write(found, guard is not None, node)
-    return result if value == v else g.op("Cast", result, at=node, to=g.dtype(v))
+    if grouped is not None:
+        result = grouped.apart(result, node)
+    return result if g.dtype(v) == dtype else g.op("Cast", result, at=node, to=g.dtype(v))
 
 
 def _scaled_by_head(g: Graph, found: Scores, node: NodeProto) -> str:
@@ -123,19 +166,23 @@ class Operands:
 
     @property
     def on_tokens(self) -> bool:
-        return len(self.query[1].source.axes) - bool(self.query[1].target) == 3
+        return self.query[1].on_tokens
 
     def write(self, scores: Scores, guarded: bool, node: NodeProto) -> str:
         """Write the operator, and bring what it gives into the shape that the MatMul had."""
         g = self.g
         (_, query), (_, key), (_, _) = self.query, self.key, self.value
         names = [operand.write(form, node) for operand, form in (self.query, self.key, self.value)]
+        if query.batch != key.batch:
+            names[0] = self._for_all(names[0], names[1], node)
+        own = dtype = g.dtype(names[0])
+        if own == TensorProto.FLOAT16 and need_full_precision(g, scores.biases):
+            dtype = TensorProto.FLOAT
+            names = [self._cast(name, dtype, node) for name in names]
         if scores.biases:
-            layout = Layout(
-                query.batch, query.heads, query.sequence, key.sequence, g.dtype(names[0]), guarded
-            )
+            layout = Layout(key.batch, query.heads, query.sequence, key.sequence, dtype, guarded)
             writer = BiasWriter(g, layout, names[0], node)
-            bias, shape = writer.total(scores.biases)
+            bias, shape = writer.total(scores.biases, scores.least)
             if bias:
                 names.append(writer.full(bias, shape, names[1], 1 if self.on_tokens else 2))
         scale = scores.scale * query.source.scale * key.source.scale
@@ -148,7 +195,23 @@ class Operands:
         if self.on_tokens:
             attributes.update(q_num_heads=query.heads, kv_num_heads=key.heads)
         result = g.op("Attention", *names, at=node, **attributes)
+        if dtype != own:
+            result = g.op("Cast", result, at=node, to=own)
         return self._as_before(self._rescaled(result, node), node)
+
+    def _cast(self, name: str, dtype: int, node: NodeProto) -> str:
+        wide = self.g.op("Cast", name, at=node, to=dtype)
+        self.g.learn_type(wide, TensorType(dtype, self.g.shape(name)))
+        return wide
+
+    def _for_all(self, query: str, key: str, node: NodeProto) -> str:
+        """One query for the whole batch, as learned ones are, with a copy for each."""
+        g = self.g
+        batch, shape = g.op("Shape", key, at=node, start=0, end=1), g.shape(query) or ()
+        ones = int_vector(g, [1] * (len(shape) - 1))
+        expanded = g.op("Expand", query, g.op("Concat", batch, ones, at=node, axis=0), at=node)
+        g.learn_type(expanded, TensorType(g.dtype(query), (self.key[1].batch, *shape[1:])))
+        return expanded
 
     def _rescaled(self, result: str, node: NodeProto) -> str:
         """What was multiplied into the values on their way here is made up for behind."""
@@ -161,16 +224,19 @@ class Operands:
     def _as_before(self, result: str, node: NodeProto) -> str:
         """[batch, heads, sequence, size], or with batch and heads merged as the MatMul had it."""
         g, query, size = self.g, self.query[1], self.value[1].size
-        dtype, rank = g.dtype(self.query[1].source.value), g.rank(node.output[0])
+        batch, rank = self.key[1].batch, self.query[0].rank
+        dtype = g.dtype(self.query[1].source.value)
         if self.on_tokens and query.heads == 1 and rank == 3:
             return result
         if self.on_tokens:
-            return_type = TensorType(dtype, (query.batch, query.sequence, query.heads * size))
+            return_type = TensorType(dtype, (batch, query.sequence, query.heads * size))
             g.learn_type(result, return_type)
             result = heads_apart(g, result, query.heads, size, node)
         else:
-            shape = (query.batch, query.heads, query.sequence, size)
+            shape = (batch, query.heads, query.sequence, size)
             g.learn_type(result, TensorType(dtype, shape))
+        if rank == 3 and batch == 1:
+            return squeeze(g, result, [0], at=node)
         if rank == 3:
             length = g.op("Shape", result, at=node, start=2, end=3)
             ends = int_vector(g, [-1]), length, int_vector(g, [size])
@@ -178,7 +244,7 @@ class Operands:
         return result
 
 
-RULES = (attention, cached_attention)
+RULES = (bias_in_another_shape, attention, attention_turned, cached_attention)
 
 
 @dataclass(frozen=True, slots=True)

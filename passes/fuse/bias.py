@@ -3,7 +3,8 @@
 The runtime takes a mask [batch or 1, heads or 1, queries, keys] with all of its rows and columns.
 A row of minus infinity gives 0, and so does a row of the lowest finite number: but a model that
 masks with that number means a softmax of equal scores, the mean of all values. Such masks are
-written with a number that is nearly as low.
+written with a number that is nearly as low: limited to it, or, where minus infinity must stay what
+it is, made smaller by the last bit of every number.
 """
 
 from __future__ import annotations
@@ -22,12 +23,37 @@ from toolkit.misses import Miss
 from toolkit.symbolic import Dim
 from toolkit.types import Shape, TensorType
 
-_FLOOR: dict[int, float] = {TensorProto.FLOAT: -1e38, TensorProto.FLOAT16: -6e4}
-"""The lowest mask value, by element type, that the runtime adds like any other."""
+_FLOOR = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
+"""The lowest mask value of 32 bits that the runtime adds like any other. Nearly the lowest number
+there is: two that differ in a model stay different."""
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_LEAST_HALF = float(np.finfo(np.float16).min)
+_LOWEST_HALF = 0.9 * _LEAST_HALF
+_FURTHER = 1e25
+"""By this a number that takes the place of scores in half precision does so in full, too."""
 
 _MOST_ANCESTORS = 64
 _LARGEST_MASK = 1 << 22
 """Elements of a constant that is searched for mask values."""
+
+
+def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
+    """Whether an attention in half precision has to be computed in full.
+
+    Where a row is masked as a whole by the lowest number of half precision, what is left of its
+    scores is in bits that half precision has not. The runtime has them: it computes such models in
+    full, but for the attention's own kernel.
+    """
+    for bias in biases:
+        if bias.masked is not None:
+            if np.isfinite(bias.masked) and bias.masked <= _LOWEST_HALF:
+                return True
+        else:
+            lowest, _, unknown = _mask_values(g, bias.value, TensorProto.FLOAT16)
+            if lowest or unknown:
+                return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +78,11 @@ class BiasWriter:
     query: str
     at: NodeProto
 
-    def total(self, biases: list[Bias]) -> tuple[str, Shape]:
+    def total(self, biases: list[Bias], least: float) -> tuple[str, Shape]:
         """The sum of the terms and its shape; the first term is the last that was added.
 
-        Blank where nothing is left: conditions that are the same everywhere mask nothing.
+        Blank where nothing is left: conditions that are the same everywhere mask nothing. `least`
+        is what the sum is limited to.
         """
         g = self.g
         whole, shape = "", ()
@@ -74,6 +101,9 @@ class BiasWriter:
                 whole = term if bias.replaces else g.op("Add", whole, term, at=self.at)
             else:
                 whole, shape = term, its_shape
+            g.learn_type(whole, TensorType(self.layout.dtype, shape))
+        if whole and np.isfinite(least):
+            whole = g.op("Max", whole, self._constant(max(least, _FLOOR)), at=self.at)
             g.learn_type(whole, TensorType(self.layout.dtype, shape))
         return whole, shape
 
@@ -116,24 +146,29 @@ class BiasWriter:
         """`masked` where the condition says so, elsewhere `kept`, or 0."""
         low = bias.masked or 0.0
         if np.isfinite(low):
-            low = max(low, _FLOOR[self.layout.dtype])
+            if bias.replaces and _LEAST_HALF <= low <= _LOWEST_HALF:
+                low *= _FURTHER
+            low = max(low, _FLOOR)
         kept, low = kept or self._constant(0.0), self._constant(low)
         pair = (low, kept) if bias.where_true else (kept, low)
         return self.g.op("Where", condition, *pair, at=self.at)
 
     def _plain(self, bias: Bias, value: str) -> str:
-        g, dtype = self.g, self.layout.dtype
+        g, dtype, factor = self.g, self.layout.dtype, bias.factor
         lowest, infinite, unknown = _mask_values(g, bias.value, dtype)
-        if lowest and infinite:
+        narrowed = g.dtype(bias.value) != dtype
+        if lowest and infinite and narrowed:
             raise Miss(f"the bias '{bias.value}' masks with the lowest number and with -inf")
-        if lowest or (unknown and not self.layout.guarded):
-            kind = helper.tensor_dtype_to_np_dtype(g.dtype(bias.value))
-            floor = np.array(_FLOOR[dtype] / max(1.0, bias.factor), kind)
-            value = g.op("Max", value, g.constant(floor, "lowest"), at=self.at)
-        if g.dtype(bias.value) != dtype:
+        if unknown:
+            lowest, infinite = True, infinite or self.layout.guarded
+        if lowest and infinite:
+            factor *= 1.0 - float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).eps)
+        if narrowed:
             value = g.op("Cast", value, at=self.at, to=dtype)
-        if bias.factor != 1.0:
-            value = g.op("Mul", value, self._constant(bias.factor), at=self.at)
+        if factor != 1.0:
+            value = g.op("Mul", value, self._constant(factor), at=self.at)
+        if lowest and not infinite:
+            value = g.op("Max", value, self._constant(_FLOOR), at=self.at)
         return value
 
     def _constant(self, number: float) -> str:
@@ -231,10 +266,12 @@ def _enlarges(size: Dim, own: Dim) -> bool:
 def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
     """What a bias may contain: the lowest finite number, minus infinity, anything the caller says.
 
-    It is looked for among the constants that the bias is computed from. The lowest number of the
-    element type that the attention computes in is what lower ones become.
+    They are looked for among the constants that the bias is computed from, with either sign: what
+    is large may be subtracted. The lowest number of the element type that the attention computes in
+    is what lower ones become.
     """
     lowest = infinite = unknown = False
+    most = 0.99 * float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).max)
     pending, seen = [value], {value}
     while pending:
         name = pending.pop()
@@ -242,27 +279,19 @@ def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
         node = g.producer(name)
         if constant is not None:
             if constant.dtype.kind == "f" and 0 < constant.size <= _LARGEST_MASK:
-                least = float(constant.min())
-                infinite = infinite or bool(np.isneginf(constant).any())
-                finite = constant[np.isfinite(constant)] if np.isneginf(least) else constant
-                lowest = lowest or (
-                    finite.size > 0 and float(finite.min()) <= _lowest(constant, dtype)
-                )
+                size = np.abs(constant)
+                infinite = infinite or bool(np.isinf(size).any())
+                finite = size[np.isfinite(size)] if infinite else size
+                lowest = lowest or (finite.size > 0 and float(finite.max()) >= most)
         elif node is None:
-            unknown = unknown or g.dtype(name) in _FLOOR
+            unknown = unknown or g.dtype(name) in _FLOATS
         elif len(seen) > _MOST_ANCESTORS:
             unknown = True
         else:
             inputs = node.input[1:] if nd.is_op(node, "Where") else node.input
-            if nd.is_op(node, "Cast") and g.dtype(node.input[0]) not in _FLOOR:
+            if nd.is_op(node, "Cast") and g.dtype(node.input[0]) not in _FLOATS:
                 continue  # booleans and integers mask nothing by themselves
             fresh = [one for one in inputs if one and one not in seen]
             seen.update(fresh)
             pending.extend(fresh)
     return lowest, infinite, unknown
-
-
-def _lowest(constant: np.ndarray, dtype: int) -> float:
-    """From here down, a number is taken for the lowest of its own type, or of `dtype`."""
-    kinds = constant.dtype, helper.tensor_dtype_to_np_dtype(dtype)
-    return max(0.99 * float(np.finfo(kind).min) for kind in kinds)

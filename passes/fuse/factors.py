@@ -1,7 +1,8 @@
 """Views as regroupings of factors, so that no spelling of "split the heads" has to be listed.
 
-Reshape splits and merges axes, Transpose moves them, Expand repeats them. If every axis is a list
-of factors, all of that is bookkeeping: a value of shape [batch, 12, length, 64] is traced back to
+Reshape splits and merges axes, Transpose moves them, Expand and Concat repeat them. If every axis
+is a list of factors, all of that is bookkeeping: a value of shape [batch, 12, length, 64] is traced
+back to
 
     x [batch] [length] [12, 64]        its axes are [batch] [12] [length] [64]
 
@@ -106,6 +107,8 @@ def _before(g: Graph, node: NodeProto, source: Source) -> Source | None:
         axes = None if shape is None else regroup(source.axes, shape)
     elif node.op_type in ("Expand", "Tile"):
         axes = _unrepeated(g, node, source.axes)
+    elif node.op_type == "Concat":
+        axes = _unjoined(g, node, source.axes)
     elif node.op_type == "Identity":
         axes = source.axes
     return None if axes is None else Source(node.input[0], tuple(axes), source.scale)
@@ -142,6 +145,19 @@ def _unrepeated(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axi
             kept.append([])
         else:
             return None
+    return kept
+
+
+def _unjoined(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axis] | None:
+    """A value that is joined with itself is repeated as a whole."""
+    shape, axis = g.shape(node.input[0]), nd.attr(node, "axis", 0)
+    if shape is None or len(shape) != len(axes) or any(x != node.input[0] for x in node.input):
+        return None
+    groups = regroup([axes[axis]], (len(node.input), shape[axis]))
+    if groups is None:
+        return None
+    kept = list(axes)
+    kept[axis] = groups[1]
     return kept
 
 

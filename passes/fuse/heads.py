@@ -18,6 +18,10 @@ from toolkit.graph import Graph
 from toolkit.symbolic import Dim
 from toolkit.types import TensorType
 
+_ORDERS = ((0, 1, 2), (1, 0, 2), (0, 2, 1))
+"""Where a source of three axes has batch, sequence and the rest: tokens, the sequence first, or, as
+convolutions give it, the sequence last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -30,6 +34,11 @@ class Form:
     sequence: Dim
     heads: int
     size: int
+
+    @property
+    def on_tokens(self) -> bool:
+        """Whether it is [batch, sequence, heads * size]."""
+        return bool(self.target) or len(self.source.axes) == 3
 
     @property
     def steps(self) -> int:
@@ -85,34 +94,28 @@ class Operand:
         return min(reversed(found), key=lambda form: (form.steps, form.heads), default=None)
 
     def _token_forms(self, source: Source) -> list[Form]:
-        """The source as tokens: with its last two axes merged, or its first two changed."""
+        """The source as tokens: a single sequence, its last two axes merged, or its axes moved."""
         axes = [leaves(axis) for axis in source.axes]
+        target: tuple[int, ...] = ()
         if len(axes) == 4:
             axes = [axes[0], axes[1], axes[2] + axes[3]]
-            merged = int_product(axes[2])
-            if merged is None:
-                return []
-            target: tuple[int, ...] = (0, 0, merged)
-        elif len(axes) == 3:
-            target = ()
-        else:
+            target = (0, 0, int_product(axes[2]) or 0)
+        elif len(axes) == 2:
+            axes = [[], *axes]
+            target = (1, -1, int_product(axes[2]) or 0)
+        if len(axes) != 3 or target[2:] == (0,):
             return []
-        forms: list[Form] = []
-        for first, second, perm in ((0, 1, ()), (1, 0, (1, 0, 2))):
-            form = self._form(source, axes[first], axes[second], axes[2], target, perm)
-            if form is not None:
-                forms.append(form)
-        return forms
+        found = (self._form(source, [axes[i] for i in perm], target, perm) for perm in _ORDERS)
+        return [form for form in found if form is not None]
 
     def _form(
         self,
         source: Source,
-        batch: list[Factor],
-        sequence: list[Factor],
-        rest: list[Factor],
+        axes: list[list[Factor]],
         target: tuple[int, ...],
         perm: tuple[int, ...],
     ) -> Form | None:
+        (batch, sequence, rest), perm = axes, () if perm == _ORDERS[0] else perm
         prefix, size = leaves(self._prefix), leaves(self._size)
         if sequence != leaves(self._sequence) or prefix[: len(batch)] != batch:
             return None
@@ -170,7 +173,7 @@ class Operand:
         shape = g.shape(value) or ()
         if form.target:
             value = reshape(g, value, form.target, at=at)
-            shape = (*shape[:2], form.target[2])
+            shape = (*((1, *shape) if len(shape) == 2 else shape)[:2], form.target[2])
             g.learn_type(value, TensorType(dtype, shape))
         if form.perm:
             value = transpose(g, value, form.perm, at=at)
@@ -194,7 +197,7 @@ def mismatch(query: Form, key: Form, value: Form, operand: Operand) -> str:
     """Why these do not fit together, for this query; blank when they do."""
     if not operand.keeps_heads(query):
         return "the query's heads are repeated"
-    if not query.batch == key.batch == value.batch:
+    if key.batch != value.batch or query.batch not in (1, key.batch):
         return f"the batches differ: {query.batch}, {key.batch}, {value.batch}"
     # The MatMuls see to it that keys and values, and the sizes of queries and keys, are as many.
     if key.heads != value.heads or query.heads % key.heads:

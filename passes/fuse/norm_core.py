@@ -5,6 +5,7 @@
     fast         variance as mean(x^2) - mean(x)^2                                  (Flax)
     rms norm     x / sqrt(mean(x^2) + eps)
     l2 norm      x / sqrt(sum(x^2) + eps) = rms norm / sqrt(n), with eps / n
+    the same     x / max(sqrt(sum(x^2)), tiny), with tiny^2 for eps                 (torch)
 
 A square is a Mul or a Pow; an inverse root is a Div by Sqrt, a Reciprocal, a Pow of -0.5 or a Sqrt
 of a Reciprocal. Constants on the way are multiplied into the scale.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from passes.fuse.norm_forms import (
     LAYER,
@@ -82,12 +83,19 @@ def rms_norm(
     return g.op("Mul", normal, weight, at=node) if weight else normal
 
 
+_TINY = 1e-8
+"""A limit below this is there for zeros: no other vector is that short."""
+
+length = op.ReduceL2(x, ...).named("sum")
+limit = number("limit", where=lambda limit: 0 < limit <= _TINY)
+limited_length = op.Max(length, limit) | op.Clip(length, limit, None) | op.Clip(length, limit)
 square_sum = (op.ReduceSum(square(x), ...) | op.ReduceSumSquare(x, ...)).named("sum")
 
 
 @rewrite(
     *over_root(x, total(square_sum, epsilon)),
-    product(x, factor, 1 / op.ReduceL2(x, ...).named("sum")),
+    product(x, factor, 1 / length),
+    product(x, factor, 1 / limited_length),
     opset=23,
 )
 def l2_norm(
@@ -95,12 +103,17 @@ def l2_norm(
     x: str,
     factor: float,
     epsilon: float | None,
+    limit: float | None,
     weight: str | None,
     sum: NodeProto,
     node: NodeProto,
 ) -> str:
     """x / sqrt(sum(x^2) + eps), which is an rms norm but for the number of elements"""
     axes = reduced_axes(g, x, sum)
+    if limit is not None:
+        epsilon = limit * limit
+        if g.dtype(x) != TensorProto.FLOAT:
+            raise Miss(f"the square of {limit:g} is nothing in the type of '{x}'")
     count = math.prod(sizes_of(g, Core(x, axes, 0)))
     if not count:
         raise Miss("there is nothing to normalize")

@@ -1,4 +1,9 @@
-"""Stretches of the last axis: x[..., start:stop:step], cut by a Slice or a Split."""
+"""Stretches of the last axis: x[..., start:stop:step], cut by a Slice or a Split.
+
+Every k-th element is also the i-th column of pairs or larger groups:
+
+    x.reshape(..., n, k)[..., i] = x[..., i::k]
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,11 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from passes.operands import int_operand
+from passes.operands import int_operand, ints
 from toolkit import nodes as nd
 from toolkit.graph import Graph
+
+_LONGEST_CHAIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,59 @@ def piece_of(g: Graph, value: str) -> Piece | None:
         if len(before) == index + 1:
             return Piece(node.input[0], sum(before[:-1]), sum(before))
     return None
+
+
+def piece_within(g: Graph, value: str, whole: str) -> Piece | None:
+    """The stretch of `whole` that `value` is."""
+    piece = piece_of(g, value)
+    if piece is not None and piece.source == whole:
+        return piece
+    column = column_of(g, value)
+    size, shape = last_size(g, whole), g.shape(whole)
+    if column is None or size is None or shape is None:
+        return None
+    groups, count = g.shape(column.source), column.step
+    if groups != (*shape[:-1], size // count, count) or _unviewed(g, column.source) != _unviewed(
+        g, whole
+    ):
+        return None
+    return Piece(whole, column.start, size, count)
+
+
+def column_of(g: Graph, value: str) -> Piece | None:
+    """The column x[..., i] that `value` is, also with an axis of size 1 behind; `step` is how many
+    there are."""
+    node = g.producer(value)
+    if node is None:
+        return None
+    if nd.is_op(node, "Gather"):
+        index, count = ints(g, node.input[1]), last_size(g, node.input[0])
+        rank = g.rank(node.input[0])
+        if index is None or len(index) != 1 or count is None or rank is None:
+            return None
+        if nd.attr(node, "axis", 0) not in (-1, rank - 1):
+            return None
+        return Piece(node.input[0], index[0] % count, count, count)
+    if nd.is_op(node, "Squeeze", "Reshape") and last_size(g, node.input[0]) == 1:
+        before, after = g.shape(node.input[0]), g.shape(value)
+        if before is None or before[:-1] != after:
+            return None
+        value = node.input[0]
+    piece = piece_of(g, value)
+    count = None if piece is None else last_size(g, piece.source)
+    if piece is None or count is None or piece.stop - piece.start != 1:
+        return None
+    return Piece(piece.source, piece.start, count, count)
+
+
+def _unviewed(g: Graph, value: str) -> str:
+    """What `value` has all elements of, in the same order."""
+    for _ in range(_LONGEST_CHAIN):
+        node = g.producer(value)
+        if node is None or not nd.is_op(node, "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
+            break
+        value = node.input[0]
+    return value
 
 
 def _sliced(g: Graph, node: NodeProto) -> Piece | None:

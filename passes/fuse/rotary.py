@@ -6,6 +6,10 @@
 element with its neighbour (gptj: interleaved). Then `cos` and `sin` hold every angle twice, which
 is shown before they are cut down to the form that the standard's RotaryEmbedding (opset 23) takes:
 [batch, sequence, angles]. Only the first elements of a head may be turned (partial embeddings).
+
+Or the two elements of each pair are turned on their own, with every angle once, and then joined:
+
+    y1 = x1 * cos - x2 * sin        y2 = x2 * cos + x1 * sin
 """
 
 from __future__ import annotations
@@ -18,7 +22,14 @@ from onnx import NodeProto, TensorProto
 
 from passes.fuse.factors import Trace, leaves, size_of
 from passes.fuse.heads import Operand, heads_apart
-from passes.fuse.pieces import Piece, is_last_axis, last_size, piece_of
+from passes.fuse.pieces import (
+    Piece,
+    column_of,
+    is_last_axis,
+    last_size,
+    piece_of,
+    piece_within,
+)
 from passes.indices import size_in_inputs
 from passes.operands import given, int_vector, reshape, squeeze, unsqueeze
 from toolkit import nodes as nd
@@ -27,7 +38,7 @@ from toolkit.misses import Miss
 from toolkit.model import Model
 from toolkit.pattern import op, var
 from toolkit.rules import apply_rules, rewrite
-from toolkit.symbolic import Dim
+from toolkit.symbolic import Dim, Expr, minimum, substitute
 from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import Shape, TensorType
 
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
 
 _TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _LONGEST_CHAIN = 12
+_FAR = 1 << 40
 
 x = var("x", rank=4, dtype=_TYPES)
 _turned = op.Add(op.Mul(x, var("cos")), op.Mul(var("rotated"), var("sin")))
@@ -73,6 +85,58 @@ def partial_rotary(
     return Turn.of(g, x, cos, rotated, sin).write(first.source, node)
 
 
+_first, _second, _cos, _sin = var("first"), var("second"), var("cos"), var("sin")
+_turned_first = op.Sub(op.Mul(_first, _cos), op.Mul(_second, _sin))
+_turned_second = op.Add(op.Mul(_second, _cos), op.Mul(_first, _sin))
+
+
+@rewrite(op.Concat(_turned_first, _turned_second), opset=23)
+def rotary_by_halves(g: Graph, first: str, second: str, cos: str, sin: str, node: NodeProto) -> str:
+    """concat(x1 * cos - x2 * sin, x2 * cos + x1 * sin), the halves x1 and x2 of each head"""
+    pieces, size = (piece_of(g, first), piece_of(g, second)), last_size(g, node.output[0])
+    if size is None or not is_last_axis(g, node, 0):
+        raise Miss(f"{nd.label(node)} does not join along the last axis")
+    source = pieces[0].source if pieces[0] is not None else ""
+    if pieces != (Piece(source, 0, size // 2), Piece(source, size // 2, size)):
+        raise Miss("what is turned are not the halves of each head")
+    if last_size(g, source) != size:
+        raise Miss(f"a part of '{source}' is left out")
+    return Turn.of_pairs(g, source, cos, sin, interleaved=False).write(source, node)
+
+
+_column = op.any("Unsqueeze", "Reshape")
+
+
+@rewrite(op.Concat(_column(_turned_first, ...), _column(_turned_second, ...)), opset=23)
+def rotary_by_neighbours(
+    g: Graph, first: str, second: str, cos: str, sin: str, node: NodeProto
+) -> str:
+    """stack(x1 * cos - x2 * sin, x2 * cos + x1 * sin), x1 and x2 next to each other"""
+    half, count = g.shape(first), last_size(g, first)
+    if half is None or count is None or g.shape(node.output[0]) != (*half, 2):
+        raise Miss(f"{nd.label(node)} does not join neighbours")
+    whole = _joined_columns(g, first, second, (*half[:-1], 2 * count), node)
+    result = Turn.of_pairs(g, whole, cos, sin, interleaved=True).write(whole, node)
+    return reshape(g, result, (*(0,) * (len(half) - 1), count, 2), at=node)
+
+
+def _joined_columns(g: Graph, first: str, second: str, shape: Shape, node: NodeProto) -> str:
+    """What x[..., ::2] and x[..., 1::2] are made of, in this shape."""
+    size = 2 * (last_size(g, first) or 0)
+    cut = piece_of(g, first)
+    if cut is not None and g.shape(cut.source) == shape:
+        ends = Piece(cut.source, 0, size, 2), Piece(cut.source, 1, size, 2)
+        if (cut, piece_of(g, second)) == ends:
+            return cut.source
+    column = column_of(g, first)
+    source = column.source if column is not None else ""
+    if (column, column_of(g, second)) != (Piece(source, 0, 2, 2), Piece(source, 1, 2, 2)):
+        raise Miss("what is turned are not neighbours")
+    whole = reshape(g, source, (*(0,) * (len(shape) - 1), size), at=node)
+    g.learn_type(whole, TensorType(g.dtype(source), shape))
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """How a value [batch, heads, sequence, size], or with heads and sequence changed, is turned."""
@@ -92,13 +156,19 @@ class Turn:
         if size is None or shape is None or size % 2:
             raise Miss(f"the heads of '{x}' have no even size")
         interleaved = bool(_is_interleaved(g, x, rotated))
-        heads = [_heads_axis(g, angles, shape) for angles in (cos, sin)]
-        if heads[0] != heads[1]:
-            raise Miss("cos and sin are for different axes")
         for angles in (cos, sin):
             if not _is_doubled(g, angles, interleaved):
                 raise Miss(f"'{angles}' may have more than one angle for a pair")
-        return cls(g, cos, sin, interleaved, heads[0], size)
+        return cls(g, cos, sin, interleaved, _heads_axis(g, cos, sin, shape), size)
+
+    @classmethod
+    def of_pairs(cls, g: Graph, x: str, cos: str, sin: str, interleaved: bool) -> Turn:
+        """All elements of x, by angles of which there is one for each pair."""
+        size, shape = last_size(g, x), g.shape(x)
+        if size is None or shape is None or len(shape) != 4 or g.dtype(x) not in _TYPES:
+            raise Miss(f"'{x}' is not [batch, heads, sequence, size]")
+        halved = (*shape[:-1], size // 2)
+        return cls(g, cos, sin, interleaved, _heads_axis(g, cos, sin, halved), size)
 
     def write(self, x: str, node: NodeProto) -> str:
         """The operator on `x`, of which the first elements of each head are turned."""
@@ -132,14 +202,16 @@ class Turn:
     def _angles(self, name: str, x: str, batch: Dim, node: NodeProto) -> str:
         """The angles, each of them once, as [batch, sequence, angles]."""
         g = self.g
-        shape: Shape = g.shape(name) or ()
-        dtype = g.dtype(name)
-        step = 2 if self.interleaved else 1
-        stop = self.size if self.interleaved else self.size // 2
-        bounds = ([0], [stop], [len(shape) - 1], [step])
-        once = g.op("Slice", name, *(int_vector(g, one, "bound") for one in bounds), at=node)
-        shape = (*shape[:-1], self.size // 2)
-        g.learn_type(once, TensorType(dtype, shape))
+        shape, dtype, once = g.shape(name), g.dtype(name), name
+        if shape is None:
+            raise Miss(f"the shape of '{name}' is not known")
+        if shape[-1] == self.size:
+            step = 2 if self.interleaved else 1
+            stop = self.size if self.interleaved else self.size // 2
+            bounds = ([0], [stop], [len(shape) - 1], [step])
+            once = g.op("Slice", name, *(int_vector(g, one, "bound") for one in bounds), at=node)
+            shape = (*shape[:-1], self.size // 2)
+            g.learn_type(once, TensorType(dtype, shape))
         if len(shape) == 4 or (len(shape) == 3 and self.heads == 2):
             axis = len(shape) - 4 + self.heads
             once, shape = squeeze(g, once, [axis], at=node), shape[:axis] + shape[axis + 1 :]
@@ -155,19 +227,37 @@ class Turn:
         return g.op("Expand", once, target, at=node)
 
 
-def _heads_axis(g: Graph, angles: str, shape: Shape) -> int:
+def _heads_axis(g: Graph, cos: str, sin: str, shape: Shape) -> int:
     """Which axis of x has the heads: the one along which all angles are the same."""
+    one, other = (_same_along(g, angles, shape) for angles in (cos, sin))
+    if one != other:
+        raise Miss("cos and sin are for different axes")
+    return one
+
+
+def _same_along(g: Graph, angles: str, shape: Shape) -> int:
     own = g.shape(angles)
     if own is None or not 2 <= len(own) <= 4:
         raise Miss(f"the shape of '{angles}' is not known")
     own = (1,) * (4 - len(own)) + own
     if own[3] != shape[3] or own[0] not in (1, shape[0]):
         raise Miss(f"'{angles}' has not one angle for each element of a head")
-    if own[1] == 1 and own[2] == shape[2]:
+    if own[1] == 1 and _is_cut_to(own[2], shape[2]):
         return 1
-    if own[2] == 1 and own[1] == shape[1]:
+    if own[2] == 1 and _is_cut_to(own[1], shape[1]):
         return 2
     raise Miss(f"'{angles}' has not one row for each position")
+
+
+def _is_cut_to(own: Dim, length: Dim) -> bool:
+    """Whether there are as many rows as positions, or the model does not run.
+
+    The first rows of a table are min(rows, length): with fewer than `length` there is no product.
+    """
+    if own == length or not isinstance(own, Expr) or not isinstance(length, Expr):
+        return own == length
+    rows = substitute(own, dict.fromkeys(length.symbols, _FAR))
+    return isinstance(rows, int) and 1 < rows < _FAR and own == minimum(rows, length)
 
 
 # -- rotate(x)
@@ -197,18 +287,18 @@ def _is_pair(
         return False
     found: list[tuple[bool, tuple[int, ...]]] = []
     for value in node.input:
-        negated, piece = _signed_piece(g, value)
-        if piece is None or piece.source != x:
+        negated, piece = _signed_piece(g, value, x)
+        if piece is None:
             return False
         found.append((negated, (piece.start, piece.stop, piece.step)))
     return found == [(True, first), (False, second)]
 
 
-def _signed_piece(g: Graph, value: str) -> tuple[bool, Piece | None]:
-    """A piece of a value, perhaps negated, perhaps with an axis of size 1 behind."""
+def _signed_piece(g: Graph, value: str, x: str) -> tuple[bool, Piece | None]:
+    """A piece of x, perhaps negated, perhaps with an axis of size 1 behind."""
     negated = False
     for _ in range(3):
-        piece = piece_of(g, value)
+        piece = piece_within(g, value, x)
         node = g.producer(value)
         if piece is not None or node is None:
             return negated, piece
@@ -237,9 +327,6 @@ def _is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
         node = g.producer(value)
         if node is None or node.domain not in nd.STANDARD_DOMAINS:
             return False
-        if node.op_type == "Concat":
-            same = len(node.input) == 2 and node.input[0] == node.input[1]
-            return same and not interleaved and is_last_axis(g, node, 0)
         following = _angle_source(g, node)
         if following is None or last_size(g, following) != size:
             return False
@@ -288,7 +375,7 @@ def _array_is_doubled(array: Array, interleaved: bool) -> bool:
     return bool(np.array_equal(array[..., : size // 2], array[..., size // 2 :]))
 
 
-RULES = (rotary, partial_rotary)
+RULES = (rotary, partial_rotary, rotary_by_halves, rotary_by_neighbours)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -22,7 +22,8 @@ from toolkit.types import FLOATS, Shape
 _LONGEST_CHAIN = 16
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 
-ABSORBING = -1e9
+_ABSORBING: dict[int, float] = {TensorProto.FLOAT16: -6e4}
+_ABSORBING_ELSE = -1e9
 """From here on, adding a mask value to any reasonable score gives the mask value itself."""
 
 
@@ -55,6 +56,8 @@ class Scores:
     head_scale: str = ""
     """A further scale for each head: [heads, 1, 1]."""
     biases: list[Bias] = field(default_factory=list[Bias])
+    least: float = -np.inf
+    """What the biases are limited to: a sum of two masks is no less than either."""
 
 
 def read_scores(g: Graph, value: str) -> Scores:
@@ -66,7 +69,7 @@ def read_scores(g: Graph, value: str) -> Scores:
             raise Miss(f"the scores '{value}' are no product of query and key")
         if node.op_type == "MatMul":
             found.query, found.key = node.input
-            _added_to(found, g.shape(found.query))
+            _added_to(found, g.shape(value) or g.shape(found.query))
             return found
         value = _step(g, node, value, found)
     raise Miss(f"more than {_LONGEST_CHAIN} operators between query . key and the softmax")
@@ -81,6 +84,8 @@ def _step(g: Graph, node: NodeProto, value: str, found: Scores) -> str:
         return _pass_scale(g, node, found)
     if op == "Where":
         return _pass_mask(g, node, found)
+    if op in ("Max", "Clip"):
+        return _pass_limit(g, node, found)
     if op == "Tanh":
         if found.cap or found.scale <= 0:
             raise Miss(f"{nd.label(node)} is no cap of the scores")
@@ -190,6 +195,22 @@ def _pass_scale_of_heads(g: Graph, node: NodeProto, found: Scores) -> str:
     raise Miss(f"{nd.label(node)} scales by something that is no constant")
 
 
+def _pass_limit(g: Graph, node: NodeProto, found: Scores) -> str:
+    """max(scores, lowest): it keeps two masks, added to each other, from being minus infinity."""
+    scores, numbers = node.input[0], [_number(g, name) for name in node.input]
+    if numbers[0] is not None and node.op_type == "Max":
+        scores, numbers = node.input[-1], numbers[::-1]
+    least = numbers[1] if len(numbers) == 2 else None
+    dtype = g.dtype(scores)
+    lowest = float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).min) if dtype in FLOATS else 0
+    if least is None or not least <= 0.99 * lowest < 0 or found.cap or found.scale != 1.0:
+        raise Miss(f"{nd.label(node)} limits the scores")
+    if found.biases:
+        raise Miss(f"{nd.label(node)} limits the scores before all is added")
+    found.least = max(found.least, least)
+    return scores
+
+
 def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
     """Where(keep, scores, low): adding Where(keep, 0, low) is the same if `low` absorbs scores."""
     condition, chosen, other = node.input
@@ -199,7 +220,8 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
             continue
         if found.cap or found.head_scale:
             raise Miss(f"{nd.label(node)} masks before the scores are capped, or scaled by head")
-        if not masked <= ABSORBING and not _leaves_some(g, condition, where_true, masked):
+        absorbing = _ABSORBING.get(g.dtype(low), _ABSORBING_ELSE)
+        if not masked <= absorbing and not _leaves_some(g, condition, where_true, masked):
             raise Miss(
                 f"{nd.label(node)} masks with {masked:g}: a row that is masked as a whole would "
                 "change"
@@ -231,10 +253,10 @@ def _leads_to_product(g: Graph, value: str, views: tuple[str, ...] = _VIEWS) -> 
         if node.op_type == "MatMul":
             if not any(map(g.is_const, node.input)):
                 return True
-        elif node.op_type in ("Add", "Sub", "Mul", "Div"):
+        elif node.op_type in ("Add", "Sub", "Mul", "Div", "Max"):
             pending.extend(node.input)
         elif node.op_type == "Where":
             pending.extend(node.input[1:])
-        elif node.op_type in ("Cast", "Tanh", *views):
+        elif node.op_type in ("Cast", "Clip", "Tanh", *views):
             pending.append(node.input[0])
     return False

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.lower import activations, attention, bias_gelu, masks, powers, ranges, residual
-from passes.lower.choice import Choice, choice_for, costs_in_use
-from toolkit.costs import Costs, Progress
+from passes.lower.choice import SHIPPED, Choice, choice_for
+from toolkit.costs import Costs, Progress, costs_in_use
 from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.rules import Rule, apply_rules
@@ -71,7 +71,7 @@ class Lower:
 
     def costs_in_use(self) -> tuple[Costs, str]:
         """The table that decides, and where it is from."""
-        return costs_in_use()
+        return costs_in_use(SHIPPED)
 
     def measure(self, progress: Progress, seconds: float) -> Costs:
         """Measure this machine."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.costs import Costs, CostsError, cache_path, cores, runtime_version
+from toolkit.costs import Costs, cores, costs_in_use
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.types import Shape
@@ -45,22 +45,4 @@ def tokens_and_width(shape: Shape | None) -> tuple[int | None, int | None]:
 
 def choice_for(threads: int) -> Choice:
     """The costs in use; 0 threads are those that the runtime takes by default, all cores."""
-    return Choice(costs_in_use()[0], threads or cores())
-
-
-def costs_in_use() -> tuple[Costs, str]:
-    """This machine's own table where it was measured with this runtime, else the one that ships.
-
-    With where it is from, and what there is to say of it.
-    """
-    own = cache_path()
-    if own.is_file():
-        try:
-            return Costs.load(own), f"measured on this machine, '{own}'"
-        except CostsError as error:
-            return Costs.load(SHIPPED), f"the shipped table; {error}"
-    shipped = Costs.load(SHIPPED)
-    origin = f"the shipped table, onnxruntime {shipped.runtime} on {shipped.cpu}"
-    if shipped.runtime != runtime_version():
-        origin += f"; this is onnxruntime {runtime_version()}: toolkit tune measures it"
-    return shipped, origin
+    return Choice(costs_in_use(SHIPPED)[0], threads or cores())

@@ -15,11 +15,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.precision.choice import Slots, unfit
-from passes.quantize.large import allocate
 from passes.quantize.plan import matches
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.model import Model
+from toolkit.scratch import allocate
 from toolkit.types import TensorType
 
 _Key: TypeAlias = tuple[int, str]

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from passes.quantize.large import Rows, allocate, blocks
+from passes.quantize.large import Rows, blocks
 from toolkit.graph import Array
+from toolkit.scratch import allocate
 
 FULL, REDUCED = 127, 64
 """The largest integers: of the whole range, and of the one for processors without VNNI."""

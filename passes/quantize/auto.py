@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from passes.quantize.costs import TOPIC, Kernels, costs_in_use
+from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
 from passes.quantize.groups import keep_what_pays
-from passes.quantize.plan import Entry, Plan, Selection, nodes_of, note_left
+from passes.quantize.observing import with_least_noise
+from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.search import Found, search
 from passes.quantize.sizes import sizes_on
@@ -26,7 +27,7 @@ from passes.quantize.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.troubles import note_troubles, weight_troubles
 from passes.shapes import Shapes
 from toolkit import nodes as nd
-from toolkit.costs import Costs, Progress
+from toolkit.costs import Costs, Progress, costs_in_use
 from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.quality.budgets import decibels
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from toolkit.pipeline import Context, Pass
 
 Mode = Literal["auto", "dynamic", "static", "weight_only"]
+AnyObserver = Literal["auto", ObserverName]
 
 _LINEAR = ("MatMul", "Gemm")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -56,8 +58,9 @@ class Quantize:
     format: Format = field(
         default="qdq", metadata={"help": "How static layers are written: Q/DQ, or operators."}
     )
-    observer: ObserverName = field(
-        default="minmax", metadata={"help": "How the range of an activation is found."}
+    observer: AnyObserver = field(
+        default="auto",
+        metadata={"help": "How the range of an activation is found; auto: with the least noise."},
     )
     weights: Literal["int8", "int4"] = field(
         default="int8", metadata={"help": "The type of weights; int4 with mode=weight_only."}
@@ -128,7 +131,7 @@ class Quantize:
         if not plan.quantized():
             return
         apply_all(model, plan, ctx, self.format)
-        ctx.plans.append(plan)
+        ctx.plans.append(as_applied(model, plan))
         if self.correct_bias and is_correctable(plan, ctx):
             ctx.tell("correcting biases", 0.0)
             correct(model, ctx)
@@ -170,7 +173,7 @@ class Quantize:
         left = () if self.mode == "static" else _LINEAR
         return QuantizeStatic(
             format=self.format,
-            observer=self.observer,
+            observer="minmax" if self.observer == "auto" else self.observer,
             reduce_range=self._reduces(),
             ops=tuple(op for op in DEFAULT_OPS if op not in left),
             include=self.include,
@@ -189,7 +192,10 @@ class Quantize:
         sizes = sizes_on(model, feeds[0]) if feeds else {}
         by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
         kernels = Kernels.in_use() if by_speed else Kernels({})
-        found = search(trials, survey(model, plan, sizes, kernels), self.correct_bias)
+        surveyed = survey(model, plan, sizes, kernels)
+        if self.observer == "auto":
+            surveyed = with_least_noise(trials, surveyed)
+        found = search(trials, surveyed, self.correct_bias)
         _note_returned(found, trials, ctx)
         if not found.plan.quantized():
             return found.plan
@@ -213,7 +219,7 @@ class Quantize:
 
     def costs_in_use(self) -> tuple[Costs, str]:
         """The table that decides, and where it is from."""
-        return costs_in_use()
+        return costs_in_use(INT8_SHIPPED, TOPIC)
 
     def measure(self, progress: Progress, seconds: float) -> Costs:
         """Measure this machine."""

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from passes.quantize.kernels import Kernel, drop_unused, kernel_of
-from passes.quantize.large import allocate, blocks
+from passes.quantize.large import blocks
 from passes.quantize.plan import Selection
 from passes.quantize.troubles import note_troubles, weight_troubles
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph
 from toolkit.model import Model
+from toolkit.scratch import allocate
 from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ only as many layers from the front as lower the error of the model's outputs.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -30,6 +31,7 @@ from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
 from toolkit.graph import Graph
 from toolkit.model import Model
+from toolkit.runtime import Session
 from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 _MEMORY = 1 << 28
 """Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""
 _FEWEST = 4
+_SECONDS, _ENOUGH = 1.0, 8
+"""All samples through the model once, which is done about ten times: of a slow model fewer are
+taken, down to so many."""
 _NAMED = 3
 _TRIES = 3
 _SETTLED = 0.9
@@ -74,7 +79,8 @@ class CorrectBias:
             ctx.note(f"not corrected: {names}{more} (no bias, or no such value in the float model)")
         if not layers:
             return
-        data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, self.samples))
+        most = _affordable(model, ctx.calibration.feeds, self.samples, ctx.custom_ops)
+        data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, most))
         found = data.collect(floats, {layer.counterpart: Means(layer.axis) for layer in layers})
         wanted = {name: cast(SampleMeans, means) for name, means in found.statistics.items()}
         feeds = list(data.feeds)
@@ -89,6 +95,18 @@ class CorrectBias:
         kept = _keep_best(model, ends, before, error)
         if kept < len(ends) - 1:
             ctx.note(f"kept {kept} of {len(ends) - 1} corrections: more would not lower the error")
+
+
+def _affordable(model: Model, feeds: Feeds, most: int, custom_ops: tuple[str, ...]) -> int:
+    """How many samples to take, by what the first one takes."""
+    first = next(iter(feeds), None)
+    if first is None or most <= _ENOUGH:
+        return most
+    session = Session(model, custom_ops=custom_ops)
+    started = time.process_time()
+    session.run(first)
+    seconds = time.process_time() - started
+    return min(most, max(_ENOUGH, int(_SECONDS / max(seconds, 1e-9))))
 
 
 def corrected(

@@ -16,7 +16,7 @@ from pathlib import Path
 from onnx import NodeProto
 
 from toolkit import nodes as nd
-from toolkit.costs import Costs, CostsError, Regime, cache_path, runtime_version
+from toolkit.costs import Costs, Regime, costs_in_use
 
 INT8_SHIPPED = Path(__file__).parent / "data" / "ort-cpu-int8.json"
 TOPIC = "int8"
@@ -97,7 +97,7 @@ class Kernels:
 
     @classmethod
     def in_use(cls) -> Kernels:
-        return cls.of_costs(*costs_in_use())
+        return cls.of_costs(*costs_in_use(INT8_SHIPPED, TOPIC))
 
     def times(
         self, name: str, work: float, tokens: float, width: float, int8: str = "int8"
@@ -152,21 +152,6 @@ class Kernels:
 
     def _rate(self, name: str, kind: str, tokens: float, width: float) -> float:
         return _interpolated(self.rates.get((name, kind), {}), tokens, width)
-
-
-def costs_in_use() -> tuple[Costs, str]:
-    """This machine's own table where it was measured with this runtime, else the one that ships."""
-    own = cache_path(TOPIC)
-    if own.is_file():
-        try:
-            return Costs.load(own), f"measured on this machine, '{own}'"
-        except CostsError as error:
-            return Costs.load(INT8_SHIPPED), f"the shipped table; {error}"
-    shipped = Costs.load(INT8_SHIPPED)
-    origin = f"the shipped table, onnxruntime {shipped.runtime} on {shipped.cpu}"
-    if shipped.runtime != runtime_version():
-        origin += f"; this is onnxruntime {runtime_version()}: toolkit tune quantize measures it"
-    return shipped, origin
 
 
 def _rates(costs: Costs, name: str, kind: str) -> dict[Regime, float]:

@@ -157,7 +157,9 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
         _require_supported(entry, item.layer)
         chosen.append((item, item.layer, entry))
     for entry in waiting.values():
-        raise UsageError(f"{entry.label} cannot be dynamic: it has no constant weights")
+        raise UsageError(
+            f"{entry.label} cannot be dynamic: it is no linear layer, table or LSTM of constants"
+        )
     tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
     writer, recurrent = Writer(frozenset(tables)), RecurrentWriter()
     for item, layer, entry in chosen:

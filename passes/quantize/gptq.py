@@ -11,6 +11,9 @@ Accurate Post-Training Quantization for Generative Pre-trained Transformers" (20
 
 `in_order` takes the inputs by their weight in H, heaviest first; scales are then fitted beforehand,
 and blocks stay what they are: neighbours.
+
+With the inputs backwards, H + d I = L L^T, and U is L^-1 turned around. Both are computed in place
+(see `passes.quantize.triangular`), in an array that is mapped to a file like H itself.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from passes.quantize.blocks import Fit, Grid, fit_nearest
+from passes.quantize.large import blocks
+from passes.quantize.triangular import factor, invert
 from toolkit.graph import Array
+from toolkit.scratch import allocate
 
 DAMPING = 0.01
 _MOST_DAMPING = 1.0
@@ -43,21 +49,22 @@ class Solver:
         """From H [inputs, inputs]; it is left as it is."""
         weight: Array = np.array(np.diagonal(gram))
         order = np.argsort(-weight, kind="stable") if in_order else np.arange(len(weight))
-        h: Array = gram[np.ix_(order, order)] if in_order else gram
+        backwards = order[::-1]
         mean = float(weight.mean()) or 1.0
+        square: Array = allocate(gram.shape, np.float32)
         while True:
-            damped: Array = np.array(h)
-            damped[np.diag_indices_from(damped)] += np.float32(damping * mean)
+            for rows, _ in blocks(square):
+                square[rows] = gram[backwards[rows]][:, backwards]
+            np.einsum("ii->i", square)[:] += np.float32(damping * mean)
             try:
-                inverse: Array = np.linalg.inv(damped)
-                lower: Array = np.linalg.cholesky((inverse + np.transpose(inverse)) / 2)
-                upper: Array = np.transpose(lower)
+                factor(square)
+                invert(square)
             except np.linalg.LinAlgError:
-                upper = np.full_like(h, np.nan)
-            if np.all(np.isfinite(upper)):
-                return cls(order, np.ascontiguousarray(upper), weight, in_order)
+                pass
+            else:
+                return cls(order, square[::-1, ::-1], weight, in_order)
             if damping >= _MOST_DAMPING:
-                return cls(order, np.eye(len(h), dtype=np.float32), weight, in_order)
+                return cls(order, np.eye(len(square), dtype=np.float32), weight, in_order)
             damping = min(damping * 10, _MOST_DAMPING)
 
     def quantize(self, weights: Array, grid: Grid, block: int) -> tuple[Array, Fit]:

@@ -1,4 +1,8 @@
-"""X^T X of a layer's inputs, summed batch by batch: what GPTQ knows of the data."""
+"""X^T X of a layer's inputs, summed batch by batch: what GPTQ knows of the data.
+
+It is mapped to a file, and computed some rows at a time: of a wide layer it is larger than the
+weights.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from passes.quantize.large import blocks
 from toolkit.calibrate.statistics import (
     Array,
     Mismatch,
@@ -17,6 +22,7 @@ from toolkit.calibrate.statistics import (
     finite_bounds,
     require_same_key,
 )
+from toolkit.scratch import allocate
 
 _ROWS = 4096
 """Rows that are multiplied at once: a large batch does not double in memory."""
@@ -38,14 +44,20 @@ class Gram:
         if not values.ndim or finite_bounds(values, self.tensor) is None:
             return
         rows = values.reshape(-1, values.shape[-1])
+        self._widen(rows.shape[-1])
         for start in range(0, len(rows), _ROWS):
             some = rows[start : start + _ROWS].astype(np.float32)
-            self._add(np.matmul(np.transpose(some), some), len(some))
+            for at, _ in blocks(self.total):
+                self.total[at] += np.matmul(np.transpose(some[:, at]), some)
+        self.rows += len(rows)
 
     def merge(self, other: Gram) -> None:
         require_same_key(self, other)
         if other.rows:
-            self._add(other.total, other.rows)
+            self._widen(len(other.total))
+            for at, _ in blocks(self.total):
+                self.total[at] += other.total[at]
+            self.rows += other.rows
 
     def state(self) -> State:
         return {"total": self.total, "rows": np.array(self.rows)}
@@ -53,17 +65,15 @@ class Gram:
     def restore(self, state: Mapping[str, Array]) -> None:
         self.total, self.rows = np.asarray(state["total"]), int(state["rows"])
 
-    def _add(self, product: Array, rows: int) -> None:
+    def _widen(self, channels: int) -> None:
+        """Make room for so many channels, the same as before."""
         if not self.rows:
-            self.total = product.copy()
-        elif product.shape != self.total.shape:
+            self.total = allocate((channels, channels), np.float32)
+            self.total[:] = 0
+        elif channels != len(self.total):
             raise Mismatch(
-                f"tensor '{self.tensor}' has {len(product)} channels, and had {len(self.total)} "
-                "before"
+                f"tensor '{self.tensor}' has {channels} channels, and had {len(self.total)} before"
             )
-        else:
-            self.total += product
-        self.rows += rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from passes.quantize.trials import Trials
 from toolkit.bench import Effort, Timing
 
 _EFFORT = Effort(seconds=3.0, least=9, most=100, against=1.0)
-_PAYS, _EVEN, _FREE = 0.98, 1.005, 1.03
-"""Of the time of the floats: what static layers, dynamic layers and tables must stay below."""
+_PAYS, _EVEN, _FREE = 0.95, 1.005, 1.03
+"""Of the time of the floats: what static layers, dynamic layers and tables must stay below. Static
+ones cost the accuracy: a voice-activity model lost 0.6 points of its decisions for 3 % of time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from onnx import NodeProto
 
 from passes.fuse.affine import may_copy
 from passes.operands import given
-from passes.quantize.large import allocate, blocks
+from passes.quantize.large import blocks
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
+from toolkit.scratch import allocate
 from toolkit.types import FLOATS
 
 _CONVOLUTIONS = ("Conv", "com.microsoft::FusedConv", "ConvTranspose")

@@ -1,20 +1,14 @@
-"""Large arrays, a few megabytes at a time: read where they lie, made in a file without a name."""
+"""Large arrays, a few megabytes at a time, where they lie."""
 
 from __future__ import annotations
 
 import math
-import mmap
-import tempfile
 from collections.abc import Iterator
 from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import DTypeLike
 
 from toolkit.graph import Array
 
 _BLOCK_BYTES = 1 << 22
-_FILE_FROM = 1 << 16
 
 
 class Rows(Protocol):
@@ -38,13 +32,3 @@ def blocks(weights: Rows) -> Iterator[tuple[slice, Array]]:
     for start in range(0, weights.shape[0], step):
         rows = slice(start, start + step)
         yield rows, weights[rows]
-
-
-def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """An array to be filled; a large one is mapped to a file, and takes no memory."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size < _FILE_FROM:
-        return np.empty(shape, dtype=dtype)
-    with tempfile.TemporaryFile(prefix="toolkit-") as file:
-        file.truncate(size)
-        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).reshape(shape)

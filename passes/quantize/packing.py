@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from passes.quantize.blocks import Bits
-from passes.quantize.large import allocate
 from toolkit.graph import Array
+from toolkit.scratch import allocate
 
 _CHUNK = 1 << 22
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -162,22 +163,24 @@ class Plan:
         """Read what `to_json` wrote; UsageError, in one line, for anything else."""
         try:
             data: Any = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{source} is not JSON: {error}") from error
         if not isinstance(data, dict):
             raise UsageError(f"{source}: expected an object with 'version' and 'nodes'")
         found = cast("dict[str, Any]", data)
-        if found.get("version") != _VERSION:
-            raise UsageError(f"{source}: version {found.get('version')!r} is not {_VERSION}")
+        version = found.get("version")
+        if type(version) is not int or version != _VERSION:
+            raise UsageError(f"{source}: version {version!r} is not {_VERSION}")
         unknown = sorted(set(found) - {"version", "nodes", "tensors"})
         if unknown:
             raise UsageError(f"{source}: '{unknown[0]}' is none of version, nodes, tensors")
         nodes = _items(found.get("nodes"), f"{source}: 'nodes'")
         tensors = _items(found.get("tensors", []), f"{source}: 'tensors'")
-        return cls(
-            tuple(_entry(item, f"{source}: node {i}") for i, item in enumerate(nodes)),
-            tuple(_tensor(item, f"{source}: tensor {i}") for i, item in enumerate(tensors)),
-        )
+        entries = tuple(_entry(item, f"{source}: node {i}") for i, item in enumerate(nodes))
+        ranges = tuple(_tensor(item, f"{source}: tensor {i}") for i, item in enumerate(tensors))
+        _require_once(map(_key, entries), source)
+        _require_once((f"tensor {found.tensor}" for found in ranges), source)
+        return cls(entries, ranges)
 
     def require_known(self, model: Model, source: str = "plan") -> None:
         """UsageError unless every entry is about a node or a tensor of the model."""
@@ -234,7 +237,7 @@ def as_applied(model: Model, plan: Plan) -> Plan:
     sites = {site for places in model.journal.places_by_rule().values() for site in places}
     entries = [
         replace(entry, scheme="float", reason="it could not be kept")
-        if entry.scheme != "float" and entry.output not in sites
+        if entry.scheme != "float" and entry.output and entry.output not in sites
         else entry
         for entry in plan.entries
     ]
@@ -302,6 +305,13 @@ def _listed(name: str, lines: list[str]) -> str:
     return f'"{name}": [\n    {body}\n  ]'
 
 
+def _require_once(names: Iterable[str], source: str) -> None:
+    counted = Counter(names)
+    if counted and max(counted.values()) > 1:
+        kind, _, name = counted.most_common(1)[0][0].partition(" ")
+        raise UsageError(f"{source}: {kind} '{name}' is there twice")
+
+
 def _items(listed: Any, what: str) -> list[Any]:
     if not isinstance(listed, list):
         raise UsageError(f"{what} is not a list")
@@ -360,5 +370,9 @@ def _checked(item: Any, names: list[str], where: str) -> dict[str, Any]:
 
 
 def _is_finite(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False

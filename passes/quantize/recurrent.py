@@ -17,11 +17,11 @@ from onnx import NodeProto, TensorProto
 
 from passes.operands import given
 from passes.quantize.arithmetic import FULL, REDUCED, quantize
-from passes.quantize.large import allocate
 from passes.quantize.plan import Entry
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
+from toolkit.scratch import allocate
 
 _GATES = 4
 

@@ -5,9 +5,8 @@
    table. Of those that are about as fast as the fastest, the one with the least noise is taken.
 2. Where the judge does not let it pass, nor with corrected biases, the model's beginning goes back
    to floats, in steps, and then, apart from that, what is harmful for what it saves: each layer's
-   noise is measured with that layer alone in int8, and the price of noise is raised until the
-   budget holds, then lowered as far as it still does. What costs next to no time is taken back on
-   top of that.
+   noise is measured with that layer alone in int8, and the lowest price of noise is looked for with
+   which the budget holds. What costs next to no time is taken back on top of that.
 3. Of what holds, the faster one is the plan. If nothing does, nothing is quantized.
 """
 
@@ -27,8 +26,10 @@ _NEXT_TO_NONE = 1.02
 _REFUSED = float("inf")
 _EFFORT = Effort(seconds=4.0, least=5, most=60)
 _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
-_RAISES, _LOWERS = 14, 5
-"""How often the price of noise is raised fourfold, and how often halved in between at most."""
+_LEAST_PRICE, _DOUBLINGS = 1 / 64, 28
+"""Of noise, in the time of all for the noise of all; and how often it is doubled at most."""
+_CORRECTABLE = 2.0
+"""How many times the budget a plan may use that corrected biases can bring back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,12 @@ def search(trials: Trials, survey: Survey, corrected: bool = False) -> Found:
     """
     by_speed = trials.ctx.target == "ort-cpu" and trials.ctx.prefer == "speed"
     plan = _fastest(trials, candidates(survey), survey) if by_speed else survey.plan
-    if not plan.quantized() or trials.holds(plan):
+    if not plan.quantized() or (trials.holds(plan) and trials.is_proven(plan)):
         return Found(plan)
-    trials.ctx.tell("correcting biases", 0.0)
-    if corrected and trials.holds_corrected(plan):
-        return Found(plan)
+    if corrected and trials.holds(plan, _CORRECTABLE):
+        trials.ctx.tell("correcting biases", 0.0)
+        if trials.holds_corrected(plan):
+            return Found(plan)
     return _affordable(trials, survey, plan)
 
 
@@ -122,44 +124,44 @@ def _prefixed(trials: Trials, survey: Survey) -> Plan | None:
         if not plan.quantized():
             return None
         trials.ctx.tell("moving the first int8 layer", share)
-        if trials.holds(plan):
+        if trials.holds(plan) and trials.is_proven(plan):
             return plan
     return None
 
 
 def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]) -> Plan | None:
-    """The plan at about the lowest price of noise with which the budget holds."""
+    """The plan at about the lowest price of noise with which the budget holds.
+
+    The dearer noise is, the less of it there is: the price is found by bisection.
+    """
     total = sum(harm.values())
     if not total:
         return None
-    price = survey.time(survey.plan) / total / 64
-    low, held = 0.0, None
-    for step in range(_RAISES):
-        plan = survey.best(harm, price)
-        trials.ctx.tell("returning what harms to floats", step / _RAISES)
-        if not plan.quantized():
-            return None
-        if trials.holds(plan):
-            held = plan
-            break
-        low, price = price, price * 4
-    if held is None:
-        return None
-    for step in range(_LOWERS):
-        middle = (low * price) ** 0.5 if low else price / 4
-        plan = survey.best(harm, middle)
-        trials.ctx.tell("returning what harms to floats", step / _LOWERS)
-        if trials.holds(plan):
-            held, price = plan, middle
+    unit = survey.time(survey.plan) / total * _LEAST_PRICE
+
+    def at(step: int) -> Plan:
+        return survey.best(harm, unit * 2**step)
+
+    low, high = -1, _DOUBLINGS
+    while high - low > 1:
+        middle = (low + high) // 2
+        trials.ctx.tell("returning what harms to floats", 1 - (high - low) / (_DOUBLINGS + 1))
+        plan = at(middle)
+        if not plan.quantized() or trials.holds(plan):
+            high = middle
         else:
             low = middle
-    most = survey.time(held) * _NEXT_TO_NONE
-    for step in range(1, _RAISES):
-        plan = survey.best(harm, price * 2**step)
-        if survey.time(plan) > most or not plan.quantized():
-            break
-        held = plan if trials.holds(plan) else held
-    return held
+    most = survey.time(at(high)) * _NEXT_TO_NONE
+    free = high
+    while free < _DOUBLINGS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
+        free += 1
+    for step in (free, *range(high, _DOUBLINGS)):
+        plan = at(step)
+        if not plan.quantized():
+            return None
+        if trials.holds(plan) and trials.is_proven(plan):
+            return plan
+    return None
 
 
 def _after(starts: list[int], share: float) -> int:

@@ -24,9 +24,9 @@ from passes.quantize.plan import (
     nodes_of,
     note_left,
 )
-from passes.quantize.static_apply import Format, apply_static, not_for
+from passes.quantize.static_apply import Format, apply_static, lift, not_for
 from passes.quantize.static_region import Region, Results, as_made, behind_limits, settle
-from passes.quantize.static_sites import CARRIERS, PRODUCTS, Site, site_of
+from passes.quantize.static_sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
 from toolkit import nodes as nd
@@ -36,6 +36,7 @@ from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
+from toolkit.userfile import suggestion
 
 if TYPE_CHECKING:
     from toolkit.calibrate.collect import Calibration
@@ -101,12 +102,24 @@ class QuantizeStatic:
         default=None, metadata={"help": "A plan (JSON) to follow, in place of the options above."}
     )
 
+    def __post_init__(self) -> None:
+        Percentile(self.percent)  # which knows what a percentile can be
+        if self.activations == "int8" and self.weights == "uint8":
+            raise UsageError(f"{self.name}: no kernel takes activations=int8 with weights=uint8")
+        known = [*PRODUCTS, *COMBINERS, *CARRIERS]
+        strange = next((op for op in self.ops if op not in known), None)
+        if strange is not None:
+            hint = suggestion(strange, known) or f": there are {', '.join(known)}"
+            raise UsageError(f"{self.name}: '{strange}' is no operator to quantize{hint}")
+
     def run(self, model: Model, ctx: Context) -> None:
+        start = model.journal.position
+        reason = not_for(model) if self.plan is None else ""
+        reason = reason or lift(model, ctx)  # before anything is planned, by names of its nodes
+        if reason:
+            ctx.note(reason)
+            return
         if self.plan is None:
-            reason = not_for(model)
-            if reason:
-                ctx.note(reason)
-                return
             plan = self.make_plan(model, ctx)
             for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
                 ctx.note(f"no node matches '{pattern}'")
@@ -115,6 +128,8 @@ class QuantizeStatic:
             plan = read_plan(self.plan, model)
         apply_static(model, plan, ctx, self.format)
         ctx.plans.append(as_applied(model, plan))
+        if not plan.quantized():
+            model.journal.undo_to(start)
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
         """What this pass would do: an entry for every layer, and the range of every tensor."""

@@ -45,7 +45,7 @@ def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -
     """Quantize what the plan calls static; other schemes are for other passes."""
     if not any(entry.scheme == "static" for entry in plan.entries):
         return
-    obstacle = _lift(model, ctx)
+    obstacle = lift(model, ctx)
     if obstacle:
         ctx.note(obstacle)
         return
@@ -68,6 +68,7 @@ def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -
         sites = [site for site in region.sites if id(site.node) in written]
         write_operators(sites, standard=ctx.target == "onnx")
         writer.drop_unread(model.graph)
+    writer.carry_signed(model.graph)
     if ctx.target.startswith("ort"):
         fence(model.graph, written)
 
@@ -115,7 +116,7 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
     return region, entries
 
 
-def _lift(model: Model, ctx: Context) -> str:
+def lift(model: Model, ctx: Context) -> str:
     """Lift the model to the first opset with scales for channels; why not, if so."""
     from passes.opset import Opset
 

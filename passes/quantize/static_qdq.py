@@ -10,6 +10,10 @@ zero points are stored once, and a weight that several layers read as well.
 Where the result of a layer is in 8 bits, everybody reads it behind its DQ: one reader of the raw
 floats would keep the runtime from fusing. A tensor that is made in floats stays so for those who
 compute in floats.
+
+From opset 21 on, onnxruntime fails on int8 behind which a tensor is only moved: it puts a pair of
+its own there, and forgets a type in it (microsoft/onnxruntime#25526). So a pair is written there
+first. It is on the same grid, and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ from toolkit.graph import Array, Graph
 
 _MOST_NAME = 40
 """Longer names are not repeated in new ones."""
+
+_MOVES = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
+_OUTPUT_TYPES = 21
+"""What onnxruntime moves a DQ behind, and the first opset whose Q may name its type."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +64,22 @@ class QdqWriter:
         if site.weight is not None and coded is not None:
             self._layer(g, node, site.weight, entry, coded)
         for name in made:
-            self._store(g, name)
+            self._store(g, name, self.grids[name])
         return True
+
+    def carry_signed(self, g: Graph) -> None:
+        """Put a pair behind whatever only moves a tensor of int8, unless a Q alone reads it."""
+        if g.opset() < _OUTPUT_TYPES:
+            return
+        for node in list(g.nodes):
+            grid = self.views.get(node.input[0]) if nd.is_op(node, *_MOVES) else None
+            if grid is None or grid.dtype != "int8":
+                continue
+            users = g.users(node.output[0])
+            quantizers = [user for user in users if nd.is_op(user, "QuantizeLinear")]
+            is_kept = 0 < g.use_count(node.output[0]) == len(quantizers)
+            if not is_kept and g.begin("carry-signed", node):
+                self._store(g, node.output[0], grid)
 
     # -- activations
 
@@ -78,12 +100,11 @@ class QdqWriter:
             self._read[value] = self._pair(g, value, self.grids[value])[1].output[0]
         return self._read[value]
 
-    def _store(self, g: Graph, value: str) -> None:
+    def _store(self, g: Graph, value: str, grid: Grid) -> None:
         """Everybody reads a result behind its Q and DQ."""
         maker = g.producer(value)
         assert maker is not None, value
         slot = list(maker.output).index(value)
-        grid = self.grids[value]
         quantizer, view = self._pair(g, value, grid)
         behind = g.replace(value, view.output[0])
         g.set_input(quantizer, 0, maker.output[slot])

@@ -8,6 +8,10 @@ by no more than half a step of 8 bits.
     x Sigmoid(x)   x >= -t,    t exp(-t) ~ step / 2,    step = (high + t) / 255
     GELU(x)        x >= -t,    the same with t Phi(-t)
     HardSwish(x)   x >= -3;    HardSigmoid(x): where alpha x + beta is in 0..1;    Relu(x): x >= 0
+    x + c          where the readers of the sum tell it apart, moved by c
+
+What only carries values, or picks the greatest, is looked through: what its readers cannot tell
+apart, it need not.
 """
 
 from __future__ import annotations
@@ -22,19 +26,43 @@ from toolkit import nodes as nd
 from toolkit.calibrate.statistics import Range
 from toolkit.graph import Graph
 
+_PASSING = (
+    *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split"),
+    *("Expand", "Tile", "DepthToSpace", "SpaceToDepth", "MaxPool", "GlobalMaxPool"),
+)
+"""Every result is one of the values that it reads first, and greater for greater ones."""
+_REACH = 8
+"""Operators that are looked through, one behind the other, at most."""
 _STEPS = 255
 _SIGMOID_END = math.log(2 * _STEPS - 1)
 
 
-def useful(g: Graph, tensor: str, seen: Range) -> Range:
+def useful(g: Graph, tensor: str, seen: Range, reach: int = _REACH) -> Range:
     """What is left of the range of `tensor` when its readers are asked."""
     if g.is_output(tensor) or g.is_captured(tensor) or not g.users(tensor):
         return seen
     low, high = 0.0, 0.0
     for reader in g.users(tensor):
-        part = _part(g, reader, tensor, seen)
+        part = _behind(g, reader, tensor, seen, reach) or _part(g, reader, tensor, seen)
         low, high = min(low, part.low), max(high, part.high)
     return Range.around(max(low, seen.low), min(high, seen.high))
+
+
+def _behind(g: Graph, reader: NodeProto, tensor: str, seen: Range, reach: int) -> Range | None:
+    """What the readers of a reader tell apart; None where it does more than carry or move."""
+    if not reach:
+        return None
+    if nd.is_op(reader, *_PASSING) and list(reader.input).count(tensor) == 1:
+        parts = [useful(g, name, seen, reach - 1) for name in nd.outputs_of(reader)]
+        return Range(min(part.low for part in parts), max(part.high for part in parts))
+    added = [g.const(name) for name in reader.input if name != tensor]
+    if nd.is_op(reader, "Add") and len(added) == 1 and added[0] is not None and added[0].size:
+        least, most = float(added[0].min()), float(added[0].max())
+        if not math.isfinite(most - least):
+            return None
+        part = useful(g, reader.output[0], Range(seen.low + least, seen.high + most), reach - 1)
+        return Range(part.low - most, part.high - least)
+    return None
 
 
 def _part(g: Graph, reader: NodeProto, tensor: str, seen: Range) -> Range:

@@ -16,8 +16,8 @@ from passes.quantize.arithmetic import Unfit
 from passes.quantize.blocks import Fit, Grid, fit_nearest
 from passes.quantize.gptq import Solver
 from passes.quantize.hqq import fit_half_quadratic
-from passes.quantize.large import allocate
 from toolkit.graph import Array
+from toolkit.scratch import allocate
 
 _PIECE_BYTES = 1 << 20
 _WHOLE_BYTES = 1 << 24

@@ -11,6 +11,7 @@ from passes.quantize.dynamic import apply_plan
 from passes.quantize.islands import raise_islands
 from passes.quantize.plan import Plan
 from passes.quantize.static_apply import Format, apply_static
+from passes.quantize.weight_only import apply_weight_only
 from toolkit.bench import Effort, Timing, latency
 from toolkit.errors import RuntimeRefused
 from toolkit.model import Model
@@ -28,6 +29,8 @@ FEW = 8
 """Samples that tell two plans apart."""
 _CLOSE = 0.7
 """The share of the budget from which on it is close."""
+HOPELESS = 3.0
+"""How many times the budget a plan may use and still be worth a look at all samples."""
 _TIMED_FEEDS = 2
 _COLLAPSED = float("inf")
 
@@ -40,6 +43,8 @@ def apply_all(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -> N
         apply_static(model, plan, ctx, form)
     if any(entry.scheme == "dynamic" for entry in plan.entries):
         apply_plan(model, plan, ctx)
+    if any(entry.scheme == "weight-only" for entry in plan.entries):
+        apply_weight_only(model, plan, ctx, "nbits" if ctx.target == "ort-cpu" else "qdq")
 
 
 def is_correctable(plan: Plan, ctx: Context) -> bool:
@@ -75,27 +80,37 @@ class Trials:
     def quality(self, plan: Plan) -> Quality | None:
         """What the judge says of the model as it will run; RuntimeRefused when it does not.
 
-        Close to the budget it is run as written too, which takes many times as long, and the worse
-        of both counts. None without a judge, and for a plan that quantizes nothing.
+        None without a judge, and for a plan that quantizes nothing.
         """
         if self.ctx.judge is None or not plan.quantized():
             return None
         if plan not in self._known:
             made = self.draft(plan)
-            found = self.ctx.judge.verdict(made, deployed=True)
-            if found.ok and not found.off and found.used > _CLOSE:
-                written = self.ctx.judge.verdict(made)
-                found = max((found, written), key=lambda quality: quality.used)
+            found = self.ctx.judge.verdict(made, deployed=True, hopeless=HOPELESS)
             self._known[plan] = found
         return self._known[plan]
 
-    def holds(self, plan: Plan) -> bool:
-        """Whether the budget holds; without a judge nobody asks."""
+    def holds(self, plan: Plan, times: float = 1.0) -> bool:
+        """Whether so many times the budget holds; without a judge nobody asks."""
         try:
             found = self.quality(plan)
         except RuntimeRefused:
             return False
-        return found is None or found.ok
+        return found is None or found.ok or found.used <= times
+
+    def is_proven(self, plan: Plan) -> bool:
+        """Whether a plan that holds does so as written too, where that is close.
+
+        It takes many times as long as what the runtime makes of it: to be asked at last.
+        """
+        found = self.quality(plan)
+        if found is None or found.off or found.used <= _CLOSE:
+            return True
+        assert self.ctx.judge is not None
+        try:
+            return self.ctx.judge.verdict(self.draft(plan)).ok
+        except RuntimeRefused:
+            return False
 
     def holds_corrected(self, plan: Plan) -> bool:
         """Whether the budget holds once the biases of static layers are corrected."""

@@ -295,7 +295,9 @@ def _jobs(model: Model, plan: Plan) -> Iterator[_Job]:
         x = item.layer.x if isinstance(item.layer, Linear) else ""
         jobs.append(_Job(item, item.layer, entry, x))
     for entry in waiting.values():
-        raise UsageError(f"{entry.label} cannot be weight-only: it has no constant weights")
+        raise UsageError(
+            f"{entry.label} cannot be weight-only: it is no linear layer or table of constants"
+        )
     yield from jobs
 
 

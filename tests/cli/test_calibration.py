@@ -103,6 +103,14 @@ def test_a_budget_that_cannot_hold(run, net, samples):
     assert "applied" in off.out
 
 
+def test_pixels_for_floats(run, net, tmp_path):
+    path = tmp_path / "pixels.npz"
+    np.savez(path, x=RANDOM.integers(0, 256, (8, 64), dtype=np.uint8))
+    done = run("optimize", net, *DYNAMIC, "--calib", path)
+    assert done.code == 0
+    assert "'x' holds uint8: its numbers are taken as they are, not scaled" in done.out
+
+
 # -- bad input
 
 
@@ -121,7 +129,8 @@ X = RANDOM.standard_normal((8, 64)).astype(np.float32)
         ({"y": X}, "lacks input 'x'"),
         ({"x": X[:, :63]}, "has shape"),
         ({"x": X.reshape(2, 2, 2, 64)}, "rank"),
-        ({"x": X.astype(np.int64)}, "is int64"),
+        ({"x": X.astype(np.complex64)}, "is complex64"),
+        ({"x": (X * 1e9).astype(np.int64)}, "does not hold exactly"),
         ({"x": np.array([["a"] * 64])}, "is <U1"),
         ({"x": X[:0]}, "no sample"),
         ({}, "is empty"),

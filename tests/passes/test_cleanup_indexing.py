@@ -242,3 +242,28 @@ def test_positions_counted_in_narrow_integers() -> None:
     assert (found["Cast"], found["Mul"]) == (1, 1)
     unknown = text.replace("w = Cast <to = 7> (n)", "w = Identity (x)")
     assert left(unknown)["Cast"] == 3
+
+
+def test_one_index_by_gather_nd_is_a_gather() -> None:
+    text = """agraph (float[5, 3] x, int64[B, L] i) => (float[B, L, 3] y) <int64[1] last = {-1}> {
+        at = Unsqueeze (i, last)  y = GatherND (x, at)
+    }"""
+    at = np.array([[0, -1, 4], [2, 2, -5]])
+    given = {"x": np.arange(15, dtype=np.float32).reshape(5, 3), "i": at}
+    assert left(text, given) == {"Gather": 1}
+
+
+def test_gather_nd_by_an_index_for_each_row_stays() -> None:
+    text = """agraph (float[5, 3] x, int64[5] i) => (float[5] y) <int64[1] last = {-1}> {
+        at = Unsqueeze (i, last)  y = GatherND <batch_dims = 1> (x, at)
+    }"""
+    given = {"x": np.arange(15, dtype=np.float32).reshape(5, 3), "i": np.array([0, 2, 1, 1, 0])}
+    assert left(text, given)["GatherND"] == 1
+
+
+def test_gather_nd_by_one_index_for_several_axes_stays() -> None:
+    text = """agraph (float[5, 3] x, int64[2] i) => (float[1] y) <int64[1] first = {0}> {
+        at = Unsqueeze (i, first)  y = GatherND (x, at)
+    }"""
+    given = {"x": np.arange(15, dtype=np.float32).reshape(5, 3), "i": np.array([4, 1])}
+    assert left(text, given)["GatherND"] == 1

@@ -366,3 +366,21 @@ def test_a_sample_that_the_model_refuses():
     text = f"g (int64[B] x) => (float[B,2] y) {TABLE} {{ y = Gather(table, x) }}"
     with pytest.raises(UsageError, match="the model refuses the sample"):
         make_feeds(model(text), samples=[{"x": np.array([99])}])
+
+
+def test_a_feed_without_nans_is_preferred():
+    """Padding on the left leaves nothing for the first rows of a causal softmax."""
+    text = """g (float[B,S,S] s, int64[B,S] mask) => (float[B,S,S] y)
+        <float zero = {0}, float low = {-inf}, int64[1] axis = {1}, int64 none = {0}> {
+        k = Greater(mask, none) rows = Unsqueeze(k, axis) ones = Cast<to = 1>(rows)
+        n = Neg(zero) f = Shape(s) full = Expand(ones, f) tri = Trilu<upper = 0>(full)
+        keep = Greater(tri, zero) m = Where(keep, s, low) y = Softmax<axis = -1>(m)
+    }"""
+    for feed in feeds(text, count=3).trials:
+        assert not np.isnan(feed.outputs[0]).any()
+        assert not feed.feed["mask"].all()
+
+
+def test_nans_that_no_feed_avoids_stay():
+    text = "g (float[B,4] x) => (float[B,4] y) { a = Abs(x) n = Neg(a) y = Sqrt(n) }"
+    assert all(np.isnan(trial.outputs[0]).all() for trial in feeds(text).trials)

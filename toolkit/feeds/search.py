@@ -36,6 +36,8 @@ _MOST_BYTES = 1 << 25
 _HEAVY_BYTES = 1 << 19
 """From here on (a photograph), two feeds of a dynamic model must do."""
 _MOST_REFUSALS = 60
+_OTHER_SIDE = 101
+"""From one variation to another that pads on the other side."""
 _LIKELY_RANKS = (2, 4, 3, 1, 0)
 """For inputs that declare no shape."""
 _SEQUENCE_LENGTH = 3
@@ -111,7 +113,7 @@ class Search:
         lively = ((sizes, False) for sizes in first_sizes(roles, fixed))
         calm = ((sizes, True) for sizes in islice(first_sizes(roles, fixed), 4))
         for sizes, is_calm in (*lively, *calm):
-            trial = self._attempt(run, layout, sizes, 0, is_calm)
+            trial = self._answered(run, layout, sizes, 0, is_calm)
             if trial is not None:
                 return trial
         return None
@@ -123,11 +125,25 @@ class Search:
             candidates = more_sizes(layout.roles, layout.fixed, first.sizes, variation)
             fresh = [sizes for sizes in _distinct(candidates) if sizes not in used]
             for sizes in [*fresh, first.sizes]:
-                trial = self._attempt(run, layout, sizes, variation, False)
+                trial = self._answered(run, layout, sizes, variation, False)
                 if trial is not None:
                     found.append(trial)
                     break
         return found
+
+    def _answered(
+        self, run: Run, layout: _Layout, sizes: Sizes, variation: int, calm: bool
+    ) -> Trial | None:
+        """A feed of these sizes; where the answer has NaNs, one to which it has none, if there is.
+
+        Where the answer is NaN nothing is shown. A causal model may give it for what is padded on
+        the left: no key is left there to attend to.
+        """
+        trial = self._attempt(run, layout, sizes, variation, calm)
+        if trial is None or not _has_nan(trial):
+            return trial
+        other = self._attempt(run, layout, sizes, variation + _OTHER_SIDE, calm)
+        return trial if other is None or _has_nan(other) else other
 
     def _attempt(
         self, run: Run, layout: _Layout, sizes: Sizes, variation: int, calm: bool
@@ -153,6 +169,14 @@ class Search:
             self._refusals += 1
             self.refusal = self.refusal or str(refusal)
             return None
+
+
+def _has_nan(trial: Trial) -> bool:
+    """Among the outputs that are floating-point tensors; sequences and strings have none."""
+    return any(
+        getattr(getattr(value, "dtype", None), "kind", "") == "f" and bool(np.isnan(value).any())
+        for value in trial.outputs
+    )
 
 
 def _layouts(graph: Graph, inputs: Sequence[_Input]) -> Iterator[_Layout]:

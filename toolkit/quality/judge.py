@@ -7,8 +7,10 @@ sample; few samples will do for screening.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -24,7 +26,7 @@ from toolkit.quality.figures import Figure, OutputQuality, Quality
 from toolkit.quality.kinds import OutputKind, infer_kind, real_rows
 from toolkit.quality.measures import Array
 from toolkit.quality.states import chains, state_pairs
-from toolkit.quality.tally import tallies_of
+from toolkit.quality.tally import GroupTally, tallies_of
 from toolkit.runtime import Session
 
 MOST_SAMPLES = 128
@@ -35,7 +37,7 @@ _SECONDS, _LEAST_SAMPLES = 30.0, 16
 many."""
 
 _LOOKED_AT = 8
-"""Samples whose whole outputs tell the kinds."""
+"""Samples whose whole outputs tell the kinds, and after which a verdict may be clear."""
 
 _MOST_ELEMENTS = 1 << 19
 """Of an output on one sample; of a larger one some positions are taken."""
@@ -140,12 +142,18 @@ class Judge:
     # -- others
 
     def verdict(
-        self, model: Model, *, samples: int | None = None, deployed: bool = False
+        self,
+        model: Model,
+        *,
+        samples: int | None = None,
+        deployed: bool = False,
+        hopeless: float = math.inf,
     ) -> Quality:
         """How `model` answers, within the budget or not; RuntimeRefused when it does not run.
 
         On the first `samples` only it is for screening, without a user's metric. `deployed` lets
-        the runtime optimize the model first.
+        the runtime optimize the model first. Once so many times the budget is used as `hopeless`
+        says, the rest of the samples is not looked at.
         """
         session = Session(model, deployed, self._custom_ops)
         tallies = tallies_of(self.kinds, self.demand, self.real)
@@ -158,16 +166,25 @@ class Judge:
                 if kind.kind == "state" and not step.ends:
                     continue  # what counts is the error after several steps
                 rows = step.rows[name]
-                found = _chosen(kind, answer[name], step.feed)
+                given = _chosen(kind, answer[name], step.feed)
                 for tally in tallies[name]:
-                    tally.add(rows, found if _comparable(rows, found) else None)
+                    tally.add(rows, given if _comparable(rows, given) else None)
             count += 1
+            if math.isfinite(hopeless) and count % _LOOKED_AT == 0:
+                so_far = self._quality(tallies, count)
+                if not so_far.ok and so_far.used > hopeless:
+                    return so_far
+        found = self._quality(tallies, count)
+        if isinstance(self.demand.metric, Score) and samples is None:
+            scored = self._scored(session, self.demand.metric)
+            return replace(found, outputs=(scored, *found.outputs))
+        return found
+
+    def _quality(self, tallies: Mapping[str, Sequence[GroupTally]], count: int) -> Quality:
         judged = [
             OutputQuality(name, self.kinds[name].kind, tuple(f for t in each for f in t.figures()))
             for name, each in tallies.items()
         ]
-        if isinstance(self.demand.metric, Score) and samples is None:
-            judged.insert(0, self._scored(session, self.demand.metric))
         noise = max((t.noise.loss() for each in tallies.values() for t in each), default=0.0)
         return Quality(tuple(judged), count, self.real, self.demand.off, noise)
 

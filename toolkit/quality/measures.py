@@ -26,13 +26,17 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 _TINY = 1e-30
 _LEAST_PROBABILITY = 1e-9
+_SPREAD_ROWS = 1024
+"""Rows of a sample that tell how far channels spread."""
 
 
 class Tally(Protocol):
     """What was measured so far."""
 
-    count: int
-    """Rows, or elements, that were compared."""
+    @property
+    def count(self) -> int:
+        """Rows, or elements, that were compared."""
+        ...
 
     def add(self, reference: Array, actual: Array) -> None:
         """Two matrices of the same shape, rows of channels."""
@@ -59,16 +63,15 @@ class Flips:
         self._margins: list[Doubles] = []
 
     def add(self, reference: Array, actual: Array) -> None:
-        floats, others = _with_alternative(reference), _with_alternative(actual)
-        flipped = floats.argmax(axis=1) != others.argmax(axis=1)
+        flipped = _answers(reference) != _answers(actual)
         self.count += flipped.size
         self._flips += int(np.count_nonzero(flipped))
-        if not self._weighed:
+        if not self._weighed or not flipped.size:
             return
-        if floats.size and floats.min() >= 0 and floats.max() <= 1:
-            floats = np.log(np.maximum(floats, _LEAST_PROBABILITY))
-        self._spread += float(floats.std(axis=1).sum())
-        two = np.partition(floats[flipped], -2, axis=1)[:, -2:]
+        shares = bool(reference.min() >= 0 and reference.max() <= 1)
+        some = _margins_in(reference[:: math.ceil(flipped.size / _SPREAD_ROWS)], shares)
+        self._spread += float(some.std(axis=1).mean()) * flipped.size
+        two = np.partition(_margins_in(reference[flipped], shares), -2, axis=1)[:, -2:]
         self._margins.append(two[:, 1] - two[:, 0])
 
     def miss(self) -> None:
@@ -86,10 +89,17 @@ class Flips:
         return float(np.minimum(margins / sure, 1).sum()) / self.count
 
 
-def _with_alternative(rows: Array) -> Doubles:
-    """Rows of classes; a single channel is a decision at one half, against all else."""
+def _answers(rows: Array) -> Array:
+    """The greatest channel of each row; a single one is a decision at one half."""
+    return rows[:, 0] >= 0.5 if rows.shape[1] == 1 else rows.argmax(axis=1)
+
+
+def _margins_in(rows: Array, shares: bool) -> Doubles:
+    """Numbers whose differences are margins: a single channel beside all else, shares as logits."""
     doubles = np.asarray(rows, np.float64)
-    return np.hstack([doubles, 1 - doubles]) if doubles.shape[1] == 1 else doubles
+    if doubles.shape[1] == 1:
+        doubles = np.hstack([doubles, 1 - doubles])
+    return np.log(np.maximum(doubles, _LEAST_PROBABILITY)) if shares else doubles
 
 
 class Angles:
@@ -118,11 +128,10 @@ class Angles:
 
 
 class Noise:
-    """Noise power in signal power; `centred` takes each channel's mean out of the signal."""
+    """Noise power in signal power."""
 
-    def __init__(self, centred: bool = False) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self._centred = centred
         self._noise = self._power = self._total = 0.0
         self._sums: Doubles | None = None
         self._missed = 0
@@ -133,11 +142,14 @@ class Noise:
         known = np.isfinite(a)
         if not known.all():  # infinities of the reference, as of masked scores, are no signal
             a, b = np.where(known, a, 0), np.where(known, b, 0)
-        w = np.ones((a.shape[0], 1)) if weights is None else np.asarray(weights).reshape(-1, 1)
-        self._noise += float((w * np.square(a - b)).sum())
-        self._power += float((w * np.square(a)).sum())
-        self._total += float(w.sum())
-        sums = (w * a).sum(axis=0)
+        off = a - b
+        self._total += float(a.shape[0] if weights is None else weights.sum())
+        sums = a.sum(axis=0) if weights is None else weights @ a
+        if weights is not None:
+            roots = np.sqrt(np.asarray(weights, np.float64)).reshape(-1, 1)
+            a, off = roots * a, roots * off
+        self._noise += float(np.vdot(off, off))
+        self._power += float(np.vdot(a, a))
         self._sums = sums if self._sums is None else self._sums + sums
         self.count += a.shape[0]
 
@@ -145,17 +157,44 @@ class Noise:
         self._missed += 1
 
     def loss(self) -> float:
+        return self._in(self._power)
+
+    def around_mean(self) -> float:
+        """In the signal's power around each channel's mean: a constant is no signal."""
+        varying = self._power
+        if self._sums is not None:
+            varying -= float(np.square(self._sums).sum()) / max(self._total, _TINY)
+        if varying < LEAST_VARYING * self._power and not self._missed:
+            return 0.0
+        return self._in(varying)
+
+    def _in(self, power: float) -> float:
         if self._missed:
             return 1.0
         if not self._noise:
             return 0.0
-        power = self._power
-        if self._centred and self._sums is not None:
-            power -= float(np.square(self._sums).sum()) / max(self._total, _TINY)
-            if power < LEAST_VARYING * self._power:
-                return 0.0
         loss = self._noise / power if power > 0 else math.inf
         return loss if math.isfinite(loss) else math.inf
+
+
+class Variance:
+    """Noise around the mean, by what a Noise gathers of the same rows."""
+
+    def __init__(self, noise: Noise) -> None:
+        self.noise = noise
+
+    @property
+    def count(self) -> int:
+        return self.noise.count
+
+    def add(self, reference: Array, actual: Array) -> None:
+        """The noise does."""
+
+    def miss(self) -> None:
+        """The noise does."""
+
+    def loss(self) -> float:
+        return self.noise.around_mean()
 
 
 class Inequality:

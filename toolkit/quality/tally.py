@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,15 +11,22 @@ from toolkit.quality.budgets import BUDGETS, Kind, Limit, Measure, chance
 from toolkit.quality.demand import Demand, Score
 from toolkit.quality.figures import Figure
 from toolkit.quality.kinds import Group, OutputKind
-from toolkit.quality.measures import Angles, Array, Flips, Gap, Inequality, Noise, Tally
+from toolkit.quality.measures import (
+    Angles,
+    Array,
+    Flips,
+    Gap,
+    Inequality,
+    Noise,
+    Tally,
+    Variance,
+)
 
 _COUNTS: tuple[Measure, ...] = ("top1", "decisions", "agreement")
 """Measures of answers that are counted: on few samples chance has a say."""
 
 _MAKERS: Mapping[Measure, Callable[[], Tally]] = {
     "cosine": Angles,
-    "sqnr": Noise,
-    "variance": lambda: Noise(centred=True),
     "agreement": Inequality,
     "error": Gap,
 }
@@ -34,7 +41,7 @@ class GroupTally:
     limits: Sequence[tuple[Limit, Tally]]
     built_in: bool
     real: bool
-    noise: Noise = field(default_factory=Noise)
+    noise: Noise
 
     def add(self, reference: Array, actual: Array | None) -> None:
         """Rows of one sample; None when the other model gave another shape."""
@@ -53,9 +60,7 @@ class GroupTally:
         for limit, tally in self.limits:
             if limit.measure == "decisions":  # each element is one of its own
                 tally.add(reference.reshape(-1, 1), actual.reshape(-1, 1))
-            elif isinstance(tally, Noise):
-                tally.add(reference, actual, weights)
-            else:
+            elif not isinstance(tally, Noise):  # which is gathered once for all, below
                 tally.add(reference, actual)
         if self.group.kind != "exact":
             self.noise.add(reference, actual, weights)
@@ -81,8 +86,9 @@ def tallies_of(
         for group in _groups(kind, demand):
             limits = _limits(group.kind, demand, real, bool(counted))
             built_in = demand.metric is None and demand.most is None
-            tallies = [(limit, _tally(limit, built_in)) for limit in limits]
-            made[name].append(GroupTally(group, kind, tallies, built_in, real))
+            noise = Noise()
+            tallies = [(limit, _tally(limit, built_in, noise)) for limit in limits]
+            made[name].append(GroupTally(group, kind, tallies, built_in, real, noise))
     return made
 
 
@@ -112,7 +118,11 @@ def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit
     return [Limit(measure, allowed, "asked for")]
 
 
-def _tally(limit: Limit, built_in: bool) -> Tally:
+def _tally(limit: Limit, built_in: bool, noise: Noise) -> Tally:
+    if limit.measure == "sqnr":
+        return noise
+    if limit.measure == "variance":
+        return Variance(noise)
     if limit.measure in ("top1", "decisions"):
         return Flips(weighed=built_in)
     return _MAKERS[limit.measure]()

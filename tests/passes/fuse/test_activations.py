@@ -80,6 +80,8 @@ ERF_GELUS = {
     "y = Mul (x, p)",
     "complement of the negative": "a = Mul (x, root_minus) e = Erf (a) p = Sub (one, e) "
     "m = Mul (x, p) y = Mul (m, half)",
+    "half multiplied in, of the negative": "a = Mul (x, root_minus) e = Erf (a) h = Mul (e, half) "
+    "p = Sub (half, h) y = Mul (x, p)",
     "multiplied out": "a = Div (x, root2) e = Erf (a) h = Mul (x, half) m = Mul (h, e) "
     "y = Add (h, m)",
 }
@@ -130,6 +132,7 @@ def test_a_gelu_kept_in_float_is_one_of_half_precision() -> None:
         "a = Div (x, two) e = Erf (a) p = Add (e, one) m = Mul (x, p) y = Mul (m, half)",
         ERF + "m = Mul (x, p) y = Mul (m, two)",
         "a = Div (x, root2) e = Erf (a) p = Add (e, half) m = Mul (x, p) y = Mul (m, half)",
+        "a = Div (x, root2) e = Erf (a) h = Mul (e, half) p = Sub (half, h) y = Mul (x, p)",
         "z = Neg (x) a = Div (z, root2) e = Erf (a) p = Add (e, one) m = Mul (x, p) "
         "y = Mul (m, half)",
         "q = Pow (x, two) c = Mul (q, cubic) s = Add (x, c) u = Mul (s, k) " + END,

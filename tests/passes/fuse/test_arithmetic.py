@@ -27,6 +27,31 @@ def stays(signature: str, nodes: str) -> None:
     check(FUSE, typed(f"{signature} {{ {nodes} }}"), near_miss=True)
 
 
+# -- softmax
+
+SOFTMAX = "g (float[N,4,3] x) => (float[N,4,3] y) <int64[1] a = {1}, int64[1] b = {2}>"
+
+
+def test_exponents_by_their_sum_are_a_softmax() -> None:
+    core = "e = Exp (d) s = ReduceSum (e, a) y = Div (e, s)"
+    becomes(SOFTMAX, f"m = ReduceMax (x, a) d = Sub (x, m) {core}", "y = Softmax <axis = 1> (x)")
+    becomes(SOFTMAX, core.replace("(d)", "(x)"), "y = Softmax <axis = 1> (x)")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "m = ReduceMax (x, b) d = Sub (x, m) e = Exp (d) s = ReduceSum (e, a) y = Div (e, s)",
+        "e = Exp (x) f = Exp (e) s = ReduceSum (f, a) y = Div (e, s)",
+        "e = Exp (x) s = ReduceSum (e) y = Div (e, s)",
+        "e = Exp (x) s = ReduceSum (e, a) y = Div (s, e)",
+    ],
+    ids=["maximum along another axis", "sum of something else", "sum of everything", "turned"],
+)
+def test_other_quotients_of_exponents_stay(nodes: str) -> None:
+    stays(SOFTMAX, nodes)
+
+
 # -- quotients
 
 

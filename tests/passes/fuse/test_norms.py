@@ -185,6 +185,24 @@ def test_l2_norm_is_an_rms_norm_of_another_scale() -> None:
     )
 
 
+def test_an_l2_norm_with_a_limit_for_zeros() -> None:
+    """The limit is that of torch, and its square by the number of elements the epsilon."""
+    signature = """g (float[B,S,4] x) => (float[B,S,4] y)
+        <int64[1] last = {-1}, float tiny = {1e-12}>"""
+    values = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    values[0, 1] = 0
+    for limited in ("Max (s, tiny)", "Clip (s, tiny)"):
+        nodes = f"s = ReduceL2 (x, last) c = {limited} y = Div (x, c)"
+        text = f"{HEADER.format(23)}{signature} {{ {nodes} }}"
+        result = check(FUSE, typed(text), inputs={"x": values})
+        norms = [n for n in result.graph.nodes if n.op_type == "RMSNormalization"]
+        assert [a.f for n in norms for a in n.attribute if a.name == "epsilon"] == [
+            pytest.approx(2.5e-25)
+        ]
+    double = f"{HEADER.format(23)}{signature} {{ {nodes} }}".replace("float", "double")
+    check(FUSE, typed(double), near_miss=True)
+
+
 def test_an_l2_norm_with_a_least_length_stays() -> None:
     stays("s = ReduceL2 (x, last) c = Clip (s, eps) y = Div (x, c)")
     stays("s = ReduceL2 (x, last) c = Add (s, eps) y = Div (x, c)")

@@ -170,3 +170,109 @@ def test_constant_tables() -> None:
     wrong = np.cos(both)
     wrong[2, 3] += 0.5
     check(Fuse(), text.replace(table(np.cos(both)), table(wrong)), near_miss=True)
+
+
+# -- pairs turned on their own
+
+
+PRODUCTS = """ac = Mul (a, cos) bs = Mul (b, sin) y1 = Sub (ac, bs)
+    bc = Mul (b, cos) as = Mul (sin, a) y2 = Add (as, bc)"""
+HALVED = """a = Slice (x, b0, b2, last) b = Slice (x, b2, b4, last) PRODUCTS
+    y = Concat <axis = -1> (y1, y2)"""
+PAIRED = """a = Slice (x, b0, b4, last, step) b = Slice (x, b1, b4, last, step) PRODUCTS
+    u1 = Unsqueeze (y1, end) u2 = Unsqueeze (y2, end) u = Concat <axis = -1> (u1, u2)
+    xs = Shape (x) y = Reshape (u, xs)"""
+COLUMNS = PAIRED.replace(
+    "a = Slice (x, b0, b4, last, step) b = Slice (x, b1, b4, last, step)",
+    "c2 = Reshape (x, pairs) a = Gather <axis = -1> (c2, nought) b = Gather <axis = 4> (c2, one)",
+)
+ONCE = "c = Cos (f) s = Sin (f)"
+
+
+def pairs(turn: str, **more: Any) -> str:
+    text = graph(rotate="", angles=ONCE, turn=turn.replace("PRODUCTS", PRODUCTS), **more)
+    return text.replace(
+        "int64[1] b0",
+        "int64[5] pairs = {0, 0, 0, 2, 2}, int64 nought = {0}, int64 one = {1}, int64[1] b0",
+    )
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("turn", [HALVED, PAIRED, COLUMNS], ids=["halves", "steps", "columns"])
+def test_pairs_with_every_angle_once(turn: str, place: int) -> None:
+    shape = "N, 3, S, 4" if place == 1 else "N, S, 3, 4"
+    _, attributes = fused(pairs(turn, shape=shape, place=place))
+    interleaved = {} if turn == HALVED else {"interleaved": 1}
+    assert attributes == interleaved | ({} if place == 1 else {"num_heads": 3})
+
+
+@pytest.mark.parametrize("turn", [HALVED, PAIRED, COLUMNS], ids=["halves", "steps", "columns"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("y1 = Sub (ac, bs)", "y1 = Sub (bs, ac)"),
+        ("y1 = Sub (ac, bs)", "y1 = Add (ac, bs)"),
+        ("bc = Mul (b, cos)", "bc = Mul (b, sin)"),
+        ("(y1, y2)", "(y2, y1)"),
+        ("(u1, u2)", "(u2, u1)"),
+    ],
+)
+def test_pairs_that_are_not_turned(turn: str, old: str, new: str) -> None:
+    text = pairs(turn)
+    if old in text:
+        check(Fuse(), text.replace(old, new), near_miss=True)
+
+
+def test_a_pair_that_is_no_pair_of_x() -> None:
+    """Elements 0 and 1 turned with 1 and 2, or columns of three."""
+    text = pairs(HALVED).replace("b = Slice (x, b2, b4, last)", "b = Slice (x, b1, b3, last)")
+    check(Fuse(), text.replace("int64[1] b0", "int64[1] b3 = {3}, int64[1] b0"), near_miss=True)
+    text = pairs(COLUMNS, shape="N, 3, S, 6", size=6).replace("{0, 0, 0, 2, 2}", "{0, 0, 0, 2, 3}")
+    text = text.replace("xs = Shape (x) y = Reshape (u, xs)", "y = Identity (u)")
+    check(
+        Fuse(),
+        text.replace("=> (float[N, 3, S, 6] y)", "=> (float[N, 3, S, 2, 2] y)"),
+        near_miss=True,
+    )
+
+
+def test_neighbours_as_columns_of_pairs() -> None:
+    """x * cos + rotate(x) * sin, with the pairs cut from x as [.., 2, 2]."""
+    columns = """c2 = Reshape (x, groups) even = Gather <axis = 4> (c2, nought)
+        odd = Gather <axis = 4> (c2, one) no = Neg (odd)"""
+    rotate = columns + NEIGHBOURS[NEIGHBOURS.index("no = Neg (odd)") + len("no = Neg (odd)") :]
+    text = graph(rotate, REPEATED).replace(
+        "int64[1] b0",
+        "int64[5] groups = {0, 0, 0, 2, 2}, int64 nought = {0}, int64 one = {1}, int64[1] b0",
+    )
+    _, attributes = fused(text)
+    assert attributes == {"interleaved": 1}
+
+
+def test_angles_joined_with_themselves() -> None:
+    stacked = """f1 = Unsqueeze (f, end) f4 = Concat <axis = -1> (f1, f1) fs = Reshape (f4, four)
+        c = Cos (fs) s = Sin (fs)"""
+    _, attributes = fused(graph(NEIGHBOURS, stacked))
+    assert attributes == {"interleaved": 1}
+    check(Fuse(), graph(HALVES, stacked), near_miss=True)
+
+
+def test_a_table_that_is_cut_to_the_length() -> None:
+    """min(rows, length) rows: where that is less than the length, the original fails."""
+    cut = """xl = Shape <start = 2, end = 3> (x)
+        c = Slice (t, b0, xl, b0) s = Slice (u, b0, xl, b0)"""
+    table = "{" + ", ".join(f"{v:.3f}" for v in np.linspace(-1, 1, 18)) + "}"
+    text = pairs(HALVED).replace(ONCE, cut).replace("float[1, S, 2] f", "float[1] f")
+    text = text.replace("Unsqueeze (c, place)", "Unsqueeze (c, b0)").replace(
+        "Unsqueeze (s, place)", "Unsqueeze (s, b0)"
+    )
+    text = text.replace(
+        "int64[1] b0", f"float[9, 2] t = {table}, float[9, 2] u = {table}, int64[1] b0"
+    )
+    fused(text)
+    # One row is one for all positions.
+    check(
+        Fuse(),
+        text.replace("float[9, 2]", "float[1, 2]").replace(table, "{0.5, 0.25}"),
+        near_miss=True,
+    )

@@ -9,12 +9,12 @@ import pytest
 
 import toolkit
 from passes.lower import Lower
-from passes.lower.choice import SHIPPED, costs_in_use
+from passes.lower.choice import SHIPPED
 from passes.lower.measure import chain, contents, load, measure
 from passes.lower.spellings import COMPUTATIONS, Computation
 from tests.checks import check, model, parse
 from tests.passes.lower.tables import spelling, table, typed
-from toolkit.costs import Costs, Regime, Tunable, cache_path
+from toolkit.costs import Costs, Regime, Tunable, cache_path, costs_in_use
 from toolkit.errors import UsageError
 from toolkit.pipeline import Context, Pipeline
 
@@ -41,16 +41,16 @@ def test_the_shipped_table_lowers_what_every_processor_is_slow_with() -> None:
 
 def test_this_machines_own_table_is_preferred() -> None:
     own = table(mish=(spelling("mish", 1.0), spelling("rational", 2.0)))
-    assert costs_in_use()[1].startswith("the shipped table")
+    assert costs_in_use(SHIPPED)[1].startswith("the shipped table")
     own.save(cache_path())
-    assert costs_in_use()[0] == own
+    assert costs_in_use(SHIPPED)[0] == own
     check(Lower(), typed(POST_NORM), near_miss=True)
 
 
 def test_a_table_that_is_broken_is_passed_over() -> None:
     cache_path().parent.mkdir(parents=True)
     cache_path().write_text("{")
-    found, origin = costs_in_use()
+    found, origin = costs_in_use(SHIPPED)
     assert found == Costs.load(SHIPPED)
     assert "measure again" in origin
 

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from passes.quantize import large
 from passes.quantize.arithmetic import FULL, REDUCED, Unfit, quantize
+from toolkit import scratch
 
 
 def by_formula(weights: Any, axis: int | None, limit: int) -> tuple[Any, Any]:
@@ -66,9 +67,9 @@ def test_more_dimensions() -> None:
 def test_a_large_result_is_mapped_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = normal(64, 32)
     expected = quantize(weights, 1)
-    monkeypatch.setattr(large, "_FILE_FROM", 1)
+    monkeypatch.setattr(scratch, "FILE_FROM", 1)
     found = quantize(weights, 1)
-    assert not found.values.flags.owndata
+    assert scratch.place_of(found.values) is not None
     assert not found.values.flags.writeable
     np.testing.assert_array_equal(found.values, expected.values)
 

@@ -197,6 +197,30 @@ def test_the_plan_can_be_fed_back(tmp_path: Path) -> None:
     assert again.plans == [written]
 
 
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
+def test_a_plan_of_weights_alone_can_be_fed_back(tmp_path: Path, target: str) -> None:
+    first, second = network(), network()
+    item = Quantize(mode="weight_only", weights="int4")
+    (written,) = quantize(first, item, target=target)[0].plans
+    path = tmp_path / "plan.json"
+    path.write_text(written)
+    again, done = quantize(second, Quantize(plan=path), target=target)
+    assert done.status == "applied", done.reason
+    assert ops(second) == ops(first) != ops(network())
+    assert again.plans == [written]
+
+
+def test_the_plan_says_what_was_done(tmp_path: Path) -> None:
+    """What could not be quantized is float in it, whoever asked for it."""
+    unfit = floats("d", 64, 128).replace("{", "{inf, ", 1).rsplit(",", 1)[0] + "}"
+    text = typed(SIGNATURE, SMALL_FIRST.replace(floats("d", 64, 128), unfit), NETWORK, 21)
+    path = tmp_path / "plan.json"
+    path.write_text('{"version": 1, "nodes": [{"output": "y", "scheme": "dynamic", "axis": 1}]}')
+    result, done = quantize(Model.from_proto(parse(text)), Quantize(plan=path))
+    assert any("stays float: it has infinite weights" in note for note in done.notes)
+    assert '"scheme": "float"' in result.plans[0]
+
+
 def test_a_plan_that_names_unknown_nodes(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{"version": 1, "nodes": [{"output": "zz", "scheme": "static"}]}')

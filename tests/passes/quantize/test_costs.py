@@ -11,13 +11,13 @@ from onnx import numpy_helper
 
 from passes.lower.measure import chain, contents, load
 from passes.lower.spellings import Computation
-from passes.quantize.costs import INT8_SHIPPED, Kernels, Times, costs_in_use
+from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels, Times
 from passes.quantize.int8_kernels import INT8_COMPUTATIONS
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.sizes import sizes_on
 from passes.quantize.survey import Survey, survey
 from tests.checks import model, parse, random_feeds
-from toolkit.costs import Costs, Regime, Spelling, cache_path
+from toolkit.costs import Costs, Regime, Spelling, cache_path, costs_in_use
 from toolkit.model import Model
 
 KERNELS = Kernels.of_costs(Costs.load(INT8_SHIPPED))
@@ -68,12 +68,12 @@ def test_the_runtime_takes_the_spellings(computation: Computation, name: str) ->
 
 
 def test_this_machines_own_table_is_preferred() -> None:
-    assert costs_in_use()[1].startswith("the shipped table")
+    assert costs_in_use(INT8_SHIPPED, TOPIC)[1].startswith("the shipped table")
     shipped = Costs.load(INT8_SHIPPED)
     shipped.save(cache_path("int8"))
-    assert "measured on this machine" in costs_in_use()[1]
+    assert "measured on this machine" in costs_in_use(INT8_SHIPPED, TOPIC)[1]
     cache_path("int8").write_text("{")
-    assert "measure again" in costs_in_use()[1]
+    assert "measure again" in costs_in_use(INT8_SHIPPED, TOPIC)[1]
 
 
 # -- rates

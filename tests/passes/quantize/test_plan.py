@@ -55,6 +55,10 @@ def test_every_node_must_be_in_the_model() -> None:
         unknown.require_known(model(TEXT), "p.json")
 
 
+def ranges(tensor: str, count: int = 1) -> str:
+    return f'{{"version": 1, "nodes": [], "tensors": [{", ".join([tensor] * count)}]}}'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -70,6 +74,11 @@ def test_every_node_must_be_in_the_model() -> None:
         ('{"version": 1, "nodes": [{"node": "a", "symmetric": 1}]}', "1 is none of true"),
         ('{"version": 1, "nodes": [{"node": "a", "axis": "1"}]}', "axis '1' is no whole number"),
         ('{"version": 1, "nodes": [{"node": 7}]}', "node 7 is no text"),
+        ('{"version": true, "nodes": []}', "version True is not 1"),
+        ('{"version": 1, "nodes": [{"node": "a"}, {"node": "a"}]}', "node 'a' is there twice"),
+        (ranges('{"tensor": "x", "low": 0, "high": 1}', 2), "tensor 'x' is there twice"),
+        (ranges('{"tensor": "x", "low": 0, "high": 1%s}' % ("0" * 400)), "is no number"),
+        ("[" * 100_000, "plan is not JSON"),
     ],
 )
 def test_what_is_no_plan(text: str, said: str) -> None:

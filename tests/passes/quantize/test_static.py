@@ -18,6 +18,7 @@ from tests.passes.quantize.static_checks import (
     Calibrated,
     deployed,
     operators,
+    outputs,
     quantized,
     stays,
 )
@@ -288,6 +289,22 @@ def test_an_older_opset_is_lifted(opset: int) -> None:
     assert "needs opset 13, and the model is to stay" in notes[0]
 
 
+def test_what_lifting_takes_apart_is_planned_as_it_is_then() -> None:
+    """Before opset 13 Softmax works on a matrix: lifted, its result is made by a Reshape."""
+    item = QuantizeStatic(ops=("Conv", "Softmax", "Reshape"))
+    nodes = f"c = {SAME} (x, w, b) s = Softmax (c) y = Conv (s, v)"
+    text = typed(IMAGE, TWO, nodes, 11)
+    subject = model(text)
+    Calibrated(item).run(subject, Context())
+    assert deployed(subject).count("QLinearConv") == 2
+    fed = random_feeds(subject)
+    assert np.abs(ort.run(parse(text), fed)[0] - outputs(subject, fed)[0]).max() < COARSE
+
+
+def test_a_model_without_layers_is_not_lifted() -> None:
+    stays(IMAGE, "", "y = Concat <axis = 1> (x, x)", opset=11)
+
+
 class _Kept:
     """The pass where the user wants the opset kept."""
 
@@ -320,6 +337,21 @@ def test_options(options: dict[str, Any], form: Any) -> None:
     fed = random_feeds(subject)
     (before,), (after,) = ort.run(parse(text), fed), ort.run(subject.inlined_proto(), fed)
     assert np.sqrt(np.mean((before - after) ** 2)) < (1 if item.observer == "entropy" else COARSE)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"percent": 0}, "percent is 0; it must be above 0"),
+        ({"activations": "int8", "weights": "uint8"}, "no kernel takes activations=int8 with"),
+        ({"ops": ("Conv", "Maxpool")}, "'Maxpool' is no operator to quantize: did you mean 'MaxP"),
+        ({"ops": ("LSTM",)}, "'LSTM' is no operator to quantize: there are Conv, "),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        QuantizeStatic(**options)
+    assert said in str(raised.value)
 
 
 # -- composed

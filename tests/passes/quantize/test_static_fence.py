@@ -9,7 +9,15 @@ from passes.quantize.static import QuantizeStatic
 from tests import ort
 from tests.checks import model, parse, random_feeds
 from tests.passes.fuse.constants import floats, typed
-from tests.passes.quantize.static_checks import IMAGE, Calibrated, deployed, operators, quantized
+from tests.passes.quantize.static_checks import (
+    IMAGE,
+    Calibrated,
+    deployed,
+    operators,
+    outputs,
+    quantized,
+)
+from toolkit.model import Model
 from toolkit.pipeline import Context
 
 CONSTANTS = f"{floats('w', 8, 4, 3, 3)}, {floats('v', 8, 8, 1, 1)}, {floats('b', 8)}"
@@ -87,3 +95,38 @@ def test_a_bias_behind_a_matmul() -> None:
     quantized(deep, constants, one, "MatMulIntegerToFloat Add")
     two = "h = MatMul (x, m) a = Add (h, b) r = Relu (a) y = MatMul (r, n)"
     quantized(rows, constants, two, "QGemm MatMulIntegerToFloat", atol=0.5)
+
+
+SIGNED = QuantizeStatic(activations="int8")
+MOVES = (
+    *("MaxPool <kernel_shape = [2, 2]> (a)", "Reshape (a, flat)", "Transpose (a)"),
+    *("Squeeze (a)", "Unsqueeze (a, one)", "Slice (a, one, two)"),
+)
+
+
+def signed(move: str, opset: int = 21, item: QuantizeStatic = SIGNED) -> int:
+    """The number of Qs in a model whose last Conv is moved, which must run as deployed."""
+    indices = "int64[2] flat = {2, -1}, int64[1] one = {1}, int64[1] two = {2}"
+    signature = "g (float[2, 4, 8, 8] x) => (float y)"
+    text = typed(signature, f"{CONSTANTS}, {indices}", f"{FIRST} m = {move} y = Tanh (m)", opset)
+    proto = parse(text)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    subject = Model.from_proto(proto)
+    Calibrated(item).run(subject, Context())
+    subject.graph.verify()
+    assert "QLinearConv" in deployed(subject)
+    fed = random_feeds(subject)
+    assert np.abs(ort.run(proto, fed)[0] - outputs(subject, fed)[0]).max() < 0.2
+    return operators(subject)["QuantizeLinear"]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_what_moves_int8_has_a_pair_of_its_own(move: str) -> None:
+    """Without it the runtime does not load the model."""
+    assert signed(move) == 3
+
+
+def test_other_types_other_opsets_and_what_the_runtime_leaves_alone_need_no_pair() -> None:
+    assert signed("Transpose (a)", opset=20) == 2
+    assert signed("Transpose (a)", item=QuantizeStatic()) == 2
+    assert signed("Flatten (a)") == 2

@@ -98,6 +98,17 @@ SEEN = Range(-40.0, 12.0)
         ("y = Tanh (x)", -40, 12),
         ("a = Relu (x) b = Tanh (x) y = Add (a, b)", -40, 12),
         ("a = HardSwish (x) b = Relu (x) y = Add (a, b)", -3, 12),
+        ("a = Identity (x) y = HardSwish (a)", -3, 12),
+        ("a = Identity (x) b = Neg (a) c = HardSwish (a) y = Add (b, c)", -40, 12),
+        ("c = Constant <value_floats = [1.0, 2.0]> () a = Add (x, c) y = HardSwish (a)", -5, 12),
+        ("c = Constant <value_floats = [-9.0]> () a = Add (c, x) y = Relu (a)", 0, 12),
+        ("c = Constant <value_floats = [1.0]> () a = Mul (x, c) y = HardSwish (a)", -40, 12),
+        (
+            " ".join(f"a{i + 1} = Identity (a{i})" for i in range(9)).replace("a0", "x")
+            + " y = Relu (a9)",
+            -40,
+            12,
+        ),
     ],
 )
 def test_what_readers_can_tell_apart(nodes: str, low: float, high: float) -> None:
@@ -115,6 +126,14 @@ def test_what_is_cut_off_before_silu_and_gelu_is_less_than_half_a_step(nodes: st
     lost = -found.low / (1 + np.exp(-found.low))
     assert lost <= (found.high - found.low) / 255 / 2 or "Gelu" in nodes
     assert useful(graph, "x", Range(-1.5, 12)) == Range(-1.5, 12)
+
+
+def test_a_value_that_is_not_carried_is_read_as_such() -> None:
+    """A shape that is computed is no value that goes on."""
+    text = """g (float[N] x, int64[1] s) => (float[M] y)
+              { i = Cast <to = 7> (x) r = Reshape (x, i) y = Relu (r) }"""
+    graph = model(text).graph
+    assert useful(graph, "x", SEEN) == SEEN
 
 
 def test_an_output_is_read_by_others() -> None:

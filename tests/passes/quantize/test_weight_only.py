@@ -18,6 +18,7 @@ from tests import ort as plain
 from tests.checks import check, parse, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.dynamic_checks import ROWS, X_Y, matrices, quantized, stays
+from toolkit import runtime
 from toolkit.calibrate.data import CalibrationData
 from toolkit.errors import UsageError
 from toolkit.feeds import Feed
@@ -89,6 +90,24 @@ def test_level_four_computes_in_int8() -> None:
     wanted = feeds["x"] @ nbits_weight(changed)
     error = np.abs(found - wanted).max() / np.abs(wanted).max()
     assert 1e-5 < error < 0.02
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_what_is_proven_is_what_an_application_computes(
+    optimize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without packed weights the runtime computes level 4 in floats; a large model is told so."""
+    item = QuantizeWeights(**ANY)
+    made = check(item, typed(X_Y, floats("w", 16, 8), "y = MatMul (x, w)"), atol=COARSE)
+    feeds = random_feeds(made)
+    (wanted,) = plain.run(made.inlined_proto(), feeds)
+    (proven,) = runtime.Session(made, optimize).run(feeds)
+    np.testing.assert_array_equal(proven, wanted)
+    assert not runtime.said_of_packing(made)
+    monkeypatch.setattr(runtime, "MOST_PACKED", 100)
+    (in_floats,) = runtime.Session(made, optimize).run(feeds)
+    assert np.abs(in_floats - wanted).max() > 1e-3
+    assert "accuracy_level 4" in runtime.said_of_packing(made)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,9 @@ def test_npz_that_does_not_fit(tmp_path):
     )
     assert "'x' has rank 4; the model takes float32[N, 3]" in message(x=ramp(2, 3, 4, 5))
     assert "'x' has shape [1, 4]" in message(x=ramp(2, 4))
-    assert "'x' is int64; the model takes float32[N, 3]" in message(x=ramp(2, 3, dtype=np.int64))
+    assert "'x' is complex64; the model takes float32[N, 3]" in message(
+        x=np.zeros((2, 3), np.complex64)
+    )
     assert "'x' has no sample" in message(x=np.zeros((0, 3), np.float32))
     assert "NaN or Inf" in message(x=np.full((1, 3), np.nan, np.float32))
     assert "feed 1: 'x' has NaN or Inf" in message(x=np.array([[0.0] * 3, [np.inf] * 3]))
@@ -132,6 +134,33 @@ def test_casts(tmp_path):
     assert "uint64 with values that int64 cannot hold" in refused(path, TWO)
     np.savez(path, x=ramp(1, 3), k=np.array([1.0]))
     assert "'k' is float64; the model takes int64[N]" in refused(path, TWO)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_, np.int64])
+def test_integers_for_floats_are_taken_as_they_are(tmp_path, dtype):
+    path = tmp_path / "a.npz"
+    pixels = np.array([[0, 1, 100], [127, 3, 4]]).astype(dtype)
+    np.savez(path, x=pixels)
+    reader = reader_for(path, model(DYNAMIC))
+    feeds = list(reader)
+    assert all(feed["x"].dtype == np.float32 for feed in feeds)
+    np.testing.assert_array_equal(np.concatenate([f["x"] for f in feeds]), pixels)
+    said = f"'x' holds {np.dtype(dtype)}: its numbers are taken as they are, not scaled"
+    assert list(reader.notes) == [said], "once, and not for every sample"
+
+
+def test_integers_that_floats_do_not_hold(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.array([[0, 2**24, -(2**24)]]))
+    assert read(path)[0]["x"].tolist() == [[0, 2.0**24, -(2.0**24)]]
+    for large in (2**24 + 1, -(2**24) - 1, -(2**63)):
+        np.savez(path, x=np.array([[0, large, 1]]))
+        assert "is int64 with values that float32 does not hold exactly" in refused(path)
+    half = "g (float16[N,3] x) => (float16[N,3] y) { y = Relu(x) }"
+    np.savez(path, x=np.array([[0, 255, 2048]], np.uint16))
+    assert read(path, half)[0]["x"].tolist() == [[0, 255, 2048]]
+    np.savez(path, x=np.array([[0, 255, 2049]], np.uint16))
+    assert "float16 does not hold exactly" in refused(path, half)
 
 
 def test_feeds_without_elements():
@@ -222,6 +251,25 @@ def test_images_that_do_not_fit(photos):
     assert "mean has 2 numbers" in refused(photos, NCHW, images=Preprocess(mean=(0.1, 0.2)))
     (photos / "bad.jpg").write_bytes(b"nothing")
     assert "bad.jpg' cannot be read: UnidentifiedImageError" in refused(photos, NCHW)
+
+
+def test_images_of_another_size_than_the_model_takes(photos):
+    text = "g (float[N, 3, H, 7] x) => (float[N, 3, H, 7] y) { y = Relu (x) }"
+    assert read(photos, text, images=Preprocess(size=(5, 7)))[0]["x"].shape == (1, 3, 5, 7)
+    said = refused(photos, text, images=Preprocess(size=(5, 8)))
+    assert said == "images of 5x8 do not fit input 'x': it is float32[N, 3, H, 7]"
+
+
+def test_options_for_samples_of_another_kind(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 3), np.float32))
+    for option in (
+        {"images": Preprocess.preset("imagenet")},
+        {"text": TextOptions(tokenizer="folder")},
+        {"audio": AudioOptions(rate=8000)},
+    ):
+        (kind,) = option
+        said = refused(tmp_path / "x.npz", **option)
+        assert said.startswith(f"options for {kind} are of no use: samples are read from '")
 
 
 def test_images_without_pillow(tmp_path, monkeypatch):

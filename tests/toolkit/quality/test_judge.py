@@ -65,6 +65,21 @@ def test_few_samples_for_screening():
     assert judge.verdict(linear(W), samples=4).samples == 4
 
 
+def test_what_is_hopeless_is_not_looked_at_to_the_end():
+    judge = Judge(linear(W), FEEDS)
+    collapsed, good = linear(np.zeros_like(W)), linear(coarse(W, 127))
+    assert judge.verdict(collapsed).samples == len(FEEDS)
+    early = judge.verdict(collapsed, hopeless=3.0)
+    assert early.samples == 8 < len(FEEDS)
+    assert not early.ok
+    assert judge.verdict(good, hopeless=3.0) == judge.verdict(good)
+
+
+def test_what_nobody_asks_for_is_never_hopeless():
+    judge = Judge(linear(W), FEEDS, Demand.of("off"))
+    assert judge.verdict(linear(np.zeros_like(W)), hopeless=3.0).samples == len(FEEDS)
+
+
 def test_samples_come_from_all_over_the_data():
     class Data:
         def __init__(self):

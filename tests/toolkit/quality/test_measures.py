@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from toolkit.quality.budgets import chance, decibels
-from toolkit.quality.measures import Angles, Flips, Gap, Inequality, Noise
+from toolkit.quality.measures import Angles, Flips, Gap, Inequality, Noise, Variance
 
 RANDOM = np.random.default_rng(0)
 A = RANDOM.standard_normal((64, 10))
@@ -34,16 +34,33 @@ def test_noise():
     assert decibels(of(Noise())) == pytest.approx(20, abs=1)
 
 
+def around_mean(a, b):
+    noise = Noise()
+    of(noise, a, b)
+    return Variance(noise).loss()
+
+
+def test_rows_count_by_their_weight():
+    weights = RANDOM.uniform(0, 1, 64)
+    noise = Noise()
+    noise.add(A, B, weights)
+    w = weights[:, None]
+    assert noise.loss() == pytest.approx((w * np.square(A - B)).sum() / (w * np.square(A)).sum())
+    mean = (w * A).sum(axis=0) / w.sum()
+    varying = (w * np.square(A - mean)).sum()
+    assert noise.around_mean() == pytest.approx((w * np.square(A - B)).sum() / varying)
+
+
 def test_noise_around_the_mean_sees_through_an_offset():
     a, b = A + 50, B + 50
     assert of(Noise(), a, b) < 1e-5
     around = np.square(A - B).sum() / np.square(A - A.mean(axis=0)).sum()
-    assert of(Noise(centred=True), a, b) == pytest.approx(around, rel=1e-6)
+    assert around_mean(a, b) == pytest.approx(around, rel=1e-6)
 
 
 def test_of_what_hardly_varies_the_variance_says_nothing():
     a = 100 + 0.1 * A
-    assert of(Noise(centred=True), a, a + 1) == 0
+    assert around_mean(a, a + 1) == 0
 
 
 def test_infinities_of_the_reference_are_no_signal():
@@ -97,6 +114,13 @@ def test_integers():
 
 def test_the_largest_difference():
     assert of(Gap()) == pytest.approx(np.abs(A - B).max() / np.abs(A).max())
+
+
+def test_of_many_rows_some_tell_how_far_channels_spread():
+    """Flips of noise: by all rows, and in pieces that are small enough for all of each."""
+    a, b = (np.random.default_rng(seed).standard_normal((5000, 3)) for seed in (1, 2))
+    found = of(Flips(weighed=True), a, b, 1)
+    assert found == pytest.approx(of(Flips(weighed=True), a, b, 10), rel=0.05)
 
 
 @pytest.mark.parametrize("tally", [Angles, Noise, Inequality, Gap, lambda: Flips(weighed=True)])

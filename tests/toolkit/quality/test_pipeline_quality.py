@@ -159,3 +159,41 @@ def test_plans_are_collected():
     assert Pipeline([Planned(levels=1)], calib=calib()).run(linear(W)).plans == []
     # Of a pass that ran twice, only the last plan counts.
     assert len(Pipeline([Planned(hurts="m")], calib=calib()).run(two()).plans) == 1
+
+
+# A model that refuses made-up inputs: the largest number of x is an index, minus 100.
+PICKY = """
+    m = ReduceMax <keepdims = 0> (x) i = Cast <to = 7> (m)
+    hundred = Constant <value_int = 100> () at = Sub (i, hundred)
+    zeros = Constant <value_floats = [0.0, 0.0]> () none = Gather (zeros, at)
+    a = MatMul (x, w) y = Add (a, none)
+"""
+FITTING = [{"x": np.append(feed["x"][:, :15], [[100.5]], 1).astype(np.float32)} for feed in FEEDS]
+
+
+def picky() -> Model:
+    return linear(np.append(W[:15], 0 * W[15:], 0), PICKY)
+
+
+def test_samples_judge_a_model_that_refuses_made_up_inputs():
+    result = Pipeline([Coarse()], calib=calib(FITTING)).run(picky())
+    assert result.passes[0].status == "applied"
+    assert result.proof.startswith("top-1 agreement")
+    assert "on 64 samples; no other inputs were run: " in result.proof
+    (row,) = Pipeline([Coarse(levels=1)], calib=calib(FITTING)).run(picky()).passes
+    assert row.status == "reverted"
+
+
+def test_what_adds_noise_to_a_model_that_refuses_made_up_inputs_is_undone():
+    @dataclass(frozen=True)
+    class Wrong(Coarse):
+        tolerance: ClassVar[Tolerance] = EXACT
+
+    result = Pipeline([Coarse(), Wrong(levels=30)], calib=calib(FITTING)).run(picky())
+    assert [row.status for row in result.passes] == ["applied", "reverted"]
+
+
+def test_what_nobody_could_judge_is_said():
+    result = Pipeline([Coarse(levels=1)]).run(picky())
+    assert "what quantizing costs is not known: name samples" in result.proof
+    assert "not known" not in Pipeline([], validate="each").run(picky()).proof

@@ -53,7 +53,18 @@ def reader_for(source: object, model: Model, options: ReaderOptions | None = Non
     options = options or ReaderOptions()
     if options.most is not None and options.most < 1:
         raise UsageError(f"at most {options.most} samples is none; 1 or more are needed")
-    return Reader(_source(source, model, options), model, options.most)
+    found = _source(source, model, options)
+    _require_use(found, source, options)
+    return Reader(found, model, options.most)
+
+
+def _require_use(found: Source, source: object, options: ReaderOptions) -> None:
+    """UsageError for options about samples of another kind: whoever gave them would be misled."""
+    usual = ReaderOptions()
+    for kind, reader in (("images", ImageFolder), ("text", TextFile), ("audio", AudioFolder)):
+        if getattr(options, kind) != getattr(usual, kind) and not isinstance(found, reader):
+            what = f"'{source}'" if isinstance(source, (str, os.PathLike)) else "an object"
+            raise UsageError(f"options for {kind} are of no use: samples are read from {what}")
 
 
 def _source(source: object, model: Model, options: ReaderOptions) -> Source:

@@ -1,8 +1,8 @@
 """What the model takes, and making a raw feed fit it.
 
-Conversions: between floating-point types, and between integers (booleans among them) when every
-value fits. Nothing is converted between integers and floating point: whether 0..255 should become
-0..1 is not ours to guess.
+Conversions: between floating-point types, between integers (booleans among them) when every value
+fits, and from integers to floats that hold every value exactly. Those are taken as they are, with a
+word: whether 0..255 should become 0..1 is not ours to guess. Floats never become integers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -43,11 +44,16 @@ class Inputs:
         for name in raw:
             if name not in self.types:
                 note_once(self.notes, f"'{name}' is no input of the model: it was ignored")
-        feed = {
-            name: fit_array(value, name, self.types[name], what)
-            for name, value in raw.items()
-            if name in self.types
-        }
+        feed: Feed = {}
+        for name, value in raw.items():
+            if name not in self.types:
+                continue
+            feed[name] = fit_array(value, name, self.types[name], what)
+            if isinstance(value, np.ndarray) and not is_float(value) and is_float(feed[name]):
+                note = (
+                    f"'{name}' holds {value.dtype}: its numbers are taken as they are, not scaled"
+                )
+                note_once(self.notes, note)
         if feed and not any(np.size(value) for value in feed.values()):
             raise UsageError(f"{what} is empty: no input has an element")
         return feed
@@ -116,4 +122,11 @@ def _convert(array: Array, where: str, declared: TensorType) -> Array:
         ):
             return converted
         raise UsageError(f"{where} is {array.dtype} with values that {wanted} cannot hold")
+    if array.dtype.kind in "iub" and is_float(target):
+        most = 2 ** (ml_dtypes.finfo(wanted).nmant + 1)  # up to there, floats have all integers
+        if array.size and max(-int(array.min()), int(array.max())) > most:
+            raise UsageError(
+                f"{where} is {array.dtype} with values that {wanted} does not hold exactly"
+            )
+        return array.astype(wanted)
     raise UsageError(f"{where} is {array.dtype}; the model takes {describe(declared)}")

@@ -166,7 +166,10 @@ def _target(model: Model, options: Preprocess) -> _Target:
     channels, height, width = (sizes[3], *sizes[1:3]) if last else (sizes[1], *sizes[2:])
     if channels not in (None, 1, 3):
         raise UsageError(f"input '{name}' takes no images: it has {channels} channels")
-    wanted = options.size or (_DEFAULT_SIZE, _DEFAULT_SIZE)
+    wanted = options.size or (height or _DEFAULT_SIZE, width or _DEFAULT_SIZE)
+    if wanted != (height or wanted[0], width or wanted[1]):
+        size = f"{wanted[0]}x{wanted[1]}"
+        raise UsageError(f"images of {size} do not fit input '{name}': it is {describe(declared)}")
     return _Target(
         name=name,
         height=height or wanted[0],

@@ -1,0 +1,90 @@
+"""What passes are: the protocol, and what the pipeline tells a pass beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from toolkit.choices import OpsetLimit, Prefer
+from toolkit.model import Model
+from toolkit.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.data import CalibrationData
+    from toolkit.misses import Misses
+    from toolkit.quality.judge import Judge
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """What the pipeline runs. Built-in passes are frozen dataclasses whose fields are options.
+
+    A pass that finds nothing more to do when it runs twice may say so with a class variable
+    `idempotent = True`: it is then skipped where nothing has changed since it last ran. One that
+    fuses may say with `cores` what it is after, for `toolkit explain` (see `toolkit.cores`).
+    """
+
+    @property
+    def name(self) -> str:
+        """How the report calls it."""
+        ...
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How far it may move the outputs."""
+        ...
+
+    def run(self, model: Model, ctx: Context) -> None:
+        """Edit the model through its graphs."""
+        ...
+
+
+@dataclass(slots=True)
+class Context:
+    """What a pass may know beside the model.
+
+    `misses` records where rules nearly matched. `opset` bounds how far a pass may lift the model
+    where the user did not name an opset to that pass itself. `calibration` are the user's samples,
+    None without any. `floats` is the model as it was before the first pass that quantizes, and
+    `judge` says what others are worth beside it (None when there is nothing to judge by).
+
+    `prefer` and `measure` are for passes that choose by speed: whether a smaller model may be
+    slower, and whether to time it on this machine. Plans that passes have applied go into `plans`.
+    A pass that takes long says what it does with `tell`: in words, and which part of it is done.
+    """
+
+    target: str = "ort-cpu"
+    custom_ops: tuple[str, ...] = ()
+    misses: Misses | None = None
+    opset: OpsetLimit = None
+    calibration: CalibrationData | None = None
+    floats: Model | None = None
+    judge: Judge | None = None
+    prefer: Prefer = "speed"
+    measure: bool = True
+    tell: Callable[[str, float], None] = lambda stage, part: None
+    plans: list[Written] = field(default_factory=list["Written"])
+    notes: list[str] = field(default_factory=list[str])
+
+    def note(self, text: str) -> None:
+        """Say something about this run of the pass; it ends up in the report."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+class Written(Protocol):
+    """What a pass has decided, and can write down: a plan of quantization is one."""
+
+    def to_json(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the pipeline is: pass `index` of `total`, `stage` in words, `part` of it done."""
+
+    index: int
+    total: int
+    name: str
+    stage: str
+    part: float = 0.0
