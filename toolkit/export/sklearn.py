@@ -3,6 +3,7 @@
 
     model                   inputs              outputs
     classifier              input, or columns   label, probabilities (or scores, one for each class)
+    ... of several targets  the same            label, probabilities_0, probabilities_1, ...
     regressor               the same            variable
     clustering              the same            label, scores
     transformer             the same            variable
@@ -15,7 +16,8 @@ compute in 64 bits, as scikit-learn does.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator, Mapping
+import locale
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +25,11 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import GraphProto, helper
 
 from toolkit.errors import UsageError, summarize
 from toolkit.export.cases import BATCH_SIZES
-from toolkit.export.contract import new_names, renamed
+from toolkit.export.contract import new_names, rename_values, renamed
 from toolkit.export.draft import Case, Draft, ExportFailed, InOrder, Plan
 from toolkit.export.request import Axes, Request, resolve_axes
 from toolkit.feeds.samples import Feed
@@ -40,6 +42,7 @@ _PICKLES = (".pkl", ".pickle", ".joblib")
 _INPUT = "input"
 _ROWS = 8
 _LAST_BITS = 1e-6
+_USUAL_LOCALE, _PLAIN_LOCALE = "en_US.UTF-8", "C.UTF-8"
 _ML_OPSET = 3
 """Of ai.onnx.ml: the newest that all of skl2onnx's converters write."""
 
@@ -188,7 +191,7 @@ def _way(
 
         def reference(feed: Feed) -> dict[str, Any]:
             values = _wide({given[name]: value for name, value in feed.items()})
-            found = _answers(model, table.build(values), len(outputs))
+            found = _one_by_one(_answers(model, table.build(values), len(outputs)), len(outputs))
             pairs = list(zip(outputs, found, strict=False))
             return {names.get(n, n): _as_declared(graph, n, value) for n, value in pairs}
 
@@ -230,6 +233,8 @@ def _written(
         made = _converted(skl2onnx, model, inputs, opset)
     except Exception as error:  # converters raise whatever their code does
         raise ExportFailed("skl2onnx", summarize(error)) from error
+    _unpack(made.graph)
+    _speak_here(made.graph)
     path = scratch / f"model-{np.dtype(kind).name}.onnx"
     Model.from_proto(made).save(path)
     return path
@@ -247,6 +252,48 @@ def _converted(skl2onnx: Any, model: Any, inputs: Any, opset: Mapping[str, int])
             except NameError:  # a converter that never writes maps does not know the option
                 pass
         return skl2onnx.convert_sklearn(model, initial_types=inputs, target_opset=opset)
+
+
+def _unpack(graph: GraphProto) -> None:
+    """Outputs that are lists of tensors, one for each target, as outputs of their own."""
+    for value in [each for each in graph.output if each.type.HasField("sequence_type")]:
+        makers = [n for n in graph.node if value.name in n.output]
+        if len(makers) != 1 or makers[0].op_type != "SequenceConstruct":
+            continue
+        kind = value.type.sequence_type.elem_type.tensor_type.elem_type
+        names = {old: f"{value.name}_{place}" for place, old in enumerate(makers[0].input)}
+        graph.output.remove(value)
+        graph.node.remove(makers[0])
+        rename_values(graph, names)
+        graph.output.extend(
+            helper.make_tensor_value_info(name, kind, [None, None]) for name in names.values()
+        )
+
+
+def _speak_here(graph: GraphProto) -> None:
+    """Lowercase text by the plain locale, where the one that the graph names is not installed.
+
+    onnxruntime loads no such graph otherwise. For letters the two are the same.
+    """
+    for node in graph.node:
+        if node.op_type != "StringNormalizer":
+            continue
+        named = next((each for each in node.attribute if each.name == "locale"), None)
+        if not _installed(named.s.decode() if named is not None else _USUAL_LOCALE):
+            if named is not None:
+                node.attribute.remove(named)
+            node.attribute.append(helper.make_attribute("locale", _PLAIN_LOCALE))
+
+
+def _installed(name: str) -> bool:
+    before = locale.setlocale(locale.LC_CTYPE)
+    try:
+        locale.setlocale(locale.LC_CTYPE, name)
+    except locale.Error:
+        return False
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    return True
 
 
 @contextmanager
@@ -311,7 +358,8 @@ def _decided(model: Any, table: _Table, feed: Feed, tolerance: float) -> Feed:
 
     def answers(factor: float) -> list[Array]:
         moved = {n: v * factor if v.dtype.kind == "f" else v for n, v in _wide(feed).items()}
-        return [np.asarray(_dense(a)) for a in _answers(model, table.build(moved), 2)]
+        found = _answers(model, table.build(moved), 2)
+        return [_by_row(a) if isinstance(a, list) else np.asarray(_dense(a)) for a in found]
 
     usual = answers(1)
     same = np.ones(len(usual[0]), bool)
@@ -356,6 +404,29 @@ def _answers(model: Any, values: Any, count: int) -> list[Any]:
     else:
         found = [model.transform(values)]
     return found
+
+
+def _one_by_one(answers: Sequence[Any], count: int) -> list[Any]:
+    """Probabilities of several targets, which come as a list, in as many outputs as there are."""
+    found: list[Any] = []
+    for answer in answers:
+        if not isinstance(answer, list):
+            found.append(answer)
+        elif len(found) + len(cast("list[Any]", answer)) <= count:
+            found += cast("list[Any]", answer)
+        else:  # forests put all into one, as wide as the target with the most classes
+            arrays = [np.asarray(each) for each in cast("list[Any]", answer)]
+            width = max(each.shape[1] for each in arrays)
+            found.append(np.stack([_padded(each, width) for each in arrays]))
+    return found
+
+
+def _padded(array: Array, width: int) -> Array:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
+
+
+def _by_row(answer: list[Any]) -> Array:
+    return np.concatenate([np.asarray(each) for each in answer], axis=1)
 
 
 def _scores(model: Any, values: Any) -> Any:

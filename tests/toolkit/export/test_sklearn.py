@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import toolkit
-from toolkit.errors import UsageError
+from toolkit.errors import NotProven, UsageError
 
 sklearn = pytest.importorskip("sklearn")
 pytest.importorskip("skl2onnx")
@@ -155,3 +155,38 @@ def test_pickles_are_refused(tmp_path):
     file.write_bytes(b"")
     with pytest.raises(UsageError, match="runs code when it is read"):
         toolkit.export(Path(file))
+
+
+def test_several_targets_with_classes_of_their_own():
+    from sklearn import multioutput
+
+    data = datasets.load_wine()
+    rows = preprocessing.scale(data.data).astype(np.float32)
+    targets = np.c_[data.target, data.target > 0]
+    chain = multioutput.MultiOutputClassifier(linear_model.LogisticRegression()).fit(rows, targets)
+    exported = toolkit.export(chain, rows[:4])
+    assert list(exported.model.graph.outputs) == ["label", "probabilities_0", "probabilities_1"]
+    forest = ensemble.RandomForestClassifier(5, random_state=0).fit(rows, targets)
+    exported = toolkit.export(forest, rows[:4])
+    assert list(exported.model.graph.outputs) == LABELS
+    assert exported.only.proof.sizes["batch"] == [1, 2, 4, 5]
+
+
+def text_model(texts):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    model = pipeline.make_pipeline(TfidfVectorizer(), linear_model.LogisticRegression())
+    return model.fit(texts, [0, 1, 1, 0])
+
+
+def test_text_also_where_the_usual_locale_is_not_installed():
+    texts = np.array(["The cat sat ON the mat", "a dog ran", "cats and dogs", "the far mat"])
+    exported = toolkit.export(text_model(texts), texts)
+    assert list(exported.model.graph.outputs) == LABELS
+    assert exported.only.proof.error <= 1e-4
+
+
+def test_letters_that_the_converter_takes_for_the_end_of_a_word():
+    texts = np.array(["the über mat", "a dog ran", "cats and dogs", "the far über"])
+    with pytest.raises(NotProven, match="probabilities"):
+        toolkit.export(text_model(texts), texts)
