@@ -2,7 +2,6 @@
 
     merged maps     query, key and value are one MatMul, one Add and a Split
     sum             a + b + c = Sum(a, b, c)
-    norm biases     a map that reads a LayerNormalization does without its bias (`norm_bias`)
     split axes      heads are split in one Reshape and a Transpose (`regrouping`)
     tables          buckets of distances are looked up (`tables`)
     axes apart      batch and heads are not merged for a while (`unmerged`)
@@ -10,8 +9,7 @@
     rows moved      windows are cut and merged by one Gather of rows (`moves`)
     boolean mask    Attention takes the condition itself where the mask adds 0 or minus infinity
 
-None of it is faster on the runtime's CPU kernels, so no other target does it: `merged` says what
-is merged, `kernels.md` what a boolean mask costs there.
+None of it is faster on the runtime's CPU kernels, so no other target does it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.fold import Fold
-from passes.fuse import merged, moves, norm_bias, tables, unmerged
+from passes.fuse import merged, moves, tables, unmerged
 from passes.fuse.regrouping import factor_before_moves, split_behind_transpose
 from passes.fuse.tokens import added_tokens
 from toolkit import nodes as nd
@@ -118,8 +116,6 @@ class Compact:
                 moves.write(graph, chain)
         _look_up(model, ctx)
         apply_rules(model, RULES, ctx)
-        for graph in model.graphs():
-            self._absorb(graph, ctx)
 
     def _merge(self, g: Graph, ctx: Context) -> bool:
         """Merge the maps that meet; whether there were any."""
@@ -136,17 +132,6 @@ class Compact:
                 merged.write(g, merge, stored)
                 done += 1
         return done > 0
-
-    def _absorb(self, g: Graph, ctx: Context) -> None:
-        found = norm_bias.absorptions(g)
-        total = sum(absorption.bytes for absorption in found)
-        if total > self.max_bytes:
-            ctx.note(f"biases of norms left: {total >> 20} MB of weights, see compact:max_bytes")
-            return
-        stored: dict[tuple[str, ...], str] = {}
-        for absorption in found:
-            if g.begin("norm-biases", absorption.norm):
-                norm_bias.write(g, absorption, stored)
 
 
 def _look_up(model: Model, ctx: Context) -> None:
