@@ -35,6 +35,7 @@ RANGE_RATIO = 16.0
 """max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
 FEWEST_STEPS = 8
 _ROUNDING = 1e-14
+_MILLION = 1e6
 _PERCENT = 99.9
 _LEVELS = 255
 _MOST_NOTES = 5
@@ -93,7 +94,7 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
     bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
     if not bad:
         return None
-    what = f"in {bad} of {ratio.size} outputs the largest weight is up to {ratio.max():.0f} times"
+    what = f"in {bad} of {ratio.size} outputs the largest weight is up to {_times(ratio.max())}"
     advice = "try clip-weights, or leave the layer float"
     return Trouble(kernel.name, f"{what} the usual one", advice)
 
@@ -123,9 +124,13 @@ def _range_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
     outer = max(abs(low), abs(high))
     if inner <= 0 or outer / inner <= RANGE_RATIO:
         return None
-    what = f"its largest value is {outer / inner:.0f} times its {_PERCENT}th percentile"
+    what = f"its largest value is {_times(outer / inner)} its {_PERCENT}th percentile"
     advice = "try smooth, observer=percentile, or leave what reads it float"
     return Trouble(tensor, what, advice)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio < _MILLION else "over a million times"
 
 
 def _near_constant(tensor: str, low: float, high: float) -> Trouble | None:

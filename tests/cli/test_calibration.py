@@ -158,7 +158,7 @@ X = RANDOM.standard_normal((8, 64)).astype(np.float32)
         ({"x": X[:, :63]}, "has shape"),
         ({"x": X.reshape(2, 2, 2, 64)}, "rank"),
         ({"x": X.astype(np.complex64)}, "is complex64"),
-        ({"x": (X * 1e9).astype(np.int64)}, "does not hold exactly"),
+        ({"x": (X * 1e9).astype(np.int64) | 1}, "does not hold exactly"),
         ({"x": np.array([["a"] * 64])}, "is <U1"),
         ({"x": X[:0]}, "no sample"),
         ({}, "is empty"),

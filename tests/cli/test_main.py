@@ -115,6 +115,13 @@ def test_interrupted_while_something_is_imported(command, capsys):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_terminated_is_as_orderly_as_interrupted(command, capsys):
+    command(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli.main(["x"]) == 143
+    assert capsys.readouterr().err == "interrupted, nothing written\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_pass_that_ends_the_program(command, capsys):
     command(lambda: sys.exit(0))
     assert cli.main(["x"]) == 2

@@ -1,4 +1,7 @@
-"""Ctrl-C: noticed whatever a library makes of it."""
+"""Ctrl-C and the request to terminate: noticed whatever a library makes of them.
+
+Both end the program in the same orderly way, so that scratch files do not stay behind.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from types import FrameType
 
 from toolkit.errors import ToolkitError
 
-INTERRUPTED = 130
+_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupted(ToolkitError):
@@ -18,24 +23,26 @@ class Interrupted(ToolkitError):
 
 
 class Interrupts:
-    """Remembers a Ctrl-C: what is being imported then may turn it into an error of its own."""
+    """Remembers a signal: what is being imported then may turn it into an error of its own."""
 
     def __init__(self) -> None:
-        self.seen = False
-        self._watching = False
+        self.code = 0
+        """The exit code for the signal that came; 0 when none did."""
+        self._watched: list[signal.Signals] = []
 
     def __enter__(self) -> Interrupts:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        # somebody else's handler, or none at all in a background job, stays as it is
-        if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._remember)
-            self._watching = True
+        if threading.current_thread() is threading.main_thread():
+            for number, default in _DEFAULTS.items():
+                # somebody else's handler, or none at all in a background job, stays as it is
+                if signal.getsignal(number) is default:
+                    signal.signal(number, self._remember)
+                    self._watched.append(number)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._watching:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in self._watched:
+            signal.signal(number, _DEFAULTS[number])
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
+        self.code = 128 + number
         signal.default_int_handler(number, frame)

@@ -1,8 +1,8 @@
 """The command `toolkit`: how a run ends.
 
 Exit codes: 0 done, 1 not proven (nothing written), 2 bad usage or bad input, 70 a defect of the
-toolkit itself, 130 interrupted, 141 the reader of the output went away. Errors are one line on
-standard error; TOOLKIT_TRACEBACK=1 adds the traceback.
+toolkit itself, 130 interrupted, 143 terminated, 141 the reader of the output went away. Errors are
+one line on standard error; TOOLKIT_TRACEBACK=1 adds the traceback.
 
 The commands are imported inside `main`, so that a Ctrl-C meanwhile ends like any other.
 """
@@ -34,10 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _prepare_streams()
             code = _run(given)
         except BaseException as error:
-            code = _explain(error, interrupts.seen)
+            code = _explain(error, interrupts.code)
         else:
             if code == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
                 _say("interrupted, nothing written")
+                code = interrupts.code or code
         if not _flushed():
             _discard_output()
     return code
@@ -57,14 +58,14 @@ def _run(given: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _explain(error: BaseException, interrupted: bool) -> int:
+def _explain(error: BaseException, interrupted: int) -> int:
     """Say in one line how the run ended, and return the exit code."""
     if isinstance(error, Interrupted):
         _say(f"interrupted, {error}")
-        return error.exit_code
+        return interrupted or error.exit_code
     if interrupted or isinstance(error, KeyboardInterrupt):
         _say("interrupted, nothing written")
-        return INTERRUPTED
+        return interrupted or INTERRUPTED
     if isinstance(error, ToolkitError):
         return _fail(error, str(error), error.exit_code)
     # typer and rich answer a closed pipe with exit code 1, which here means "not proven"
