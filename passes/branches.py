@@ -9,10 +9,10 @@ from onnx import NodeProto, TensorProto
 
 from passes.constants import lift_constant
 from toolkit.clone import clone
+from toolkit.context import Context
 from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.nodes import is_op
-from toolkit.pipeline import Context
 from toolkit.tolerance import EXACT, Tolerance
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from onnx import NodeProto
 
+from toolkit.context import Context
 from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.nodes import is_op
-from toolkit.pipeline import Context
 from toolkit.tolerance import EXACT, Tolerance
 
 

@@ -23,7 +23,7 @@ from toolkit.optypes import COMMUTATIVE, COMMUTATIVE_VARIADIC, is_random
 from toolkit.tolerance import EXACT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _MOST_KEYED_BYTES = 1 << 12
 """A node with an attribute larger than this is not compared: constants belong to `share`."""

@@ -22,7 +22,7 @@ from toolkit.model import Model
 from toolkit.tolerance import EXACT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _CONTRIB_OPTIONAL = {
     "SkipLayerNormalization": (1, 2, 3),

@@ -15,7 +15,7 @@ from toolkit.model import Model
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 Level = Literal["basic", "extended", "all"]
 

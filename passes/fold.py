@@ -26,12 +26,12 @@ from onnx import (
 )
 
 from passes.kernels import evaluate
+from toolkit.context import Context
 from toolkit.errors import RuntimeRefused
 from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.nodes import STANDARD_DOMAINS, inputs_of, outputs_of
 from toolkit.optypes import is_random
-from toolkit.pipeline import Context
 from toolkit.tolerance import EXACT, Tolerance
 from toolkit.types import TensorType, from_proto, to_proto
 

@@ -11,9 +11,9 @@ from passes.calls import all_nodes, called_by, drop_uncalled, key_of, recursive
 from passes.schema import schema_of
 from toolkit import nodes as nd
 from toolkit.clone import clone
+from toolkit.context import Context
 from toolkit.graph import Graph
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.tolerance import EXACT, Tolerance
 
 

@@ -28,7 +28,7 @@ from toolkit.tolerance import EXACT, Tolerance
 from toolkit.types import Shape
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _CONTENT_TYPES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 

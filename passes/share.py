@@ -21,7 +21,7 @@ from toolkit.tolerance import EXACT, Tolerance
 from toolkit.weights import Weights, is_external, nbytes, reference
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 64

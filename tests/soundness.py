@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, 
 
 from passes.shapes import Shapes
 from tests import ort
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.polynomial import CALL, Atom
 from toolkit.symbolic import Dim, Expr, floordiv, maximum, minimum, mod
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolkit.api import load, optimize
     from toolkit.calibrate.data import Calib
+    from toolkit.context import Context, Pass
     from toolkit.errors import ModelError, NotProven, SaveError, ToolkitError, UsageError
     from toolkit.export import Exported, export
     from toolkit.graph import Graph
     from toolkit.model import Model
     from toolkit.pattern import const, maybe_cast, number, op, optional, product, total, var
-    from toolkit.pipeline import Context, Pass, Pipeline
+    from toolkit.pipeline import Pipeline
     from toolkit.result import PassResult, Result
     from toolkit.rules import Miss, Rule, Rules, explain, rewrite
     from toolkit.tolerance import EXACT, FLOAT, QUANT, Tolerance
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "toolkit.api": ("load", "optimize"),
     "toolkit.calibrate.data": ("Calib",),
+    "toolkit.context": ("Context", "Pass"),
     "toolkit.errors": ("ModelError", "NotProven", "SaveError", "ToolkitError", "UsageError"),
     "toolkit.export": ("Exported",),
     "toolkit.graph": ("Graph",),
@@ -42,7 +44,7 @@ _HOMES = {
         "total",
         "var",
     ),
-    "toolkit.pipeline": ("Context", "Pass", "Pipeline"),
+    "toolkit.pipeline": ("Pipeline",),
     "toolkit.result": ("PassResult", "Result"),
     "toolkit.rules": ("Miss", "Rule", "Rules", "explain", "rewrite"),
     "toolkit.tolerance": ("EXACT", "FLOAT", "QUANT", "Tolerance"),

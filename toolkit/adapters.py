@@ -29,7 +29,7 @@ from toolkit.model import Model
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 Editor = Callable[[ModelProto], ModelProto | None]
 """Edits a model in place and returns None, or returns another one."""

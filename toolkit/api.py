@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.choices import OpsetLimit, Prefer, Validate
+from toolkit.context import Pass, Progress
 from toolkit.model import Model, Source
-from toolkit.pipeline import Pass, Pipeline, Progress
+from toolkit.pipeline import Pipeline
 from toolkit.registry import parse_passes
 from toolkit.result import Result
 

@@ -19,11 +19,12 @@ from onnx import NodeProto
 
 from toolkit import nodes as nd
 from toolkit.choices import OpsetLimit
+from toolkit.context import Pass
 from toolkit.cores import Core, cores_of, downstream, find_cores, is_about
 from toolkit.errors import UsageError
 from toolkit.misses import Misses, NearMiss
 from toolkit.model import Model, Source
-from toolkit.pipeline import Pass, Pipeline
+from toolkit.pipeline import Pipeline
 from toolkit.result import PassResult
 from toolkit.rules import Rule, Rules
 from toolkit.userfile import suggestion

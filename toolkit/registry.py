@@ -30,7 +30,7 @@ from toolkit.options import OptionInfo, describe_options, option_names, read_opt
 from toolkit.userfile import get_object, load_file, load_module, suggestion
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Pass
+    from toolkit.context import Pass
 
 GROUP = "toolkit.passes"
 _PROTOCOL = "a pass has a `name`, a `tolerance` and a method `run(model, ctx)`"

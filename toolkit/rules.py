@@ -35,7 +35,7 @@ from toolkit.tolerance import EXACT, FLOAT, QUANT, Tolerance
 from toolkit.worklist import RuleError, apply_rules, explain
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 __all__ = [
     "Match",

@@ -23,7 +23,7 @@ from toolkit.pattern.operators import head, heads_above
 from toolkit.pattern.search import Search, Stop
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
     from toolkit.rules import Match, Rule
 
 

@@ -16,7 +16,7 @@ from toolkit.rules import apply_rules
 from toolkit.tolerance import EXACT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 RULES = (
     *shape.RULES,

@@ -17,7 +17,7 @@ from toolkit.rules import apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 RULES = (
     *activation_contrib.RULES,

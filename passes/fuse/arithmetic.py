@@ -29,7 +29,7 @@ from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import FLOATS
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 x, y = var("x"), var("y")
 

@@ -35,7 +35,7 @@ from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import TensorType
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """Element types that the runtime has the operator for."""

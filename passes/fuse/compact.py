@@ -33,7 +33,7 @@ from toolkit.rules import apply_rules, rewrite
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _SUMMED = (TensorProto.FLOAT, TensorProto.DOUBLE)
 """Element types that runtimes have a Sum for."""

@@ -39,7 +39,7 @@ from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import FLOATS
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 conv = op.any("Conv", "ConvTranspose")(var("x"), const("w", dtype=tuple(FLOATS)), ...)
 

@@ -15,7 +15,7 @@ from toolkit.rules import apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 RULES = (*onehot.RULES, *consecutive.RULES, *dense.RULES, *flattened.RULES, *gemm.RULES)
 

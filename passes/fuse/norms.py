@@ -18,7 +18,7 @@ from toolkit.rules import apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 RULES = (
     *norm_contrib.RULES,

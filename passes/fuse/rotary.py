@@ -43,7 +43,7 @@ from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import Shape, TensorType
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _LONGEST_CHAIN = 12

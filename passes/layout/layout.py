@@ -20,7 +20,7 @@ from toolkit.rules import apply_rules, rewrite
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 
 @rewrite(op.Transpose(var("x")), opset=5)

@@ -25,7 +25,7 @@ from toolkit.rules import Rule, apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 
 def rules_for(choice: Choice) -> tuple[Rule, ...]:

@@ -27,10 +27,10 @@ from passes.opset.table import (
 )
 from toolkit import nodes as nd
 from toolkit.choices import OpsetLimit
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.graph import Graph
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.runtime import MAX_IR, MAX_OPSET
 from toolkit.tolerance import FLOAT, Tolerance
 

@@ -23,7 +23,7 @@ from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
     from toolkit.calibrate.statistics import Range
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _NAMED = 3
 """How many nodes a note names."""

@@ -34,7 +34,7 @@ from toolkit.quality.budgets import decibels
 from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context, Pass
+    from toolkit.context import Context, Pass
 
 Mode = Literal["auto", "dynamic", "static", "weight_only"]
 AnyObserver = Literal["auto", ObserverName]

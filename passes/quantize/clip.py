@@ -29,7 +29,7 @@ from toolkit.scratch import allocate
 from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _BINS = 512
 _MOST_COUNTS = 1 << 22

@@ -35,7 +35,7 @@ from toolkit.runtime import Session
 from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _MEMORY = 1 << 28
 """Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""

@@ -36,7 +36,7 @@ from toolkit.model import Model
 from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _SETTLED = 0.02
 """Factors this close to 1 are not worth another round, or a rewrite."""

@@ -36,7 +36,7 @@ from toolkit.errors import UsageError
 from toolkit.model import Model
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 Scheme = Literal["float", "dynamic", "static", "weight-only"]
 WeightType = Literal["int8", "uint8", "int4", "uint4"]

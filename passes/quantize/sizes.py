@@ -8,8 +8,8 @@ from typing import Any
 from onnx import ValueInfoProto
 
 from passes.shapes import Shapes
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 
 def sizes_on(model: Model, feed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -38,7 +38,7 @@ from toolkit.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
     from toolkit.calibrate.collect import Calibration
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _ALPHAS = tuple(n / 20 for n in range(4, 20))
 _USUAL = 0.5

@@ -41,7 +41,7 @@ from toolkit.userfile import suggestion
 
 if TYPE_CHECKING:
     from toolkit.calibrate.collect import Calibration
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 __all__ = ["DEFAULT_OPS", "QuantizeStatic", "apply_static"]
 

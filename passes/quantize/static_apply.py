@@ -24,7 +24,7 @@ from toolkit.misses import Miss
 from toolkit.model import Model
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 Format = Literal["qdq", "qop"]
 

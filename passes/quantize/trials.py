@@ -18,8 +18,8 @@ from toolkit.model import Model
 from toolkit.runtime import Session
 
 if TYPE_CHECKING:
+    from toolkit.context import Context
     from toolkit.feeds import Feed
-    from toolkit.pipeline import Context
     from toolkit.quality.figures import Quality
 
 MOST_BYTES = 1 << 29

@@ -26,7 +26,7 @@ from toolkit.model import Model
 
 if TYPE_CHECKING:
     from toolkit.calibrate.collect import Calibration
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 WEIGHT_RATIO = 64.0
 """max |w| over the root mean square of the others of its channel, which it would hide behind

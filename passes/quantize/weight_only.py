@@ -45,7 +45,7 @@ from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context
+    from toolkit.context import Context
 
 _MIN_OPSET = 11
 """The first with BitShift."""

@@ -19,8 +19,8 @@ from passes.shapes.engine import Engine
 from toolkit.tolerance import EXACT, Tolerance
 
 if TYPE_CHECKING:
+    from toolkit.context import Context
     from toolkit.model import Model
-    from toolkit.pipeline import Context
 
 __all__ = ["Shapes"]
 

@@ -9,9 +9,9 @@ from passes.opset import Opset
 from passes.opset.table import NO_KERNEL
 from tests.conformance.suite import agree, cases, feeds, loadable
 from tests.ort import run
+from toolkit.context import Context
 from toolkit.model import Model
 from toolkit.optypes import is_random
-from toolkit.pipeline import Context
 from toolkit.runtime import MAX_OPSET
 
 pytestmark = pytest.mark.conformance

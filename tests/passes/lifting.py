@@ -11,8 +11,8 @@ from onnx import helper, parser
 
 from passes.opset import Opset
 from tests.checks import random_feeds
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.runtime import Session
 
 TARGETS = (7, 9, 11, 13, 18, 21, 23, 26)

@@ -13,8 +13,8 @@ from passes.cleanup import Cleanup
 from passes.dead import RemoveDead
 from passes.shapes import Shapes
 from tests.checks import check
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 
 @dataclass(frozen=True, slots=True)

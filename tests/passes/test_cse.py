@@ -8,8 +8,8 @@ from onnx import TensorProto, helper
 
 from passes.cse import CommonSubexpressions
 from tests.checks import check, model
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 CSE = CommonSubexpressions()
 

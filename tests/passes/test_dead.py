@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from passes.dead import RemoveDead
 from tests import checks
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 DEAD = RemoveDead()
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>\n'

@@ -13,9 +13,9 @@ import toolkit
 from passes.external import OnnxSim, OrtOptimizer
 from toolkit import adapters
 from toolkit.cli import demo_model
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.registry import parse_passes
 from toolkit.tolerance import EXACT
 from toolkit.weights import is_external, reference

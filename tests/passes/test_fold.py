@@ -6,8 +6,8 @@ from checks import check
 from onnx import helper, numpy_helper, parser
 
 from passes.fold import Fold
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.types import TensorType
 
 

@@ -11,8 +11,8 @@ from passes.indices import count, truth
 from passes.shapes import Shapes
 from tests import ort
 from tests.checks import model, parse
+from toolkit.context import Context
 from toolkit.graph import Array, Graph
-from toolkit.pipeline import Context
 from toolkit.symbolic import evaluate
 
 SIZES = {"B": 3, "L": 4}

@@ -9,8 +9,8 @@ from onnx import ModelProto, parser
 from passes.branches import InlineBranches
 from passes.constants import LiftConstants
 from passes.inline import InlineFunctions
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 FUNCTIONS = """
     <ir_version: 9, opset_import: ["" : 18, "my" : 1]>

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper, printer, shape_inference
 from passes.layout import Layout
 from passes.shapes import Shapes
 from tests.checks import check, parse
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.runtime import Session
 
 LAYOUT = Layout()

@@ -16,9 +16,10 @@ import toolkit
 from passes.opset import Opset, table
 from tests.passes.lifting import assert_same, check_structure, lift, model_of
 from toolkit.choices import OpsetLimit
+from toolkit.context import Context
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.model import Model
-from toolkit.pipeline import Context, Pipeline
+from toolkit.pipeline import Pipeline
 from toolkit.runtime import MAX_OPSET, Session
 
 

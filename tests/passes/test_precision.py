@@ -14,11 +14,12 @@ from tests import ort as plain
 from tests.checks import check, model, parse, random_feeds, text_of
 from tests.passes.fuse.constants import floats, stored, typed
 from toolkit.calibrate.data import CalibrationData
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.feeds import Feed
 from toolkit.model import Model
 from toolkit.nodes import attr
-from toolkit.pipeline import Context, Pipeline
+from toolkit.pipeline import Pipeline
 from toolkit.registry import parse_passes
 
 HALF = Float16()

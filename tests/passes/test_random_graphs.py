@@ -11,8 +11,8 @@ from passes import CATALOGUE
 from tests import ort
 from tests.checks import assert_rollback, assert_same_outputs, knowledge, text_of, written
 from tests.random_graphs import feeds, models
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.registry import parse_passes
 
 EXTERNAL = ("onnxsim", "onnxruntime")

@@ -12,8 +12,8 @@ from onnx import parser
 import toolkit
 from passes.reshape import Reshape, expand_target, symbolic_target
 from passes.shapes import Shapes
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.runtime import Session
 from toolkit.symbolic import parse
 

@@ -19,8 +19,8 @@ from soundness import Report, compare, infer, run_everything
 
 from passes.reshape import Reshape
 from passes.shapes import Shapes
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 INPUTS: Mapping[str, Sequence[str | int]] = {
     "x": ["b", "s", 6],

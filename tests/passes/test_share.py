@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from passes.share import ShareInitializers
 from tests.checks import check, model
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.weights import is_external
 
 SHARE = ShareInitializers()

@@ -20,8 +20,8 @@ from toolkit.errors import NotProven, UsageError
 from toolkit.files import require_writable, sidecar_of
 
 if TYPE_CHECKING:
+    from toolkit.context import Pass
     from toolkit.model import Model
-    from toolkit.pipeline import Pass
 
 _QUANTIZING = "Quantizing"
 _MAY_NEED_A_SIDECAR = 1 << 30

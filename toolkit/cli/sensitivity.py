@@ -14,7 +14,7 @@ from toolkit.cli.reading import read_model, require_apart
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Pass
+    from toolkit.context import Pass
 
 
 def sensitivity(
@@ -45,7 +45,8 @@ def sensitivity(
     report = JsonReport(json_file)
     report.require()
 
-    from toolkit.pipeline import Context, Pipeline
+    from toolkit.context import Context
+    from toolkit.pipeline import Pipeline
     from toolkit.quality.samples import samples_of
     from toolkit.quality.sensitivity import added_up, alone
     from toolkit.quality.variants import quantize_by

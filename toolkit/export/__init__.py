@@ -35,7 +35,7 @@ from toolkit.files import sidecar_of
 from toolkit.model import Model
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Pass
+    from toolkit.context import Pass
 
 __all__ = [
     "Axes",

@@ -20,7 +20,7 @@ from toolkit.model import Model
 from toolkit.types import dtype_name
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Pass, Progress
+    from toolkit.context import Pass, Progress
     from toolkit.result import Result
 
 _SAMPLES = 4

@@ -19,7 +19,7 @@ from toolkit.model import Model
 from toolkit.quality.sensitivity import Variant
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Context, Pass
+    from toolkit.context import Context, Pass
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 from toolkit.report import text
 
 if TYPE_CHECKING:
-    from toolkit.pipeline import Progress
+    from toolkit.context import Progress
     from toolkit.result import ModelStats, PassResult, Result, Status
 
 _STATUS_STYLE: dict[Status, str] = {

@@ -11,7 +11,7 @@ from onnx import helper, printer, shape_inference
 
 from passes.fuse.activations import FuseActivations
 from tests.checks import assert_same_outputs, check, model, parse, random_feeds, text_of
-from toolkit.pipeline import Context
+from toolkit.context import Context
 
 FUSE = FuseActivations()
 HEADER = '<ir_version: 10, opset_import: ["" : {}, "com.microsoft" : 1]>\n'

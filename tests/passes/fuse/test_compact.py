@@ -12,8 +12,8 @@ import pytest
 from passes.fuse.compact import Compact
 from passes.shapes import Shapes
 from tests.checks import check, model
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 

@@ -12,7 +12,7 @@ from passes.fuse.conv import RULES, FuseConv
 from tests import ort
 from tests.checks import assert_same_outputs, check, model, parse, random_feeds
 from tests.passes.fuse.constants import batch_norm, becomes, floats, stays, stored, typed
-from toolkit.pipeline import Context
+from toolkit.context import Context
 from toolkit.rules import explain
 
 CONV = FuseConv()

@@ -7,7 +7,7 @@ import pytest
 from passes.fuse.factors import Factor, Trace, leaves, regroup, size_of
 from passes.shapes import Shapes
 from tests.checks import model
-from toolkit.pipeline import Context
+from toolkit.context import Context
 from toolkit.symbolic import symbol
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'

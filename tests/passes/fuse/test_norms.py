@@ -14,8 +14,8 @@ from onnx import helper, printer, shape_inference
 from passes.fuse.norms import FuseNorms
 from tests.checks import check, model, parse, random_feeds, text_of
 from tests.ort import session
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 FUSE = FuseNorms()
 HEADER = '<ir_version: 10, opset_import: ["" : {}, "com.microsoft" : 1]>\n'

@@ -14,9 +14,10 @@ from passes.lower.measure import chain, contents, load, measure
 from passes.lower.spellings import COMPUTATIONS, Computation
 from tests.checks import check, model, parse
 from tests.passes.lower.tables import spelling, table, typed
+from toolkit.context import Context
 from toolkit.costs import Costs, Regime, Tunable, cache_path, costs_in_use
 from toolkit.errors import UsageError
-from toolkit.pipeline import Context, Pipeline
+from toolkit.pipeline import Pipeline
 
 POST_NORM = """g (float[N, S, 8] x, float[N, S, 8] r, float[8] w) => (float[N, S, 8] y) {
     s = Add (x, r)

@@ -12,8 +12,8 @@ from passes.quantize.dynamic import QuantizeDynamic
 from tests import ort
 from tests.checks import model
 from toolkit.calibrate.data import Calib
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 Feeds = Sequence[dict[str, Any]]
 

@@ -11,8 +11,8 @@ import onnxruntime as ort
 from passes.quantize.dynamic import QuantizeDynamic
 from tests.checks import check, parse
 from tests.passes.fuse.constants import typed
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 ALL = QuantizeDynamic(min_elements=1)
 X_Y = "g (float[N, S, 16] x) => (float[N, S, 8] y)"

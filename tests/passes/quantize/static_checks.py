@@ -14,8 +14,8 @@ from passes.quantize.static import QuantizeStatic
 from tests.checks import check, parse, random_feeds
 from tests.passes.fuse.constants import typed
 from toolkit.calibrate.data import Calib
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 from toolkit.runtime import optimize_offline
 
 ALL = QuantizeStatic()

@@ -18,10 +18,10 @@ from tests.checks import (
 )
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import notes_of
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.graph import Array
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 ROWS = "g (float[N, 256] x) => (float[N, 4] y)"
 LAYER = "y = MatMul (x, w)"

@@ -14,10 +14,11 @@ from tests.checks import model, written
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import Fed, sqnr
 from toolkit.calibrate.data import Calib
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.graph import Array
 from toolkit.model import Model
-from toolkit.pipeline import Context, Pipeline
+from toolkit.pipeline import Pipeline
 
 IMAGE = "g (float[N, 4, 5, 5] x) => (float[N, 3, H, W] y)"
 CONSTANTS = ", ".join(

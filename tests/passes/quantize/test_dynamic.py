@@ -24,8 +24,8 @@ from tests.passes.quantize.dynamic_checks import (
     quantized,
     stays,
 )
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 # -- linear layers
 

@@ -12,9 +12,10 @@ from passes.quantize.plan import Entry, Plan
 from tests.checks import parse
 from tests.passes.fuse.constants import floats, stored
 from tests.passes.quantize.dynamic_checks import ALL, LAYER
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.model import Model
-from toolkit.pipeline import Context, Pipeline
+from toolkit.pipeline import Pipeline
 
 TWO = "g (float[N, 16] x) => (float[N, 16] y)"
 TWO_NODES = "[first] a = MatMul (x, v) t = Tanh (a) [second] y = MatMul (t, w)"

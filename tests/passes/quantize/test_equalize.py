@@ -9,10 +9,10 @@ from passes.quantize.equalize import Equalize
 from tests.checks import check, model, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import in_int8, sqnr
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.graph import Array
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 ALL = Equalize(slack=1)
 IMAGE = "g (float[N, 4, 6, 6] x) => (float[N, 5, H, W] y)"

@@ -7,8 +7,8 @@ import pytest
 from passes.quantize.islands import raise_islands
 from passes.quantize.plan import Entry, Plan
 from tests.checks import check
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>\n'
 SIGNATURE = "g (float[N, 4] x) => (float[N, 4] y)"

@@ -12,8 +12,8 @@ from tests import ort as plain
 from tests.checks import check, parse
 from tests.passes.fuse.constants import floats, typed
 from tests.passes.quantize.dynamic_checks import ALL, stays
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 NEAR = 0.06
 IN, H = 6, 5

@@ -10,8 +10,8 @@ import pytest
 from passes.quantize.dynamic import QuantizeDynamic
 from passes.quantize.saturation import has_vnni, overflows, saturating
 from tests.checks import model
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from passes.quantize.search import candidates, search
 from passes.quantize.survey import Survey
 from passes.quantize.trials import Trials
 from toolkit.bench import Effort, Timing
-from toolkit.pipeline import Context
+from toolkit.context import Context
 
 
 def names(plan: Plan) -> str:

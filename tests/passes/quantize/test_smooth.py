@@ -16,9 +16,9 @@ from tests.checks import check, model
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import Fed, Feeds, in_int8, notes_of, rows, sqnr
 from toolkit.calibrate.data import Calib
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 HALF = Smooth(alpha=0.5)
 X_Y = "g (float[N, S, 8] x) => (float[N, S, 6] y)"

@@ -23,9 +23,10 @@ from tests.passes.quantize.static_checks import (
     stays,
 )
 from toolkit.calibrate.data import Calib
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.model import Model
-from toolkit.pipeline import Context, Pipeline
+from toolkit.pipeline import Pipeline
 from toolkit.registry import parse_passes
 
 CONV = f"{floats('w', 8, 4, 3, 3)}, {floats('b', 8)}"

@@ -15,9 +15,9 @@ from tests import ort
 from tests.checks import model, random_feeds
 from tests.passes.fuse.constants import floats, typed
 from tests.passes.quantize.static_checks import Calibrated, operators
+from toolkit.context import Context
 from toolkit.model import Model
 from toolkit.nodes import attr
-from toolkit.pipeline import Context
 
 CONV = f"{floats('w', 8, 4, 3, 3)}, {floats('b', 8)}, {floats('v', 8, 8, 1, 1)}"
 IMAGE = "g (float[N, 4, 8, 8] x) => (float[N, C, H, W] y)"

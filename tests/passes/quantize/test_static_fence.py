@@ -17,8 +17,8 @@ from tests.passes.quantize.static_checks import (
     outputs,
     quantized,
 )
+from toolkit.context import Context
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 CONSTANTS = f"{floats('w', 8, 4, 3, 3)}, {floats('v', 8, 8, 1, 1)}, {floats('b', 8)}"
 FIRST = "a = Conv <pads = [1, 1, 1, 1]> (x, w, b)"

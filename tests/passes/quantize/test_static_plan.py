@@ -15,9 +15,9 @@ from passes.quantize.static import QuantizeStatic, apply_static
 from tests.checks import written
 from tests.passes.fuse.constants import floats, typed
 from tests.passes.quantize.static_checks import IMAGE, Calibrated, deployed, operators, planned
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 CONSTANTS = f"{floats('w', 8, 4, 3, 3)}, {floats('v', 8, 8, 1, 1)}, {floats('b', 8)}"
 NODES = """[first] a = Conv <pads = [1, 1, 1, 1]> (x, w, b) r = Relu (a) [second] c = Conv (r, v)

@@ -14,7 +14,7 @@ from tests import ort
 from tests.checks import model, parse, random_feeds, written
 from tests.passes.fuse.constants import floats, typed
 from tests.passes.quantize.static_checks import context
-from toolkit.pipeline import Context
+from toolkit.context import Context
 
 WEIGHTS = (
     *("float lo = {0}, float hi = {2}, float[4] scales = {1, 1, 1, 1}",),

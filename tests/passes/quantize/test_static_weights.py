@@ -15,9 +15,9 @@ from passes.quantize.static_weights import Coded, encode
 from tests.checks import model, parse
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.static_checks import Calibrated, normal, quantized
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 STATIC = Entry(output="y", op="Conv", scheme="static", axis=0)
 _MOST = 2**31 - 1

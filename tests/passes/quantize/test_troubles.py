@@ -10,9 +10,9 @@ from tests.checks import model
 from tests.passes.fuse.constants import floats, typed
 from toolkit.calibrate.data import Calib
 from toolkit.calibrate.observers import MinMax, Mse, Observer
+from toolkit.context import Context
 from toolkit.graph import Array
 from toolkit.model import Model
-from toolkit.pipeline import Context
 
 SIGNATURE = "g (float[N, 400] x) => (float[N, 3] y)"
 

@@ -20,10 +20,11 @@ from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.dynamic_checks import ROWS, X_Y, matrices, quantized, stays
 from toolkit import runtime
 from toolkit.calibrate.data import CalibrationData
+from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.feeds import Feed
 from toolkit.model import Model
-from toolkit.pipeline import Context, Pipeline
+from toolkit.pipeline import Pipeline
 from toolkit.registry import parse_passes
 
 ANY = {"min_elements": 1, "block_size": 16}
