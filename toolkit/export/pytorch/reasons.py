@@ -60,12 +60,10 @@ def _cleaned(text: str) -> str:
 
 
 def _user_place(text: str) -> str:
-    """` (model.py, line 7)`: the user's line that a message of torch names."""
+    """` (model.py, line 7)`: the model's innermost line that a message of torch names."""
     found = re.findall(r'File "([^"]+)", line (\d+)', text)
-    models = [each for each in found if not each[0].startswith(exporters_homes())]
-    own = [each for each in models if "site-packages" not in each[0]]
-    shown = own or models  # of a library's model, its own line
-    return f" ({Path(shown[-1][0]).name}, line {shown[-1][1]})" if shown else ""
+    own = [each for each in found if not each[0].startswith(exporters_homes())]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 def exporters_homes() -> tuple[str, ...]:
