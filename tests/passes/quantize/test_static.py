@@ -269,7 +269,7 @@ def test_a_tensor_without_a_range() -> None:
     nodes = "l = Log (x) y = MatMul (l, m)"
     feeds = [{"x": np.zeros((2, 16), np.float32)}]
     notes = stays(ROWS, floats("m", 16, 8), nodes, feeds=feeds, inputs=feeds[0], run=False)
-    assert "'l' holds infinity" in notes[0]
+    assert "'l': holds infinity" in notes[0]
 
 
 def test_it_needs_data() -> None:
