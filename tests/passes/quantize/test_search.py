@@ -261,6 +261,15 @@ def test_a_group_that_does_not_pay_goes_back(ratios: dict[str, float], kept: str
     assert sum("stay float" in note for note in made.ctx.notes) == 3 - len(kept)
 
 
+def test_noise_does_not_send_a_group_back_that_makes_the_model_smaller() -> None:
+    static, dynamic, tables = groups_of(MIXED)
+    noisy, slower = Timing(1.0, 1.05, 0.98, 1.12, 9), Timing(1.0, 1.2, 1.1, 1.3, 9)
+    assert dynamic.pays(noisy)
+    assert tables.pays(noisy)
+    assert not tables.pays(slower)
+    assert not static.pays(Timing(1.0, 0.97, 0.9, 1.02, 9))
+
+
 def test_a_group_says_how_fast_it_is() -> None:
     made = Made(ratio=lambda plan: 0.5)
     keep_what_pays(trials(made), Plan(MIXED.entries[:1]))
