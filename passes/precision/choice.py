@@ -5,6 +5,7 @@ A node stays in 32 bits when
 - its operator, as ONNX defines it, takes no 16-bit floats, or its output's type is an attribute;
 - it sums or raises to powers, or the user keeps it;
 - a constant of it is beyond 65504, or would become zero (the 1e-12 under a root);
+- the runtime crashes when it loads it in 16 bits;
 - it reads or makes a value that may be beyond 65504: as seen in calibration data; without any, what
   comes of such constants and of exponents and squares, up to an operator that bounds it.
 
@@ -126,6 +127,14 @@ class _Wide:
             self.names.update(nd.outputs_of(node))
 
 
+def _crashes(g: Graph, node: NodeProto) -> bool:
+    """A Transpose of batch and sequence before a MatMul, as torch's own attention has: onnxruntime
+    1.31 puts a Cast between the two, and swaps what it finds in the wrong order."""
+    if not nd.is_op(node, "Transpose") or list(nd.attr(node, "perm", ())) != [1, 0, 2]:
+        return False
+    return any(nd.is_op(reader, "MatMul") for reader in g.users(node.output[0]))
+
+
 def _decide(g: Graph, node: NodeProto, keep: Sequence[str], wide: _Wide) -> Slots | str:
     """The slots of a node that can be halved; else why not, blank where there is no question."""
     values = [*nd.inputs_of(node), *nd.outputs_of(node)]
@@ -145,6 +154,8 @@ def _decide(g: Graph, node: NodeProto, keep: Sequence[str], wide: _Wide) -> Slot
         return f"{node.op_type} loses too much in 16 bits"
     if bad:
         return bad
+    if _crashes(g, node):
+        return "onnxruntime crashes when it loads it in 16 bits"
     if reads_wide or any(wide.seen(name) for name in nd.outputs_of(node)):
         return f"values that may be beyond {LARGEST:.0f}"
     if any(not g.dtype(name) for name in values):

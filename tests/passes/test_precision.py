@@ -124,6 +124,24 @@ def test_old_opsets_and_operators_without_16_bits() -> None:
     check(HALF, typed(signature, constants, nodes, 21), near_miss=True)
 
 
+@pytest.mark.parametrize(
+    ("perm", "reader", "kept"),
+    [("1, 0, 2", "MatMul (t, w)", True), ("0, 2, 1", "MatMul (w, t)", False)]
+    + [("1, 0, 2", f"{reader} (t, w)", False) for reader in ("Add", "Div")],
+)
+def test_a_transpose_that_the_runtime_crashes_with_stays(
+    perm: str, reader: str, kept: bool
+) -> None:
+    """By structure alone: a crash would take the tests with it."""
+    nodes = f"a = Relu (x) t = Transpose <perm = [{perm}]> (a) y = {reader}"
+    parts = "g (float[A, B, 8] x) => (float[C, D, E] y)", floats("w", 8, 8), nodes
+    graph = check(HALF, typed(*parts, 21), run=False).graph
+    (transpose,) = (node for node in graph.nodes if node.op_type == "Transpose")
+    kind = TensorProto.FLOAT if kept else TensorProto.FLOAT16
+    assert graph.dtype(transpose.output[0]) == kind
+    assert any("crashes" in note for note in notes_of(*parts)) == kept
+
+
 # -- what would lose its numbers
 
 
