@@ -219,6 +219,14 @@ def _floats(g: Graph, value: str) -> Array | None:
 # -- weights
 
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+_NORMAL = {
+    "float16": (2.0**-14, 65504.0),
+    "bfloat16": (2.0**-126, 2.0**127),
+    "float32": (2.0**-126, 2.0**127),
+    "float64": (2.0**-1022, 2.0**1023),
+}
+"""Between these, a number is rounded by less than epsilon of it, and smaller ones beside it by less
+than epsilon of the larger one."""
 
 _MOST_COPIED = 1 << 18
 """A weight that has other readers is copied where copies for all of them add at most this much."""
@@ -232,6 +240,10 @@ def rounded(exact: Array, like: Array) -> Array | None:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         result = exact.astype(like.dtype)
+        largest = max(float(exact.max(initial=0.0)), -float(exact.min(initial=0.0)))
+        least, most = _NORMAL[like.dtype.name]
+        if least <= largest <= most:
+            return result
         error = np.abs(result.astype(np.float64) - exact).max(initial=0.0)
     if not np.isfinite(error):
         return None

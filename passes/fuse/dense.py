@@ -91,7 +91,7 @@ class Dense:
         """The weight, as stored, times `factors` of the matrix; None where that cannot be."""
         if not may_copy(g, self.node.input[1]):
             return None
-        return self.store(self.matrix.astype(np.float64) * factors)
+        return self.store(np.multiply(self.matrix, factors, dtype=np.float64))
 
     def store(self, matrix: Array) -> Array | None:
         """Another matrix in the layout and element type of this one, if that can hold it."""
@@ -212,6 +212,8 @@ def put_gemm(g: Graph, dense: Dense, weight: Array, bias: Array) -> bool:
 
 def _through(dense: Dense, total: Affine) -> Array:
     """t W"""
+    if not np.any(total.shift):
+        return np.zeros(dense.matrix.shape[1:])
     matrix = dense.matrix.astype(np.float64)
     return np.broadcast_to(total.shift, matrix.shape[:1]) @ matrix
 
