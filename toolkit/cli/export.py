@@ -30,7 +30,8 @@ def export(
         typer.Argument(
             metavar="SOURCE",
             help="module:factory or ./file.py:factory (returns a model, or a model and its "
-            "example); a checkpoint folder; a .pt2 or TorchScript file.",
+            "example); a checkpoint folder or .gguf; a .pt2 or TorchScript file; a .keras, .h5 or "
+            ".tflite file; a SavedModel folder.",
         ),
     ],
     output: Annotated[
