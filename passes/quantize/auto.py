@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
 from passes.quantize.groups import keep_what_pays
+from passes.quantize.means import ChannelMeans, input_means
 from passes.quantize.observing import with_least_noise
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
@@ -103,7 +104,8 @@ class Quantize:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is not None:
-            self._apply(model, read_plan(self.plan, model), ctx)
+            plan = read_plan(self.plan, model)
+            self._apply(model, plan, ctx, self._means(model, plan, ctx))
             return
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
@@ -121,21 +123,25 @@ class Quantize:
         Shapes(annotate=False).run(model, ctx)
         note_troubles(weight_troubles(model), ctx)
         plan = self.make_plan(model, ctx)
+        means = self._means(model, plan, ctx)
         if plan.quantized():
-            plan = self._reduced(model, plan, ctx)
+            plan = self._reduced(model, plan, ctx, means)
         _note_what(plan, ctx)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
-        self._apply(model, plan, ctx)
+        self._apply(model, plan, ctx, means)
         if plan.quantized():
             self._note_saturation(model, ctx)
 
-    def _apply(self, model: Model, plan: Plan, ctx: Context) -> None:
-        apply_all(model, plan, ctx, self.format)
+    def _apply(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
+        apply_all(model, plan, ctx, self.format, means)
         ctx.plans.append(as_applied(model, plan))
         if self.correct_bias and is_correctable(plan, ctx):
             ctx.tell("correcting biases", 0.0)
             correct(model, ctx)
+
+    def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
+        return input_means(model, plan, ctx) if self.correct_bias else {}
 
     def _weight_only(self) -> Pass:
         from importlib import import_module
@@ -186,9 +192,9 @@ class Quantize:
             return has_vnni() is False
         return self.reduce_range == "true"
 
-    def _reduced(self, model: Model, plan: Plan, ctx: Context) -> Plan:
+    def _reduced(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
         """The part of the plan that pays and keeps the budget."""
-        trials = Trials(model, ctx, self.format, self.threads)
+        trials = Trials(model, ctx, self.format, self.threads, means)
         feeds = trials.feeds()
         sizes = sizes_on(model, feeds[0]) if feeds else {}
         by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"

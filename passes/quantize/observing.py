@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from passes.quantize.correct import First
+from passes.quantize.means import First
 from passes.quantize.plan import TensorEntry
 from passes.quantize.survey import Survey
 from passes.quantize.trials import Trials
