@@ -23,7 +23,7 @@ from passes.quantize.sizes import sizes_on
 from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
 from passes.quantize.static_apply import Format, not_for
-from passes.quantize.survey import survey
+from passes.quantize.survey import survey, survey_pointwise
 from passes.quantize.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.troubles import note_troubles, weight_troubles
 from passes.shapes import Shapes
@@ -202,7 +202,8 @@ class Quantize:
         surveyed = survey(model, plan, sizes, kernels)
         if self.observer == "auto":
             surveyed = with_least_noise(trials, surveyed)
-        found = search(trials, surveyed, self.correct_bias)
+        single = survey_pointwise(model, surveyed.plan, sizes, kernels) if by_speed else None
+        found = search(trials, surveyed, self.correct_bias, single)
         _note_returned(found, trials, ctx)
         if not found.plan.quantized():
             return found.plan

@@ -49,7 +49,7 @@ def apply_static(
 
     By the means of what layers read, where they are known, biases take back what rounding shifts.
     """
-    if not any(entry.scheme == "static" for entry in plan.entries):
+    if not any(map(_is_ours, plan.entries)):
         return
     obstacle = lift(model, ctx)
     if obstacle:
@@ -85,10 +85,10 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
     """The sites that the plan is about; UsageError for what cannot be static."""
     entries: dict[int, Entry] = {}
     sites: list[Site] = []
-    waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "static"}
+    waiting = {id(entry): entry for entry in plan.entries if _is_ours(entry)}
     for node in model.graph.nodes:
         entry = plan.find(node)
-        if entry is None or entry.scheme != "static":
+        if entry is None or not _is_ours(entry):
             continue
         waiting.pop(id(entry), None)
         try:
@@ -122,6 +122,11 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
         if len(kinds) > 1:
             raise UsageError(f"{label} cannot be static: its tensors are of int8 and of uint8")
     return region, entries
+
+
+def _is_ours(entry: Entry) -> bool:
+    """Results in floats are for `pointwise`."""
+    return entry.scheme == "static" and not entry.float_result
 
 
 def lift(model: Model, ctx: Context) -> str:

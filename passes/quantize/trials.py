@@ -11,6 +11,7 @@ from passes.quantize.dynamic import apply_plan
 from passes.quantize.islands import raise_islands
 from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Plan
+from passes.quantize.pointwise import apply_pointwise
 from passes.quantize.static_apply import Format, apply_static
 from passes.quantize.weight_only import apply_weight_only
 from toolkit.bench import Effort, Timing, latency
@@ -44,6 +45,7 @@ def apply_all(
     if any(entry.scheme == "static" for entry in plan.entries):
         if ctx.target == "ort-cpu":
             raise_islands(model, plan)
+        apply_pointwise(model, plan, ctx, means or {})
         apply_static(model, plan, ctx, form, means)
     if any(entry.scheme == "dynamic" for entry in plan.entries):
         apply_plan(model, plan, ctx)
