@@ -89,15 +89,14 @@ class Turned:
         self._last: dict[str, str] = {}
         self._back: list[NodeProto] = []
 
-    def of(self, value: str) -> str:
+    def of(self, value: str, rank: int) -> str:
         """The name of a value with its channels last."""
         if value not in self._last:
-            self._last[value] = self._g.op("Transpose", value, perm=_to_last(self._rank(value)))
+            self._last[value] = self._g.op("Transpose", value, perm=_to_last(rank))
         return self._last[value]
 
     def put(self, value: str, made: str, rank: int) -> None:
         """`value`, which nobody makes any more, is what is `made` with its channels last."""
-        rank = self._ranks.get(value) or rank
         perm = [0, rank - 1, *range(1, rank - 1)]
         self._back.append(self._g.add("Transpose", [made], [value], {"perm": perm}))
         self._last[value] = made
@@ -109,15 +108,15 @@ class Turned:
             return
         read = node.input[0]
         if _turns_last(g, node):
-            self._last[read] = g.replace(result, self.of(read))
+            self._last[read] = g.replace(result, self.of(read, self._ranks[read]))
             g.prune(node)
             return
-        rank = self._rank(result)
+        rank = self._ranks[result]
         if nd.is_op(node, "Reshape"):
             shape = np.array([0, -1, self._channels[read]], np.int64)
-            inputs = [self.of(read), g.constant(shape, "shape")]
+            inputs = [self.of(read, self._ranks[read]), g.constant(shape, "shape")]
         else:
-            inputs = [name if _is_plain(g, name) else self.of(name) for name in node.input]
+            inputs = [n if _is_plain(g, n) else self.of(n, self._ranks[n]) for n in node.input]
         if nd.is_op(node, "Concat"):
             axis = nd.attr(node, "axis", 0) % rank
             g.set_attr(node, "axis", axis if axis == 0 else (axis - 2) % (rank - 1) + 1)
@@ -131,11 +130,6 @@ class Turned:
         for node in self._back:
             if node in self._g and self._g.is_unused(node.output[0]):
                 self._g.prune(node)
-
-    def _rank(self, value: str) -> int:
-        rank = self._ranks.get(value)
-        assert rank is not None, value
-        return rank
 
 
 def _to_last(rank: int) -> list[int]:

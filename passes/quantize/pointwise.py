@@ -11,6 +11,7 @@ one that is slow and noisy in 8 bits. In return the channels go last (see `chann
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ from passes.quantize.static_qdq import QdqWriter
 from passes.quantize.static_ranges import Ties, grids_of
 from passes.quantize.static_sites import Site, site_of
 from passes.quantize.static_weights import Stored, encode
+from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph
@@ -58,6 +60,7 @@ def apply_pointwise(model: Model, plan: Plan, ctx: Context, means: ChannelMeans)
         raise UsageError(f"{next(iter(found.values()))[1].label} cannot have a result in floats: "
                          "only onnxruntime has such a kernel (--target ort-cpu)")  # fmt: skip
     sites = {key: _site(g, node, entry) for key, (node, entry) in found.items()}
+    Shapes(annotate=False).run(model, replace(ctx, notes=[]))  # a draft does not know them
     either = around(g, sites)
     writer = _Writer(g, plan, means, sites)
     for node in list(g.nodes):
@@ -120,7 +123,7 @@ class _Writer:
         assert codes is not None
         matrix = np.ascontiguousarray(np.transpose(codes.reshape(codes.shape[:2])))
         scale, zero = self._shared.parameters(g, grid)
-        inputs = [self._coded(x, scale, zero), g.constant(matrix, "weight_int8"), scale]
+        inputs = [self._coded(x, codes.ndim, scale, zero), g.constant(matrix, "weight_int8"), scale]
         inputs += [self._shared.constant(g, coded.scale, "scale"), zero]
         if coded.bias is not None:
             inputs += ["", self._shared.constant(g, _floats(coded.bias, coded.bias_scale), "bias")]
@@ -132,10 +135,10 @@ class _Writer:
         for name in old:
             drop_unused(g, name)
 
-    def _coded(self, x: str, scale: str, zero: str) -> str:
+    def _coded(self, x: str, rank: int, scale: str, zero: str) -> str:
         """What is read, in 8 bits. Parts that are joined for products alone are joined as bytes."""
         if x not in self._codes:
-            g, floats = self._g, self.turned.of(x)
+            g, floats = self._g, self.turned.of(x, rank)
             maker = g.producer(floats)
             if maker is not None and nd.is_op(maker, "Concat") and x in self._private:
                 parts = [g.op("QuantizeLinear", part, scale, zero) for part in maker.input]

@@ -136,6 +136,11 @@ def test_what_goes_either_way_needs_no_turn() -> None:
     assert operators(changed)["MatMulIntegerToFloat"] == 2
 
 
+def test_shapes_that_nobody_has_written_down() -> None:
+    text = f"{IMAGE} <{CONSTANTS}> {{ a = Conv (x, w, b) s = Sigmoid (a) y = Conv (s, w, b) }}"
+    assert operators(check(Write("a", "y"), text, atol=COARSE))["Transpose"] == 2
+
+
 def test_the_turn_is_right_behind_a_convolution() -> None:
     nodes = f"a = {DEPTHWISE} (x, d, b) s = Tanh (a) y = Conv (s, w, b)"
     expected = "Conv Transpose Tanh QuantizeLinear MatMulIntegerToFloat Transpose"
