@@ -7,7 +7,7 @@ by the table of costs and by timing, then to what keeps the budget, and then app
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from passes.quantize.means import ChannelMeans, input_means
 from passes.quantize.observing import with_least_noise
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
-from passes.quantize.search import Found, search
+from passes.quantize.search import Found, likely, search
 from passes.quantize.sizes import sizes_on
 from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
@@ -200,9 +200,13 @@ class Quantize:
         by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
         kernels = Kernels.in_use() if by_speed else Kernels({})
         surveyed = survey(model, plan, sizes, kernels)
+        single = survey_pointwise(model, plan, sizes, kernels) if by_speed else None
         if self.observer == "auto":
-            surveyed = with_least_noise(trials, surveyed)
-        single = survey_pointwise(model, surveyed.plan, sizes, kernels) if by_speed else None
+            tried = likely(trials, surveyed, single)
+            surveyed = with_least_noise(trials, surveyed, tried)
+            single = single and replace(
+                single, plan=replace(single.plan, tensors=surveyed.plan.tensors)
+            )
         found = search(trials, surveyed, self.correct_bias, single)
         _note_returned(found, trials, ctx)
         if not found.plan.quantized():

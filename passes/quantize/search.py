@@ -73,6 +73,12 @@ def search(
     return held[_first(trials, [(single, held[0].plan), (survey, held[1].plan)])]
 
 
+def likely(trials: Trials, survey: Survey, single: Survey | None) -> Plan:
+    """The plan to try ranges on: the best regions, or single layers where those are far off."""
+    regions = survey.best()
+    return regions if single is None or trials.holds(regions, _FAR) else single.best()
+
+
 def _first(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> int:
     """The place of the fastest: measured, or by what each saves by its survey."""
     if not trials.timed:
