@@ -21,6 +21,7 @@ from passes.fuse.bias import BiasWriter, Layout, need_full_precision
 from passes.fuse.cache import cached_attention
 from passes.fuse.folded_bias import bias_in_another_shape
 from passes.fuse.head_groups import Groups
+from passes.fuse.head_norms import norm_before_move
 from passes.fuse.heads import Form, Operand, heads_apart, heads_restored, mismatch
 from passes.fuse.packed import packed_heads
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
@@ -250,7 +251,14 @@ class Operands:
         return result
 
 
-RULES = (packed_heads, bias_in_another_shape, attention, attention_turned, cached_attention)
+RULES = (
+    packed_heads,
+    norm_before_move,
+    bias_in_another_shape,
+    attention,
+    attention_turned,
+    cached_attention,
+)
 
 
 @dataclass(frozen=True, slots=True)

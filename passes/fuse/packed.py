@@ -19,6 +19,7 @@ from onnx import NodeProto
 from passes.axes import positive_axes
 from passes.cleanup.parts import cut
 from passes.operands import (
+    int_operand,
     int_vector,
     ints,
     permutation,
@@ -50,12 +51,24 @@ def packed_heads(g: Graph, x: str, apart: NodeProto, node: NodeProto) -> str:
         if merged is not None:
             shape = (g.shape(merged.output[0]) or ())[1:]
             part = _viewed(g, part, shape, node)
-        if entry.has_axis:
-            part = unsqueeze(g, part, [packed.axis], at=node)
-        g.replace(entry.value, part)
+        _put(g, part, entry, packed.axis, node)
     for entry in entries:
         g.prune(entry.reader)
     return node.output[0]
+
+
+def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> None:
+    """Let the readers of an entry read the part, most of them without the axis of size 1."""
+    if not entry.has_axis:
+        g.replace(entry.value, part)
+        return
+    for user in g.users(entry.value):
+        axes = int_operand(g, user, "axes", 1) if nd.is_op(user, "Squeeze") else None
+        if positive_axes(axes, g.rank(entry.value)) == [axis]:
+            g.replace(user.output[0], part)
+            g.prune(user)
+    if not g.is_unused(entry.value):
+        g.replace(entry.value, unsqueeze(g, part, [axis], at=node))
 
 
 @dataclass(frozen=True, slots=True)
