@@ -43,7 +43,7 @@ class Plan:
     instead: Mapping[int, str | Sequence[int]] = field(default_factory=dict[int, "str"])
     """Operands that are read in place of others: a value, or integers to be stored."""
     keeps_first: bool = True
-    """Whether the first axis of what is moved is the first axis of the output."""
+    """Whether the first axis stays the first, and each of its entries is worked on by itself."""
 
 
 def plan(g: Graph, node: NodeProto, axis: int, selection: Selection) -> Plan | None:
@@ -144,7 +144,9 @@ def _along_axis(default: int) -> Callable[[_Site], Plan | None]:
 
     def planned(site: _Site) -> Plan | None:
         axes = positive_axes([nd.attr(site.node, "axis", default)], site.rank)
-        return None if axes is None or axes == [site.axis] else site.along(site.axis)
+        if axes is None or axes == [site.axis]:
+            return None
+        return site.along(site.axis, keeps_first=axes != [0])
 
     return planned
 
@@ -155,7 +157,7 @@ def _concat(site: _Site) -> Plan | None:
         return None
     found = [site.operand(slot, site.axis) for slot in range(len(site.node.input))]
     moved = tuple(one for one in found if one is not None)
-    return Plan(moved) if len(moved) == len(found) else None
+    return Plan(moved, keeps_first=axes != [0]) if len(moved) == len(found) else None
 
 
 def _quantize(site: _Site) -> Plan | None:
@@ -186,19 +188,23 @@ def _reduction(site: _Site) -> Plan | None:
     if not axes or rank is None:
         return None
     if nd.attr(node, "keepdims", 1):
-        return None if site.axis in axes else site.along(site.axis)
+        return None if site.axis in axes else site.along(site.axis, 0 not in axes)
     left = [axis for axis in range(rank) if axis not in axes]
-    return site.along(left[site.axis], keeps_first=0 not in axes)
+    return site.along(left[site.axis], 0 not in axes)
 
 
 def _matmul(site: _Site) -> Plan | None:
-    """Rows of the first operand; or, of the axes in front, entries of both."""
-    ranks = [site.g.rank(name) for name in site.node.input]
-    if None in ranks or min(rank for rank in ranks if rank is not None) < 2:
+    """Rows of the first operand, columns of the second; of the axes in front, entries of both."""
+    ranks = [site.g.rank(name) or 0 for name in site.node.input]
+    if min(ranks) < 2:
         return None
-    if site.axis == site.rank - 2:
-        return site.along((ranks[0] or 0) - 2, keeps_first=ranks[0] == site.rank)
-    return site.broadcast((0, 1)) if site.axis < site.rank - 2 else None
+    if site.axis < site.rank - 2:
+        return site.broadcast((0, 1))
+    slot = site.axis - site.rank + 2
+    if site.g.is_const(site.node.input[slot]):
+        return None  # a part of a stored matrix would be stored beside it
+    found = site.operand(slot, ranks[slot] - 2 + slot)
+    return None if found is None else Plan((found,), keeps_first=ranks[slot] == site.rank)
 
 
 def _gemm(site: _Site) -> Plan | None:
@@ -243,10 +249,8 @@ def _reshape(site: _Site) -> Plan | None:
     before = g.shape(node.input[0])
     if before is None or before[: axis + 1] != site.shape[: axis + 1]:
         return None
-    sizes = [
-        (*shape[:axis], site.selection.count, *shape[axis + 1 :]) for shape in (before, site.shape)
-    ]
-    target = reshape_target(sizes[0], sizes[1])
+    few = [site.selection.shape(shape, axis, axis) for shape in (before, site.shape)]
+    target = reshape_target(few[0], few[1])
     if target is None or nd.attr(node, "allowzero", 0):
         return None
     return Plan((Moved(0, axis, axis),), {1: target})

@@ -18,12 +18,14 @@ from typing import TypeAlias
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.axes import positive_axes
+from passes.axes import TO_THE_END, positive_axes
+from passes.cleanup.pieces import ranges
 from passes.indices import count
-from passes.operands import given, int_operand, reshape
+from passes.operands import given, reshape
+from passes.shapes.dims import sliced
 from toolkit import nodes as nd
 from toolkit.graph import Graph
-from toolkit.symbolic import Dim, bounds
+from toolkit.symbolic import Dim, bounds, minimum
 from toolkit.types import Shape
 
 SELECTING = ("Gather", "GatherND", "Slice")
@@ -178,23 +180,39 @@ def _are_distinct(numbers: tuple[int, ...], size: Dim) -> bool:
 def _are_few(count: Dim, size: Dim) -> bool:
     """At most half where that can be told, otherwise no more than a fixed number."""
     most = bounds(count)[1]
-    if most is None:
+    if not most:
         return False
     return 2 * most <= size if isinstance(size, int) else True
 
 
 def _slice(g: Graph, node: NodeProto) -> Selected | None:
-    value = node.input[0]
-    shape, kept = g.shape(value), g.shape(node.output[0])
-    starts = g.shape(node.input[1])
-    axes = positive_axes(int_operand(g, node, "axes", 3, absent=[0]), g.rank(value))
-    if shape is None or kept is None or starts != (1,) or axes is None or len(axes) != 1:
+    value, found = node.input[0], ranges(g, node)
+    shape = g.shape(value)
+    if found is None or len(found) != 1 or shape is None:
         return None
-    [axis] = axes
-    if not _are_few(kept[axis], shape[axis]):
+    axes = positive_axes(list(found), len(shape))
+    if axes is None:
+        return None
+    [axis], [limits] = axes, found.values()
+    kept = _kept(shape[axis], *limits)
+    if not _are_few(kept, shape[axis]):
         return None
     limits = [node.input[1], node.input[2], given(node, 4)]
-    return Selected(Window(tuple(filter(None, limits)), kept[axis]), value, axis, node, False)
+    return Selected(Window(tuple(filter(None, limits)), kept), value, axis, node, False)
+
+
+def _kept(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
+    """How many rows a Slice takes: none at all only where there are none.
+
+    Of a number that varies it must be the first few or the last few; 0 says that it is not.
+    """
+    if isinstance(size, int):
+        return sliced(size, start, end, step) or 0
+    if step != 1 or not isinstance(start, int) or not isinstance(end, int):
+        return 0
+    if start == 0 and 0 < end < TO_THE_END:
+        return minimum(end, size)
+    return minimum(-start, size) if -TO_THE_END < start < 0 and end >= TO_THE_END else 0
 
 
 def _gather_nd(g: Graph, node: NodeProto) -> Selected | None:
