@@ -42,6 +42,8 @@ class Plan:
     moved: tuple[Moved, ...]
     instead: Mapping[int, str | Sequence[int]] = field(default_factory=dict[int, "str"])
     """Operands that are read in place of others: a value, or integers to be stored."""
+    without: str = ""
+    """An attribute that is left out."""
     keeps_first: bool = True
     """Whether the first axis stays the first, and each of its entries is worked on by itself."""
 
@@ -251,9 +253,9 @@ def _reshape(site: _Site) -> Plan | None:
         return None
     few = [site.selection.shape(shape, axis, axis) for shape in (before, site.shape)]
     target = reshape_target(few[0], few[1])
-    if target is None or nd.attr(node, "allowzero", 0):
+    if target is None:
         return None
-    return Plan((Moved(0, axis, axis),), {1: target})
+    return Plan((Moved(0, axis, axis),), {1: target}, without="allowzero")
 
 
 def _expand(site: _Site) -> Plan | None:

@@ -143,8 +143,9 @@ class Region:
             inputs[moved.slot] = twins[rows]
         for slot, other in member.plan.instead.items():
             inputs[slot] = other if isinstance(other, str) else int_vector(g, other, "shape")
+        attributes = {**nd.attrs(node), member.plan.without: None}
         outputs = [g.fresh(name) if name else "" for name in node.output]
-        g.add(node.op_type, inputs, outputs, nd.attrs(node), node.domain, at=node)
+        g.add(node.op_type, inputs, outputs, attributes, node.domain, at=node)
         for name, twin in zip(node.output, outputs, strict=True):
             if name:
                 rows = name, member.axis, member.axis

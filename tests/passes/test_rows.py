@@ -387,6 +387,8 @@ BEHIND = [
     "u = Unsqueeze (m, one) v = Relu (u) y0 = Squeeze (v, one)",
     "h = Constant <value_ints = [0, 0, 2, 2]> () u = Reshape (m, h) k = Relu (u) "
     "z = Constant <value_ints = [0, 0, -1]> () y0 = Reshape (k, z)",
+    "h = Constant <value_ints = [-1, 3, 2, 2]> () u = Reshape <allowzero = 1> (m, h) k = Relu (u) "
+    "z = Constant <value_ints = [-1, 3, 4]> () y0 = Reshape <allowzero = 1> (k, z)",
     "t = Transpose <perm = [1, 0, 2]> (m) k = Relu (t) y0 = Transpose <perm = [1, 0, 2]> (k)",
     "t = Transpose <perm = [0, 2, 1]> (m) k = MatMul (w, t) y0 = Transpose <perm = [0, 2, 1]> (k)",
     "s = Constant <value_float = 0.1> () z = Constant <value = int8 {3}> () "
@@ -400,6 +402,7 @@ BEHIND = [
 @pytest.mark.parametrize("nodes", BEHIND)
 def test_operators_that_work_on_each_row(nodes: str) -> None:
     text = graph(f"m = MatMul (x, w) {nodes} y = Gather <axis = 1> (y0, last)",
+                 "float[B, 3, 4] x" if "-1, 3" in nodes else "float[B, L, 4] x",
                  stored="int64[1] axes1 = {2}")  # fmt: skip
     found = moves(text, atol=1e-5)
     assert few(found, "MatMul") or "MatMul (w, t)" in nodes
