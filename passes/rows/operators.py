@@ -267,6 +267,30 @@ def _expand(site: _Site) -> Plan | None:
     return site.along(site.axis) if place < 0 or sizes[place] == 1 else None
 
 
+def _slice(site: _Site) -> Plan | None:
+    """A part of other axes."""
+    starts = site.g.shape(site.node.input[1])
+    absent = range(starts[0]) if starts and isinstance(starts[0], int) else None
+    axes = positive_axes(int_operand(site.g, site.node, "axes", 3, absent), site.rank)
+    if axes is None or site.axis in axes:
+        return None
+    return site.along(site.axis, 0 not in axes)
+
+
+def _gather(site: _Site) -> Plan | None:
+    """Entries of another axis, or of any by rows of the index, as of a table of words."""
+    ranks = [site.g.rank(name) for name in site.node.input]
+    axes = positive_axes([nd.attr(site.node, "axis", 0)], ranks[0])
+    if axes is None or ranks[1] is None:
+        return None
+    [first], last = axes, axes[0] + ranks[1]
+    if first <= site.axis < last:
+        found = site.operand(1, site.axis - first)
+        return None if found is None else Plan((found,), keeps_first=first == 0)
+    own = site.axis if site.axis < first else site.axis - ranks[1] + 1
+    return site.along(own, first != 0)
+
+
 # -- attention
 
 
@@ -342,6 +366,7 @@ _PLANNERS: dict[str, Callable[[_Site], Plan | None]] = {
     "Concat": _concat,
     "DequantizeLinear": _quantize,
     "Expand": _expand,
+    "Gather": _gather,
     "Gemm": _gemm,
     "Hardmax": _along_axis(-1),
     "LayerNormalization": _norm,
@@ -351,6 +376,7 @@ _PLANNERS: dict[str, Callable[[_Site], Plan | None]] = {
     "RMSNormalization": _norm,
     "Reshape": _reshape,
     "RotaryEmbedding": _rotary,
+    "Slice": _slice,
     "Softmax": _along_axis(-1),
     "Split": _along_axis(0),
     "Squeeze": _squeeze,
