@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 from onnx import NodeProto
 
 from passes.operands import int_vector, squeeze
 from passes.rows.operators import Moved, Plan, is_product, plan
-from passes.rows.selection import OneEach, Selected, read_any
+from passes.rows.reading import MOST_USERS, read_behind
+from passes.rows.selection import Entries, OneEach, Selected, Writer
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.types import TensorType
-
-_MOST_USERS = 64
-"""A value read by more nodes than this is taken to be needed as a whole."""
 
 _Rows = tuple[str, int, int]
 """Rows of a value, along one of its axes, which is another one of what they are needed for where
@@ -46,6 +45,7 @@ class Region:
         """Where it went no further, and why."""
         self._members: dict[int, _Member] = {}
         self._reads: Counter[_Rows] = Counter()
+        self._made: dict[object, str] = {}
         self._grow((selected.value, selected.axis, selected.axis))
 
     @property
@@ -90,20 +90,25 @@ class Region:
 
     def _is_read_by_rows(self, value: str, axis: int) -> bool:
         g = self.g
-        if g.is_output(value) or g.is_captured(value) or g.reader_count(value) > _MOST_USERS:
+        if g.is_output(value) or g.is_captured(value) or g.reader_count(value) > MOST_USERS:
             return False
         reads = self._reads[value, axis, axis] + len(self._ends_of(value, axis))
         return reads == g.use_count(value)
 
     def _ends_of(self, value: str, axis: int) -> list[Selected]:
-        """Where the same selection is made of `value` itself."""
-        found = (read_any(self.g, user) for user in self.g.users(value))
+        """Where the same rows are selected of `value` itself, or some of them."""
+        found = (read_behind(self.g, user) for user in self.g.users(value))
         return [
             end
             for end in found
-            if end is not None
-            and (end.selection, end.value, end.axis) == (self.selection, value, axis)
+            if end is not None and (end.value, end.axis) == (value, axis) and self._has(end)
         ]
+
+    def _has(self, end: Selected) -> bool:
+        one, all_ = end.selection, self.selection
+        if isinstance(one, Entries) and isinstance(all_, Entries) and one.numbers:
+            return set(one.numbers) <= set(all_.numbers)
+        return one == all_
 
     def _fits(self, node: NodeProto, found: Plan) -> bool:
         if isinstance(self.selection, OneEach) and not found.keeps_first:
@@ -117,20 +122,27 @@ class Region:
 
     def move(self, root: NodeProto) -> str:
         """Compute the selected rows alone, for all that read the selection; what is now `root`."""
-        g, result = self.g, ""
+        result = ""
         twins: dict[_Rows, str] = {}
         for member in reversed(self._members.values()):
             self._write(member, twins)
         for end in self.ends:
-            rows = twins[end.value, end.axis, end.axis]
-            if end.drops_axis:
-                rows = squeeze(g, rows, [end.axis], at=end.result)
+            rows = self._given(end, twins[end.value, end.axis, end.axis])
             if end.result is root:
                 result = rows
             else:
-                g.replace(end.result.output[0], rows)
-                g.prune(end.result)
+                self.g.replace(end.result.output[0], rows)
+                self.g.prune(end.result)
         return result
+
+    def _given(self, end: Selected, rows: str) -> str:
+        """What is left to do at an end: to take some of the rows, to drop their axis."""
+        g, one, all_ = self.g, end.selection, self.selection
+        if isinstance(one, Entries) and isinstance(all_, Entries) and one != all_:
+            places = np.array([all_.numbers.index(number) for number in one.numbers], np.int64)
+            index = g.constant(places.reshape(()) if end.drops_axis else places, "index")
+            return g.op("Gather", rows, index, at=end.result, axis=end.axis)
+        return squeeze(g, rows, [end.axis], at=end.result) if end.drops_axis else rows
 
     def _write(self, member: _Member, twins: dict[_Rows, str]) -> None:
         g, node = self.g, member.node
@@ -138,7 +150,7 @@ class Region:
         for moved in member.plan.moved:
             rows = self._rows(node, moved)
             if rows not in twins:
-                twins[rows] = self.selection.take(g, *rows, at=node)
+                twins[rows] = self.selection.take(Writer(g, node, self._made), *rows)
                 self._learn(twins[rows], *rows)
             inputs[moved.slot] = twins[rows]
         for slot, other in member.plan.instead.items():

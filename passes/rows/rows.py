@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onnx import NodeProto
 
+from passes.rows.reading import SELECTING, joined, read
 from passes.rows.region import Region
-from passes.rows.selection import SELECTING, read
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
@@ -31,7 +31,7 @@ def selected_rows(g: Graph, node: NodeProto) -> str:
     selected = read(g, node)
     if selected is None:
         raise Miss
-    region = Region(g, selected)
+    region = Region(g, joined(g, selected))
     if not region.pays:
         raise Miss("; ".join(["no product is computed for its rows alone", *region.stops[:2]]))
     return region.move(node)
