@@ -6,7 +6,8 @@ has size 1 along that axis or lacks it, stays as it is. None: the operator needs
 cannot be told.
 
 Attention gives a row of its output for each row of its query, and needs all keys and values. One
-that is causal by its attribute counts rows from the first query: there the selection stops.
+that is causal by its attribute counts rows from the first query: of those, the last row alone,
+which reads as many keys as there are queries, can be had without the attribute.
 """
 
 from __future__ import annotations
@@ -295,9 +296,19 @@ def _gather(site: _Site) -> Plan | None:
 
 
 def _attention(site: _Site) -> Plan | None:
-    if site.axis != site.rank - 2 or nd.attr(site.node, "is_causal", 0) or not site.only_output():
+    if site.axis != site.rank - 2 or not site.only_output():
         return None
-    return _masked(site, {3: 2})
+    if nd.attr(site.node, "is_causal", 0) and not _reads_all_keys(site):
+        return None
+    return _masked(site, {3: 2}, without="is_causal")
+
+
+def _reads_all_keys(site: _Site) -> bool:
+    """Whether the selected row is the last of as many queries as there are keys."""
+    shape = site.g.shape(site.node.input[1])
+    if shape is None or len(shape) != site.rank or any(site.node.input[4:]):
+        return False
+    return shape[site.axis] == site.size and site.selection.is_last(site.size)
 
 
 def _multi_head(site: _Site) -> Plan | None:
@@ -311,7 +322,7 @@ def _multi_head(site: _Site) -> Plan | None:
     return _masked(site, {4: 1, 5: 2} if padding and g.rank(padding) == 3 else {5: 2})
 
 
-def _masked(site: _Site, masks: Mapping[int, int]) -> Plan | None:
+def _masked(site: _Site, masks: Mapping[int, int], without: str = "") -> Plan | None:
     """The rows of the query, and of the masks, whose last two axes are queries and keys.
 
     `masks` are their slots, each with the axis of queries in what the mask is broadcast to.
@@ -335,7 +346,7 @@ def _masked(site: _Site, masks: Mapping[int, int]) -> Plan | None:
             moved.append(Moved(slot, axis, of))
         else:
             return None
-    return Plan(tuple(moved), instead)
+    return Plan(tuple(moved), instead, without)
 
 
 def _one_row(g: Graph, mask: str, axis: int) -> str:

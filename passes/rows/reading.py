@@ -114,7 +114,8 @@ def _slice(g: Graph, node: NodeProto) -> Selected | None:
     if not _are_few(kept, shape[axis]):
         return None
     names = [node.input[1], node.input[2], given(node, 4)]
-    return Selected(Window(tuple(filter(None, names)), kept), value, axis, node, False)
+    window = Window(tuple(filter(None, names)), kept, last=limits[0] in (-1, shape[axis] - 1))
+    return Selected(window, value, axis, node, False)
 
 
 def _kept(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:

@@ -50,6 +50,10 @@ class Entries:
     index: str
     count: Dim
 
+    def is_last(self, size: Dim) -> bool:
+        """Whether the one row is the last of `size`."""
+        return self.numbers in ((-1,), (size - 1,))
+
     def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
         return True
 
@@ -71,6 +75,11 @@ class Window:
     bounds: tuple[str, ...]
     """The names of starts and ends, and of steps where there are any."""
     count: Dim
+    last: bool
+    """Whether it begins with the last row."""
+
+    def is_last(self, size: Dim) -> bool:
+        return self.last
 
     def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
         return True
@@ -94,6 +103,9 @@ class OneEach:
     index: str
     batch: Dim
     count: Dim = 1
+
+    def is_last(self, size: Dim) -> bool:
+        return False
 
     def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
         """Between the two axes there may be others of size 1 alone: heads of a mask, say."""

@@ -329,6 +329,32 @@ def test_an_attention_that_needs_all_rows(change: tuple[str, str]) -> None:
     assert not few(found, "Attention")
 
 
+CAUSAL = "a = Attention <q_num_heads = 2, kv_num_heads = 2, is_causal = 1> (q, {kv}, {kv})"
+END = "s = Constant <value_ints = [-1]> () e = Constant <value_ints = [9223372036854775807]> ()"
+
+
+@pytest.mark.parametrize("cut", ["Gather <axis = 1> (a, last)", "Slice (a, s, e, at)"])
+def test_the_last_row_of_a_causal_attention_reads_all_keys(cut: str) -> None:
+    nodes = f"q = MatMul (x, w) {CAUSAL.format(kv='x')} {END} y0 = {cut} y = Relu (y0)"
+    out = "float[B, 4] y" if "last" in cut else "float[B, N, 4] y"
+    found = moves(graph(nodes, outputs=out, stored="int64[1] at = {1}"))
+    [node] = [node for node in found.graph.nodes if node.op_type == "Attention"]
+    assert "is_causal" not in {attribute.name for attribute in node.attribute}
+
+
+@pytest.mark.parametrize(
+    ("cut", "keys"),
+    [("Gather <axis = 1> (a, first)", "x"), ("Gather <axis = 1> (a, last)", "k")],
+)
+def test_other_rows_of_a_causal_attention(cut: str, keys: str) -> None:
+    """Another row does not read all keys, and the last of fewer queries does not either."""
+    nodes = f"q = MatMul (x, w) {CAUSAL.format(kv=keys)} y = {cut}"
+    inputs = "float[B, L, 4] x, float[B, K, 4] k"
+    random = np.random.default_rng(0)
+    given = {"x": random.random((2, 3, 4), np.float32), "k": random.random((2, 5, 4), np.float32)}
+    stays(graph(nodes, inputs=inputs), inputs=given)
+
+
 def test_an_attention_that_is_spelled_out() -> None:
     nodes = """q = MatMul (x, w) k = Transpose <perm = [0, 2, 1]> (x) s = MatMul (q, k)
         p = Softmax (s) a = MatMul (p, x) y = Gather <axis = 1> (a, first)"""
