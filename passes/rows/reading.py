@@ -84,7 +84,7 @@ def _gather(g: Graph, node: NodeProto) -> Selected | None:
         found = _entries([int(number) for number in stored.reshape(-1)], size)
     else:
         single = all(size == 1 for size in places) and _are_few(1, size)
-        found = Entries((), index, 1) if single else None
+        found = Entries(1, (), index) if single else None
     return None if found is None else Selected(found, value, axes[0], node, not places)
 
 
@@ -98,7 +98,7 @@ def _entries(numbers: list[int], size: Dim) -> Entries | None:
         return None
     if len(set(numbers)) < len(numbers) or not _are_few(len(numbers), size):
         return None
-    return Entries(tuple(numbers), "", len(numbers))
+    return Entries(len(numbers), tuple(numbers))
 
 
 def _slice(g: Graph, node: NodeProto) -> Selected | None:
@@ -114,7 +114,7 @@ def _slice(g: Graph, node: NodeProto) -> Selected | None:
     if not _are_few(kept, shape[axis]):
         return None
     names = [node.input[1], node.input[2], given(node, 4)]
-    window = Window(tuple(filter(None, names)), kept, last=limits[0] in (-1, shape[axis] - 1))
+    window = Window(kept, tuple(filter(None, names)), limits[0] in (-1, shape[axis] - 1))
     return Selected(window, value, axis, node, False)
 
 
@@ -141,9 +141,10 @@ def _gather_nd(g: Graph, node: NodeProto) -> Selected | None:
     if shape is None or len(shape) < 2 or batched > 1 or not _are_few(1, shape[1]):
         return None
     index = places if batched else _second_of_each(g, places, shape[0])
-    if index is None or g.shape(index) != (shape[0], 1):
+    sizes = None if index is None else g.shape(index)
+    if index is None or sizes not in ((shape[0], 1), (shape[0], 1, 1)):
         return None
-    return Selected(OneEach(index, shape[0]), value, 1, node, True)
+    return Selected(OneEach(index, shape[0]), value, 1, node, drops_axis=len(sizes) == 2)
 
 
 def _second_of_each(g: Graph, places: str, batch: Dim) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onnx import NodeProto
 
+from passes.rows.parts import part_read_by_rows
 from passes.rows.reading import SELECTING, joined, read
 from passes.rows.region import Region
 from toolkit.graph import Graph
@@ -37,6 +38,9 @@ def selected_rows(g: Graph, node: NodeProto) -> str:
     return region.move(node)
 
 
+RULES = (selected_rows, part_read_by_rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Select rows before they are computed, not after."""
@@ -46,4 +50,4 @@ class Rows:
     idempotent: ClassVar[bool] = True
 
     def run(self, model: Model, ctx: Context) -> None:
-        apply_rules(model, (selected_rows,), ctx)
+        apply_rules(model, RULES, ctx)

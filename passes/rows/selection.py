@@ -21,7 +21,7 @@ from onnx import NodeProto, TensorProto, helper
 from passes.operands import reshape
 from toolkit.graph import Array, Graph
 from toolkit.symbolic import Dim
-from toolkit.types import Shape
+from toolkit.types import Shape, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,28 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """Entries of an axis: these, or the one that `index` names."""
+class _ForAll:
+    """As many rows of an axis, the same ones wherever they are taken."""
 
-    numbers: tuple[int, ...]
-    index: str
     count: Dim
-
-    def is_last(self, size: Dim) -> bool:
-        """Whether the one row is the last of `size`."""
-        return self.numbers in ((-1,), (size - 1,))
 
     def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
         return True
 
     def shape(self, shape: Shape, axis: int, of: int) -> Shape:
         return (*shape[:axis], self.count, *shape[axis + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Entries(_ForAll):
+    """Entries of an axis: these, or the one that `index` names."""
+
+    numbers: tuple[int, ...]
+    index: str = ""
+
+    def is_last(self, size: Dim) -> bool:
+        """Whether the one row is the last of `size`."""
+        return self.numbers in ((-1,), (size - 1,))
 
     def take(self, write: Writer, value: str, axis: int, of: int) -> str:
         if self.index:
@@ -69,23 +75,16 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(_ForAll):
     """Neighbours along an axis."""
 
     bounds: tuple[str, ...]
     """The names of starts and ends, and of steps where there are any."""
-    count: Dim
     last: bool
     """Whether it begins with the last row."""
 
     def is_last(self, size: Dim) -> bool:
         return self.last
-
-    def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
-        return True
-
-    def shape(self, shape: Shape, axis: int, of: int) -> Shape:
-        return (*shape[:axis], self.count, *shape[axis + 1 :])
 
     def take(self, write: Writer, value: str, axis: int, of: int) -> str:
         starts, ends, *steps = self.bounds
@@ -131,11 +130,13 @@ class OneEach:
 
     def _places(self, write: Writer, of: int) -> str:
         """The index as [batch, 1, .., 1], with as many axes as the rows up to their own."""
-        g = write.g
-        places = reshape(g, self.index, [-1] + [1] * (of + 1), at=write.at)
-        if g.dtype(self.index) == TensorProto.INT64:
-            return places
-        return g.op("Cast", places, at=write.at, to=TensorProto.INT64)
+        g, places, shape = write.g, self.index, (self.batch, *[1] * (of + 1))
+        if g.shape(places) != shape:
+            places = reshape(g, places, [-1, *[1] * (of + 1)], at=write.at)
+        if g.dtype(self.index) != TensorProto.INT64:
+            places = g.op("Cast", places, at=write.at, to=TensorProto.INT64)
+        g.learn_type(places, TensorType(TensorProto.INT64, shape))
+        return places
 
 
 Selection: TypeAlias = Entries | Window | OneEach

@@ -363,6 +363,44 @@ def test_an_attention_that_is_spelled_out() -> None:
     assert few(found, "Softmax")
 
 
+PACKED = """
+    m = MatMul (x, w3) {bias} q, k, v = Split <axis = 2, num_outputs = 3> ({all})
+    a = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, v)
+"""
+W3 = f"float[4, 12] w3 = {{{', '.join(str(i % 7 - 3) for i in range(48))}}}"
+B3 = f"float[12] b3 = {{{', '.join(map(str, range(12)))}}}"
+BIASED = PACKED.format(bias="p = Add (b3, m)", all="p")
+UNBIASED = PACKED.format(bias="", all="m")
+APART = {(symbol("B"), 1, 4), (symbol("B"), symbol("L"), 8)}
+
+
+@pytest.mark.parametrize("nodes", [BIASED, UNBIASED])
+def test_a_query_that_comes_with_key_and_value(nodes: str) -> None:
+    text = graph(f"{nodes} y = Gather <axis = 1> (a, first)", stored=f"{W3}, {B3}")
+    assert set(sizes(moves(text), "MatMul")) == APART
+
+
+def test_a_query_of_which_each_of_the_batch_has_one_row() -> None:
+    nodes = f"{EACH} {UNBIASED} y = GatherND (a, p)"
+    found = moves(graph(nodes, "float[B, L, 4] x, int64[B] i", stored=W3), inputs=fed())
+    assert set(sizes(found, "MatMul")) == APART
+
+
+def test_weights_that_are_read_elsewhere_are_not_taken_apart() -> None:
+    nodes = f"{BIASED} y = Gather <axis = 1> (a, first) z = MatMul (x, w3)"
+    outputs = "float[B, 4] y, float[B, L, 12] z"
+    found = moves(graph(nodes, outputs=outputs, stored=f"{W3}, {B3}"))
+    assert few(found, "Attention")
+    assert sizes(found, "MatMul") == [(symbol("B"), symbol("L"), 12)] * 2
+
+
+def test_parts_that_are_all_read_by_rows_or_all_as_a_whole() -> None:
+    parts = "m = MatMul (x, w3) q, k, v = Split <axis = 2, num_outputs = 3> (m)"
+    stays(graph(f"{parts} y = Sum (q, k, v)", outputs="float[B, L, 4] y", stored=W3))
+    summed = f"{parts} s = Sum (q, k, v) y = Gather <axis = 1> (s, first)"
+    assert sizes(moves(graph(summed, stored=W3)), "MatMul") == [(symbol("B"), 1, 12)]
+
+
 ROTATED = """
     q = MatMul (x, w) e = RotaryEmbedding <num_heads = 2> (q, c, s{at})
     k = MatMul (x, w) a = Attention <q_num_heads = 2, kv_num_heads = 2> (e, k, k)
