@@ -46,12 +46,17 @@ def part_read_by_rows(
 
 
 def _is_read_by_rows(g: Graph, value: str) -> bool:
-    """Whether all that reads the value selects few of its rows."""
+    """Whether all that reads the value selects the same few rows of it."""
     if not 0 < g.reader_count(value) <= MOST_USERS or g.is_output(value) or g.is_captured(value):
         return False
     ends = [read_behind(g, user) for user in g.users(value)]
-    last = (g.rank(value) or 0) - 1
-    return all(end is not None and end.value == value and end.axis < last for end in ends)
+    first, last = ends[0], (g.rank(value) or 0) - 1
+    if first is None or first.value != value or first.axis >= last:
+        return False
+    wanted = first.selection, first.value, first.axis
+    return all(
+        end is not None and (end.selection, end.value, end.axis) == wanted for end in ends[1:]
+    )
 
 
 def _sizes(g: Graph, node: NodeProto) -> list[int]:
