@@ -197,17 +197,15 @@ def _reduction(site: _Site) -> Plan | None:
 
 
 def _matmul(site: _Site) -> Plan | None:
-    """Rows of the first operand, columns of the second; of the axes in front, entries of both."""
-    ranks = [site.g.rank(name) or 0 for name in site.node.input]
-    if min(ranks) < 2:
+    """Rows of the first operand; of the axes in front, entries of both."""
+    first, second = (site.g.rank(name) or 0 for name in site.node.input)
+    if min(first, second) < 2 or site.axis == site.rank - 1:
         return None
     if site.axis < site.rank - 2:
         return site.broadcast((0, 1))
-    slot = site.axis - site.rank + 2
-    if site.g.is_const(site.node.input[slot]):
-        return None  # a part of a stored matrix would be stored beside it
-    found = site.operand(slot, ranks[slot] - 2 + slot)
-    return None if found is None else Plan((found,), keeps_first=ranks[slot] == site.rank)
+    if site.g.is_const(site.node.input[0]):
+        return None  # rows of a stored matrix would be stored beside it
+    return site.along(first - 2, keeps_first=first == site.rank)
 
 
 def _gemm(site: _Site) -> Plan | None:

@@ -114,7 +114,8 @@ def _slice(g: Graph, node: NodeProto) -> Selected | None:
     if not _are_few(kept, shape[axis]):
         return None
     names = [node.input[1], node.input[2], given(node, 4)]
-    window = Window(kept, tuple(filter(None, names)), limits[0] in (-1, shape[axis] - 1))
+    last = limits[0] in (-1, shape[axis] - 1) and bounds(kept)[1] == 1
+    window = Window(kept, tuple(filter(None, names)), last)
     return Selected(window, value, axis, node, False)
 
 

@@ -81,7 +81,7 @@ class Window(_ForAll):
     bounds: tuple[str, ...]
     """The names of starts and ends, and of steps where there are any."""
     last: bool
-    """Whether it begins with the last row."""
+    """Whether it is the last row alone."""
 
     def is_last(self, size: Dim) -> bool:
         return self.last
