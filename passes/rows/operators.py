@@ -29,7 +29,7 @@ from toolkit.types import Shape
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An operand that is to come selected, along which of its axes; in the output that is `of`."""
+    """An operand that is to come selected along `axis`; `of` is that axis after broadcasting."""
 
     slot: int
     axis: int
@@ -99,7 +99,7 @@ class _Site:
         shape = self.g.shape(self.node.input[slot])
         if shape is None or not 0 <= axis < len(shape) or shape[axis] != self.size:
             return None
-        return Moved(slot, axis, self.axis)
+        return Moved(slot, axis, axis)
 
     def broadcast(self, slots: Sequence[int]) -> Plan | None:
         """Operands that line up with the output's last axes."""
@@ -111,10 +111,9 @@ class _Site:
             axis = self.axis - self.rank + len(shape)
             if axis < 0 or shape[axis] == 1:
                 continue
-            found = self.operand(slot, axis)
-            if found is None:
+            if self.operand(slot, axis) is None:
                 return None
-            moved.append(found)
+            moved.append(Moved(slot, axis, self.axis))
         return Plan(tuple(moved))
 
 
@@ -254,7 +253,7 @@ def _reshape(site: _Site) -> Plan | None:
     target = reshape_target(few[0], few[1])
     if target is None:
         return None
-    return Plan((Moved(0, axis, axis),), {1: target}, without="allowzero")
+    return Plan((Moved(0, axis, axis),), {1: target}, "allowzero")
 
 
 def _expand(site: _Site) -> Plan | None:
@@ -366,8 +365,8 @@ def _rotary(site: _Site) -> Plan | None:
     if any(site.g.rank(site.node.input[slot]) != rank for slot, rank in ranks.items()):
         return None
     found = [site.operand(0, site.axis), *(site.operand(slot, 1) for slot in ranks)]
-    moved = [Moved(one.slot, one.axis, one.axis) for one in found if one is not None]
-    return Plan(tuple(moved)) if len(moved) == len(found) else None
+    moved = tuple(one for one in found if one is not None)
+    return Plan(moved) if len(moved) == len(found) else None
 
 
 _PLANNERS: dict[str, Callable[[_Site], Plan | None]] = {

@@ -544,6 +544,30 @@ def test_operators_that_mix_the_batch() -> None:
         moves(graph(f"m = MatMul (x, w) {mixing} y = Gather <axis = 1> (n, first)"))
 
 
+MOVED = [
+    "h = Constant <value_ints = [0, 0, 2, 2]> () u = Reshape (m, h) "
+    "t = Transpose <perm = [0, 2, 1, 3]> (u) s = Softmax (t) r = Transpose <perm = [0, 2, 1, 3]> (s) n = Reshape (r, back)",
+    "u = Unsqueeze (m, two) t = Relu (u) n = Squeeze (t, two)",
+    "u = Unsqueeze (m, behind) t = Relu (u) n = Squeeze (t, behind)",
+    "t = Transpose <perm = [0, 2, 1]> (m) r = Relu (t) n = Transpose <perm = [0, 2, 1]> (r)",
+    "t = Transpose <perm = [1, 0, 2]> (m) r = Relu (t) n = Transpose <perm = [1, 0, 2]> (r)",
+]
+
+
+@pytest.mark.parametrize("batch", ["1", "B"])
+@pytest.mark.parametrize("views", MOVED)
+def test_one_row_for_each_behind_views(views: str, batch: str) -> None:
+    """Some views are passed and some are not; with a batch of one, axes look alike."""
+    nodes = f"""c = MatMul (x, w) m = MatMul (c, w) {PLACES} {views} k = MatMul (n, w)
+        p = Concat <axis = -1> (left, right) y = GatherND (k, p)"""
+    stored = "int64[1] two = {2}, int64[3] back = {0, 0, 4}"
+    inputs = f"float[{batch}, 3, 4] x, int64[{batch}] i"
+    text = graph(nodes, inputs, f"float[{batch}, 4] y", stored)
+    every = fed()
+    given = every if batch == "B" else {"x": every["x"][:1], "i": every["i"][:1]}
+    assert sizes(moves(text, inputs=given), "MatMul")[-1][1] == 1
+
+
 def test_rows_of_what_is_the_same_for_the_batch() -> None:
     """Where the table is part of it, each entry of the batch takes a row of its own."""
     nodes = f"""t = Relu (table) h = Constant <value_ints = [1, 3, 2, 2]> () u = Reshape (t, h)
