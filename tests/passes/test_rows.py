@@ -546,7 +546,8 @@ def test_operators_that_mix_the_batch() -> None:
 
 MOVED = [
     "h = Constant <value_ints = [0, 0, 2, 2]> () u = Reshape (m, h) "
-    "t = Transpose <perm = [0, 2, 1, 3]> (u) s = Softmax (t) r = Transpose <perm = [0, 2, 1, 3]> (s) n = Reshape (r, back)",
+    "t = Transpose <perm = [0, 2, 1, 3]> (u) s = Softmax (t) "
+    "r = Transpose <perm = [0, 2, 1, 3]> (s) n = Reshape (r, back)",
     "u = Unsqueeze (m, two) t = Relu (u) n = Squeeze (t, two)",
     "u = Unsqueeze (m, behind) t = Relu (u) n = Squeeze (t, behind)",
     "t = Transpose <perm = [0, 2, 1]> (m) r = Relu (t) n = Transpose <perm = [0, 2, 1]> (r)",
