@@ -218,6 +218,8 @@ class Validator:
             most = _MOST_SENSITIVE * allowed
             limits = {name: min(most, _SENSITIVE * own[name].relative) for name in over}
             over = {name: d for name, d in over.items() if not d.relative <= limits[name]}
+            if not over:
+                return Verdict(True, error, "no further off than its inputs' rounding")
         if not over:
             return Verdict(True, error)
         name, difference = max(over.items(), key=lambda item: item[1].relative)
