@@ -64,11 +64,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class OutputKind:
-    """What an output is: its channels are along `axis` (-1 or 1), in one or more groups."""
+    """What an output is: its channels are along `axis` (-1 or 1), in one or more groups.
+
+    Without an axis it has no channels: each element stands for itself.
+    """
 
     name: str
     kind: Kind
-    axis: int = -1
+    axis: int | None = -1
     groups: tuple[Group, ...] = ()
     gate: int | None = None
     """The channel that says whether there is anything at a position; other scores say what."""
@@ -92,7 +95,7 @@ class OutputKind:
         """The output as a matrix: a row for each position, a column for each channel."""
         if array.ndim < 2:
             return array.reshape(1, -1) if self.kind == "classes" else array.reshape(-1, 1)
-        if self.kind == "exact":
+        if self.kind == "exact" or self.axis is None:
             return array.reshape(-1, 1)
         turned = np.moveaxis(array, self.axis, -1)
         return turned.reshape(-1, turned.shape[-1])
@@ -109,17 +112,21 @@ def infer_kind(
         return _one(name, "state")
     source = _source(graph, name)
     kind, axis = _kind(name.lower(), first, values, source)
+    if kind == "scores" and _varies(values, axis):
+        return _one(name, kind, None)
     if kind != "regression" or first.ndim < 2:
         return _one(name, kind, axis)
     linear = source is not None and nd.is_op(source, *_LINEAR)
-    axis = -1 if linear else _channel_axis(first)
+    axis = -1 if linear else _channel_axis(values)
+    if _varies(values, axis):
+        return _one(name, kind, None)
     plain = OutputKind(name, kind, axis)
     rows = [plain.rows(value) for value in values]
     found = replace(plain, groups=_groups(rows))
     return replace(found, gate=_gate(rows, found.scores))
 
 
-def _one(name: str, kind: Kind, axis: int = -1) -> OutputKind:
+def _one(name: str, kind: Kind, axis: int | None = -1) -> OutputKind:
     return OutputKind(name, kind, axis, (Group(kind),))
 
 
@@ -175,11 +182,24 @@ def _of_unit_length(value: Array) -> bool:
     return bool(np.allclose(lengths, 1, atol=1e-3))
 
 
-def _channel_axis(first: Array) -> int:
-    """1 for images; of a sequence of predictions the shorter of the last two axes."""
+def _channel_axis(values: Sequence[Array]) -> int:
+    """1 for images; of a sequence of predictions the shorter of the last two axes.
+
+    One that is longer on one sample than on another counts positions.
+    """
+    first = values[0]
     if first.ndim == 4:
         return 1
-    return 1 if first.ndim == 3 and first.shape[1] < first.shape[2] else -1
+    if first.ndim != 3:
+        return -1
+    if _varies(values, 1) != _varies(values, -1):
+        return -1 if _varies(values, 1) else 1
+    return 1 if first.shape[1] < first.shape[2] else -1
+
+
+def _varies(values: Sequence[Array], axis: int) -> bool:
+    """Whether the size along an axis depends on the sample."""
+    return len({value.shape[axis] for value in values if value.ndim > 1}) > 1
 
 
 def _groups(rows: Sequence[Array]) -> tuple[Group, ...]:

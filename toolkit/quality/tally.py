@@ -45,7 +45,7 @@ class GroupTally:
 
     def add(self, reference: Array, actual: Array | None) -> None:
         """Rows of one sample; None when the other model gave another shape."""
-        if actual is None:
+        if actual is None or not self._has_channels(reference):
             for _, tally in self.limits:
                 tally.miss()
             self.noise.miss()
@@ -64,6 +64,10 @@ class GroupTally:
                 tally.add(reference, actual)
         if self.group.kind != "exact":
             self.noise.add(reference, actual, weights)
+
+    def _has_channels(self, rows: Array) -> bool:
+        """Whether a sample has the channels that the first ones had."""
+        return self.group.channels is None or max(self.group.channels) < rows.shape[1]
 
     def figures(self) -> list[Figure]:
         made: list[Figure] = []

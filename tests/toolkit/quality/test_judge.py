@@ -59,6 +59,24 @@ def test_another_shape_is_a_loss():
     assert not found.ok
 
 
+@pytest.mark.parametrize("name", ["pitch", "start_logits"])
+@pytest.mark.parametrize("same", [0, 12])
+def test_answers_of_different_lengths(name, same):
+    """One number for each frame of a clip, or each word of a text; at first of one length."""
+
+    def frames(w: np.ndarray) -> Model:
+        listed = ", ".join(map(str, w.reshape(-1)))
+        return model(f"""g (float[1, F, 16] x) => (float[1, F] {name})
+            <float[16, 1] w = {{{listed}}}, int64[1] last = {{-1}}>
+            {{ m = MatMul (x, w) {name} = Squeeze (m, last) }}""")
+
+    lengths = [20] * same + [10 + at % 7 for at in range(20)]
+    feeds = [{"x": RANDOM.standard_normal((1, n, 16)).astype(np.float32)} for n in lengths]
+    judge = Judge(frames(W[:, :1]), feeds)
+    assert judge.verdict(frames(coarse(W[:, :1], 127))).ok
+    assert not judge.verdict(frames(coarse(W[:, :1], 1))).ok
+
+
 def test_few_samples_for_screening():
     judge = Judge(linear(W), FEEDS)
     assert judge.verdict(linear(W)).samples == 64

@@ -98,6 +98,25 @@ def test_channels_of_very_different_sizes_are_groups():
     assert [group.channels for group in found.groups] == [(0, 1), (2, 3)]
 
 
+@pytest.mark.parametrize("nodes", ["y = Relu (x)", "y = Sigmoid (x)"])
+def test_what_is_longer_on_one_sample_has_no_channels(nodes):
+    """The pitch, or the loudness, of each frame of a clip."""
+    graph = model(f"g (float[N] x) => (float[N, M] y) {{ {nodes} }}").graph
+    values = [np.abs(np.tanh(normal(1, length))) for length in (90, 40)]
+    found = infer_kind(graph, "y", values)
+    assert found.axis is None
+    assert [found.rows(value).shape for value in values] == [(90, 1), (40, 1)]
+    assert infer_kind(graph, "y", values[:1]).rows(values[0]).shape == (1, 90)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 30)])
+def test_positions_may_be_fewer_than_channels(lengths):
+    """Notes of each frame: of clips of one length, nobody knows; of two, their number is fixed."""
+    graph = model("g (float[N] x) => (float[N, M, K] y) { y = Relu (x) }").graph
+    values = [normal(1, length, 20) for length in lengths]
+    assert infer_kind(graph, "y", values).axis == (1 if lengths[0] == lengths[1] else -1)
+
+
 def test_padding_does_not_count():
     value = normal(2, 3, 8)
     mask = np.array([[1, 1, 0], [1, 0, 0]])

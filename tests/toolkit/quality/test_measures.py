@@ -51,6 +51,15 @@ def test_rows_count_by_their_weight():
     assert noise.around_mean() == pytest.approx((w * np.square(A - B)).sum() / varying)
 
 
+def test_rows_of_two_lengths_have_channels_of_their_own():
+    noise = Noise()
+    noise.add(A, B)
+    noise.add(A[:, :7] + 50, B[:, :7] + 50)
+    off = np.square(A - B).sum() + np.square(A - B)[:, :7].sum()
+    around = np.square(A - A.mean(axis=0))
+    assert noise.around_mean() == pytest.approx(off / (around.sum() + around[:, :7].sum()))
+
+
 def test_noise_around_the_mean_sees_through_an_offset():
     a, b = A + 50, B + 50
     assert of(Noise(), a, b) < 1e-5
