@@ -44,6 +44,9 @@ _NORMS = (
 _VOCABULARY = 1000
 """Channels of a sequence without a telling name that are a vocabulary."""
 
+_MOST_NUMBERS, _ENOUGH = 256, 4
+"""Linear outputs that may be numbers rather than classes, and samples that tell."""
+
 _APART = 10.0
 """Channels whose sizes are this many times apart are of different quantities."""
 
@@ -164,9 +167,18 @@ def _kind(
     if _EMBEDDING.search(name) or op in _NORMS or all(_of_unit_length(v) for v in values):
         return ("embedding", -1) if first.ndim < 4 else ("regression", axis)
     linear = op in _LINEAR
-    if linear and (first.ndim == 2 or (first.ndim == 3 and width >= _VOCABULARY)):
+    if linear and first.ndim == 3 and width >= _VOCABULARY:
+        return "classes", -1
+    if linear and first.ndim == 2 and not _is_always_greatest(values, width):
         return "classes", -1
     return "regression", axis
+
+
+def _is_always_greatest(values: Sequence[Array], width: int) -> bool:
+    """Whether one channel is the greatest on every sample, as ratings, angles and landmarks have
+    it: then nothing is told apart by which one is."""
+    tops = np.concatenate([value.argmax(axis=-1).reshape(-1) for value in values])
+    return width <= _MOST_NUMBERS and tops.size >= _ENOUGH and np.unique(tops).size == 1
 
 
 def _within_unit(value: Array) -> bool:

@@ -98,6 +98,20 @@ def test_channels_of_very_different_sizes_are_groups():
     assert [group.channels for group in found.groups] == [(0, 1), (2, 3)]
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (3 + 0.2 * normal(8, 3) + np.array([2, 0, 1], np.float32), "regression"),
+        (3 + 2 * normal(8, 3) + np.array([2, 0, 1], np.float32), "classes"),
+        (3 + 0.2 * normal(1, 3) + np.array([2, 0, 1], np.float32), "classes"),  # too few to tell
+        (normal(8, 1000) + 20 * np.eye(1000, dtype=np.float32)[:1], "classes"),
+    ],
+)
+def test_numbers_of_which_one_is_always_the_greatest_are_no_classes(value, wanted):
+    """Ratings of a clip: the background is always better than the speech."""
+    assert kind("m = MatMul (x, w) y = Add (m, x)", value).kind == wanted
+
+
 @pytest.mark.parametrize("nodes", ["y = Relu (x)", "y = Sigmoid (x)"])
 def test_what_is_longer_on_one_sample_has_no_channels(nodes):
     """The pitch, or the loudness, of each frame of a clip."""
