@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
-from passes.quantize.groups import keep_what_pays
+from passes.quantize.groups import keep_what_pays, keep_what_shrinks
 from passes.quantize.observing import with_least_noise
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
@@ -198,9 +198,10 @@ class Quantize:
             surveyed = with_least_noise(trials, surveyed)
         found = search(trials, surveyed, self.correct_bias)
         _note_returned(found, trials, ctx)
-        if not found.plan.quantized():
-            return found.plan
-        return keep_what_pays(trials, found.plan)
+        kept = found.plan
+        if ctx.prefer == "size":
+            kept = keep_what_shrinks(trials, kept)
+        return keep_what_pays(trials, kept)
 
     def _lift(self, model: Model, ctx: Context) -> None:
         """To the first opset with what is needed, where the user allows it."""

@@ -104,6 +104,19 @@ def test_everything_when_size_is_preferred() -> None:
     assert any("3 static Conv" in n for n in done.notes)
 
 
+def test_what_is_larger_in_int8_stays_float_when_size_is_preferred() -> None:
+    """18 weights: nodes and scales take more than three quarters of them."""
+    text = typed(
+        "g (float[N, 1, 8, 8] x) => (float[N, 2, 6, 6] y)",
+        floats("w", 2, 1, 3, 3),
+        "y = Conv (x, w)",
+    )
+    subject = Model.from_proto(parse(text))
+    result, done = quantize(subject, AUTO, feeds(subject), prefer="size")
+    assert result.after.bytes <= result.before.bytes
+    assert any("static layers stay float: in int8" in note for note in done.notes)
+
+
 def test_everything_for_other_runtimes() -> None:
     subject, done = with_data(target="onnx")
     assert any("3 static Conv" in n for n in done.notes)
