@@ -201,7 +201,13 @@ class Quantize:
         kept = found.plan
         if ctx.prefer == "size":
             kept = keep_what_shrinks(trials, kept)
-        return keep_what_pays(trials, kept)
+        kept = keep_what_pays(trials, kept)
+        if kept == found.plan or trials.holds(kept):
+            return kept
+        # What went back had corrected biases, which made up for noise of the rest.
+        found = search(trials, survey(model, kept, sizes, kernels), self.correct_bias)
+        _note_returned(found, trials, ctx)
+        return found.plan
 
     def _lift(self, model: Model, ctx: Context) -> None:
         """To the first opset with what is needed, where the user allows it."""

@@ -15,6 +15,7 @@ import pytest
 from passes.quantize import auto
 from passes.quantize.auto import Quantize
 from passes.quantize.plan import Plan
+from passes.quantize.trials import Trials
 from tests.checks import parse, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
 from toolkit.calibrate.data import Calib
@@ -121,6 +122,23 @@ def test_everything_for_other_runtimes() -> None:
     subject, done = with_data(target="onnx")
     assert any("3 static Conv" in n for n in done.notes)
     assert {node.domain for node in subject.graph.nodes} <= {"", "ai.onnx"}
+
+
+def test_what_is_left_when_a_group_goes_back_has_to_keep_the_budget(monkeypatch) -> None:
+    """Biases of the static layers made up for the noise of the dynamic one."""
+
+    def without_static(trials: Trials, plan: Plan) -> Plan:
+        return plan.turned([e for e in plan.quantized() if e.scheme == "static"], reason="slow")
+
+    def holds(self: Trials, plan: Plan, times: float = 1.0) -> bool:
+        return any(entry.scheme == "static" for entry in plan.quantized())
+
+    monkeypatch.setattr(auto, "keep_what_pays", without_static)
+    monkeypatch.setattr(Trials, "holds", holds)
+    subject, done = with_data()
+    assert any("nothing is quantized: no part of it" in note for note in done.notes)
+    assert not any("undone" in note for note in done.notes)
+    assert "MatMulInteger" not in ops(subject)
 
 
 def test_modes() -> None:
