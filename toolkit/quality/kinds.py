@@ -1,6 +1,8 @@
 """What an output is: told by its name, its shape, what makes it, and its values on a few samples.
 
     classes     logits or probabilities along an axis: what matters is which is greatest
+    text        classes at positions that are read as one, most of them blank: a line is right only
+                when all of it is
     scores      numbers from 0 to 1, each a decision of its own
     embedding   vectors: what matters is where they point
     regression  numbers that matter as such: boxes, depths, images
@@ -46,6 +48,9 @@ _VOCABULARY = 1000
 
 _MOST_NUMBERS, _ENOUGH = 256, 4
 """Linear outputs that may be numbers rather than classes, and samples that tell."""
+
+_LEAST_TEXT, _BLANK = 8, 0.5
+"""Positions that may be a text, and the share of them that has nothing to say."""
 
 _APART = 10.0
 """Channels whose sizes are this many times apart are of different quantities."""
@@ -115,6 +120,8 @@ def infer_kind(
         return _one(name, "state")
     source = _source(graph, name)
     kind, axis = _kind(name.lower(), first, values, source)
+    if kind == "classes" and axis == -1 and _is_text(values):
+        return _one(name, "text")
     if kind == "scores" and _varies(values, axis):
         return _one(name, kind, None)
     if kind != "regression" or first.ndim < 2:
@@ -179,6 +186,16 @@ def _is_always_greatest(values: Sequence[Array], width: int) -> bool:
     it: then nothing is told apart by which one is."""
     tops = np.concatenate([value.argmax(axis=-1).reshape(-1) for value in values])
     return width <= _MOST_NUMBERS and tops.size >= _ENOUGH and np.unique(tops).size == 1
+
+
+def _is_text(values: Sequence[Array]) -> bool:
+    """Whether one class is the greatest at most positions, as the blank of CTC is, and not at all
+    of them: samples in which nothing is read do not tell."""
+    if values[0].ndim != 3 or values[0].shape[0] * values[0].shape[1] < _LEAST_TEXT:
+        return False
+    tops = np.concatenate([value.argmax(axis=-1).reshape(-1) for value in values])
+    blank = np.unique(tops, return_counts=True)[1].max() / tops.size
+    return _BLANK <= blank < 1
 
 
 def _within_unit(value: Array) -> bool:

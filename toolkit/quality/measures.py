@@ -102,6 +102,19 @@ def _margins_in(rows: Array, shares: bool) -> Doubles:
     return np.log(np.maximum(doubles, _LEAST_PROBABILITY)) if shares else doubles
 
 
+def are_shares(rows: Array) -> bool:
+    """Whether each row is of shares of one whole."""
+    sums = rows.sum(axis=1, dtype=np.float64)
+    return bool(rows.min(initial=0) >= 0 and np.allclose(sums, 1, atol=1e-3))
+
+
+def as_shares(logits: Array) -> Doubles:
+    """What logits, or logarithms of shares, stand for."""
+    doubles = np.asarray(logits, np.float64)
+    powers = np.exp(doubles - doubles.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
 class Angles:
     """1 - cosine of rows."""
 

@@ -112,6 +112,29 @@ def test_numbers_of_which_one_is_always_the_greatest_are_no_classes(value, wante
     assert kind("m = MatMul (x, w) y = Add (m, x)", value).kind == wanted
 
 
+def blanks(positions: int, blank: float) -> np.ndarray:
+    """Logits of a reader, of which so many positions say nothing."""
+    found = normal(1, positions, 12)
+    found[0, : round(blank * positions), 0] += 20
+    found[0, round(blank * positions) :, 3] += 20
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (blanks(40, 0.6), "text"),
+        (np.exp(blanks(40, 0.6)) / np.exp(blanks(40, 0.6)).sum(-1, keepdims=True), "text"),
+        (blanks(4, 0.5), "classes"),  # too few positions
+        (normal(1, 40, 12), "classes"),  # no blank
+        (blanks(40, 1.0), "classes"),  # nothing to read
+        (blanks(40, 0.6)[0], "classes"),
+    ],
+)
+def test_classes_of_which_most_are_blank_are_a_text(value, wanted):
+    assert kind("logits = Relu (x)", value, "logits").kind == wanted
+
+
 @pytest.mark.parametrize("nodes", ["y = Relu (x)", "y = Sigmoid (x)"])
 def test_what_is_longer_on_one_sample_has_no_channels(nodes):
     """The pitch, or the loudness, of each frame of a clip."""

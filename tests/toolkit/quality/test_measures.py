@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from toolkit.quality.budgets import chance, decibels
-from toolkit.quality.measures import Angles, Flips, Gap, Inequality, Noise, Variance
+from toolkit.quality.measures import (
+    Angles,
+    Flips,
+    Gap,
+    Inequality,
+    Noise,
+    Variance,
+    are_shares,
+    as_shares,
+)
 
 RANDOM = np.random.default_rng(0)
 A = RANDOM.standard_normal((64, 10))
@@ -109,6 +118,13 @@ def test_probabilities_are_weighed_by_their_logarithms():
     turned = np.array([[0.1, 0.8, 0.1]])
     assert of(Flips(weighed=True), sure, turned, 1) == 1
     assert of(Flips(weighed=True), unsure, turned, 1) <= 1
+
+
+def test_shares_of_logits():
+    found = as_shares(A)
+    assert are_shares(found)
+    assert not are_shares(A)
+    np.testing.assert_allclose(as_shares(np.log(found)), found)
 
 
 def test_one_channel_is_a_decision_at_one_half():
