@@ -254,9 +254,10 @@ class Quantize:
             return
         where = "this processor has none" if has_vnni() is False else "as here"
         known = f" ({where})" if has_vnni() is not None else ""
+        sums = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
         ctx.note(
-            f"int8 sums of {len(layers)} layers need a processor with VNNI{known}; for x86 without "
-            "it: quantize:reduce_range=true"
+            f"int8 sums of {sums} need a processor with VNNI{known}; for x86 without it: "
+            "quantize:reduce_range=true"
         )
 
 

@@ -91,11 +91,15 @@ def test_a_text_is_held_to_more_than_classes():
     judge = Judge(reader(w, "logits"), feeds)
     assert judge.kinds["logits"].kind == "text"
     assert judge.verdict(reader(coarse(w, 127), "logits")).ok
-    noisy = judge.verdict(reader(coarse(w, 8), "logits"))
+    noisy = judge.verdict(reader(coarse(w, 6), "logits"))
     assert not noisy.ok
     assert "SQNR" in noisy.reason
+    close = judge.verdict(reader(coarse(w, 8), "logits"))
+    assert close.ok
+    assert "top-1 agreement" in close.summary()
+    assert "and SQNR" in close.summary()
     made_up = Judge(reader(w, "logits"), feeds, real=False)
-    assert made_up.verdict(reader(coarse(w, 8), "logits")).ok
+    assert made_up.verdict(reader(coarse(w, 6), "logits")).ok
 
 
 def test_few_samples_for_screening():
