@@ -2,18 +2,20 @@
 
     python benchmarks/spellings.py                      # print, and write results/spellings.md
     python benchmarks/spellings.py --write              # and passes/lower/data/ort-cpu.json
-    python benchmarks/spellings.py --only mish attention --seconds 10 --threads 1
+    python benchmarks/spellings.py --only mish attention --seconds 10
     python benchmarks/spellings.py --int8 --threads 1   # int8 kernels against floats; int8.md, ...
 
 The spellings are in passes/lower/spellings.py and passes/quantize/int8_kernels.py, the measuring is
 in passes/lower/measure.py, which `toolkit tune` uses too. What the runtime ran for each spelling is
-part of the table: a spelling that it undid at load time is marked.
+part of the table: a spelling that it undid at load time is marked. With `--only` what is written
+takes the place of these computations in the table, which must be of the same runtime and processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from passes.lower.choice import SHIPPED
@@ -39,15 +41,21 @@ def main() -> int:
     unknown = sorted(set(given.only or ()) - {c.name for c in computations})
     if unknown:
         parser.error(f"'{unknown[0]}' is none of {', '.join(c.name for c in computations)}")
-    if given.write and given.only:
-        parser.error("--write is for the whole table")
-
     chosen = [c for c in computations if not given.only or c.name in given.only]
     costs = measure(_show, given.seconds, given.threads, chosen)
+    if given.only:
+        if not given.write:
+            print(as_markdown(costs))
+            return 0
+        before = Costs.load(shipped)
+        if (before.runtime, before.cpu) != (costs.runtime, costs.cpu):
+            parser.error(f"the table is of onnxruntime {before.runtime} on {before.cpu}")
+        known = {**before.computations, **costs.computations}
+        order = [c.name for c in computations if c.name in known]
+        costs = replace(costs, computations={name: known[name] for name in order})
     text = as_markdown(costs)
     print(text)
-    if not given.only:
-        (RESULTS / result).write_text(text, encoding="utf-8")
+    (RESULTS / result).write_text(text, encoding="utf-8")
     if given.write:
         costs.save(shipped)
     return 0

@@ -246,7 +246,8 @@ def operand_widened_in_vain(g: Graph, node: NodeProto) -> str | None:
         if producer is None or not _only_widens(g, producer):
             continue
         values[place] = producer.input[0]
-        if not _same_result(g, values, node.output[0]):
+        others = [other for index, other in enumerate(values) if index != place]
+        if not _same_result(g, values, node.output[0]) and not _adds_none(g, producer, others):
             values[place] = value
     if values == list(node.input):
         return None
@@ -261,14 +262,30 @@ def _only_widens(g: Graph, node: NodeProto) -> bool:
 
 
 def _same_result(g: Graph, values: Sequence[str], result: str) -> bool:
+    whole = _broadcast(g, values)
+    return whole is not None and whole == g.shape(result)
+
+
+def _adds_none(g: Graph, widening: NodeProto, others: Sequence[str]) -> bool:
+    """Whether the other operands have all that an Expand asks for: whatever fits that, fits them.
+
+    So the size of what is expanded need not be known: a table cut to the length of a text may be
+    too short for it, and then neither runs.
+    """
+    if not nd.is_op(widening, "Expand"):
+        return False
+    whole, sizes = _broadcast(g, others), dims(g, widening.input[1])
+    return whole is not None and sizes is not None and broadcast(whole, tuple(sizes)) == whole
+
+
+def _broadcast(g: Graph, values: Sequence[str]) -> Shape | None:
     shapes: list[Shape] = []
     for value in values:
         shape = g.shape(value)
         if shape is None:
-            return False
+            return None
         shapes.append(shape)
-    whole = broadcast(*shapes)
-    return whole is not None and whole == g.shape(result)
+    return broadcast(*shapes)
 
 
 RULES = (

@@ -21,7 +21,9 @@ from passes.fuse.bias import BiasWriter, Layout, need_full_precision
 from passes.fuse.cache import cached_attention
 from passes.fuse.folded_bias import bias_in_another_shape
 from passes.fuse.head_groups import Groups
-from passes.fuse.heads import Form, Operand, heads_apart, mismatch
+from passes.fuse.head_norms import norm_before_move
+from passes.fuse.heads import Form, Operand, heads_apart, heads_restored, mismatch
+from passes.fuse.packed import packed_heads
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
 from passes.operands import int_vector, permutation, squeeze, transpose
 from toolkit import nodes as nd
@@ -97,6 +99,11 @@ def _attend(
         raise Miss("query, key and value are not of one type that Attention takes")
     if found.head_scale:
         found.query = _scaled_by_head(g, found, node)
+    if g.rank(value) == 4 and g.rank(found.query) == g.rank(found.key) == 3:
+        # The scores were computed for all heads at once, and taken apart for their mask.
+        found.query, found.key = (
+            heads_restored(g, name, node) for name in (found.query, found.key)
+        )
     grouped = Groups.of(g, found.query, found.key, value)
     if grouped is not None:
         found.query, found.key, value = (
@@ -244,7 +251,14 @@ class Operands:
         return result
 
 
-RULES = (bias_in_another_shape, attention, attention_turned, cached_attention)
+RULES = (
+    packed_heads,
+    norm_before_move,
+    bias_in_another_shape,
+    attention,
+    attention_turned,
+    cached_attention,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
     split axes      heads are split in one Reshape and a Transpose (`regrouping`)
     tables          buckets of distances are looked up (`tables`)
     axes apart      batch and heads are not merged for a while (`unmerged`)
+    gates           x sigmoid(a x) is z sigmoid(z), a in the weights (`quick_gelu`)
     added tokens    Concat(tokens for each image, x) + c = Pad(x) + (c + tokens)
     rows moved      windows are cut and merged by one Gather of rows (`moves`)
     boolean mask    Attention takes the condition itself where the mask adds 0 or minus infinity
@@ -21,7 +22,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.fold import Fold
-from passes.fuse import merged, moves, tables, unmerged
+from passes.fuse import dense, merged, moves, tables, unmerged
+from passes.fuse.quick_gelu import factor_into_weights
 from passes.fuse.regrouping import factor_before_moves, split_behind_transpose
 from passes.fuse.tokens import added_tokens
 from toolkit import nodes as nd
@@ -88,7 +90,15 @@ def _is_all(g: Graph, value: str, number: float) -> bool:
     return stored is not None and stored.size == 1 and stored.reshape(-1)[0] == number
 
 
-RULES = (added_tokens, sum_of_all, boolean_mask, split_behind_transpose, factor_before_moves)
+RULES = (
+    added_tokens,
+    sum_of_all,
+    boolean_mask,
+    split_behind_transpose,
+    factor_before_moves,
+    factor_into_weights,
+    *dense.RULES,  # for the factors that the last one leaves beside the maps
+)
 
 
 @dataclass(frozen=True, slots=True)

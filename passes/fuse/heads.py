@@ -181,6 +181,28 @@ class Operand:
         return value
 
 
+def heads_restored(g: Graph, value: str, at: NodeProto) -> str:
+    """What was [batch, heads, a, b] before its first axes were merged, as that again.
+
+    The value itself where that cannot be told. Its last two axes may have changed places since.
+    """
+    trace = Trace(g, value)
+    axes = [leaves(axis) for axis in trace.axes]
+    for source in trace.sources:
+        own = [leaves(axis) for axis in source.axes]
+        if len(own) != 4 or source.scale != 1.0 or own[0] + own[1] != axes[0]:
+            continue
+        if own[2:] == axes[1:]:
+            return source.value
+        if own[2:] == axes[:0:-1]:
+            perm = (0, 1, 3, 2)
+            turned = transpose(g, source.value, perm, at=at)
+            sizes = tuple(size_of(source.axes[axis]) for axis in perm)
+            g.learn_type(turned, TensorType(g.dtype(value), sizes))
+            return turned
+    return value
+
+
 def heads_apart(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> str:
     """Tokens [batch, sequence, heads * size] as [batch, heads, sequence, size]."""
     dtype, shape = g.dtype(tokens), g.shape(tokens)

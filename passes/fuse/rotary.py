@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, helper
 
 from passes.fuse.factors import Trace, leaves, size_of
 from passes.fuse.heads import Operand, heads_apart
@@ -183,7 +183,7 @@ class Turn:
             attributes["rotary_embedding_dim"] = self.size
         batch = shape[0]
         angles = [self._angles(name, x, batch, node) for name in (self.cos, self.sin)]
-        operand = Operand(g, x, sequence=-2 if self.heads == 1 else -3, scaled=False)
+        operand = Operand(g, x, sequence=-2 if self.heads == 1 else -3)
         form = operand.tokens()
         if form is None or form.batch != batch or form.heads != shape[self.heads]:
             if self.heads != 1:
@@ -196,8 +196,19 @@ class Turn:
         dtype = g.dtype(x)
         g.learn_type(result, TensorType(dtype, (batch, form.sequence, form.heads * whole)))
         if self.heads == 1:
-            return heads_apart(g, result, form.heads, whole, node)
-        return reshape(g, result, (0, 0, form.heads, whole), at=node)
+            result = heads_apart(g, result, form.heads, whole, node)
+        else:
+            result = reshape(g, result, (0, 0, form.heads, whole), at=node)
+        return self._rescaled(result, x, form.source.scale, node)
+
+    def _rescaled(self, result: str, x: str, scale: float, node: NodeProto) -> str:
+        """A factor of the tokens, behind the turn: there attention takes it into its scale."""
+        g = self.g
+        if scale == 1.0:
+            return result
+        kind = helper.tensor_dtype_to_np_dtype(g.dtype(x))
+        g.learn_type(result, TensorType(g.dtype(x), g.shape(x)))
+        return g.op("Mul", result, g.constant(np.array(scale, kind), "scale"), at=node)
 
     def _angles(self, name: str, x: str, batch: Dim, node: NodeProto) -> str:
         """The angles, each of them once, as [batch, sequence, angles]."""

@@ -222,6 +222,17 @@ def _matmul(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
     return _along(g, node, perm, _nothing)
 
 
+def _norm(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
+    """Normalizes over the last axes, from its own on: the others may be arranged as they are."""
+    rank = len(perm)
+    axes = positive_axes([nd.attr(node, "axis", -1)], rank)
+    if axes is None or perm[axes[0] :] != tuple(range(axes[0], rank)):
+        return None
+    if len(nd.outputs_of(node)) > 1:
+        return None  # means and deviations have a layout of their own
+    return _along(g, node, perm, _nothing)
+
+
 def _tile(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
     repeats = int_operand(g, node, "repeats", 1) if g.opset() >= 6 else None
     if repeats is None or len(repeats) != len(perm):
@@ -238,10 +249,12 @@ _PLANNERS: dict[str, Callable[[Graph, NodeProto, Perm], Plan | None]] = {
     "Concat": _concat,
     "DequantizeLinear": _quantize,
     "Hardmax": _softmax,
+    "LayerNormalization": _norm,
     "LogSoftmax": _softmax,
     "MatMul": _matmul,
     "Pad": _pad,
     "QuantizeLinear": _quantize,
+    "RMSNormalization": _norm,
     "Slice": _slice,
     "Softmax": _softmax,
     "Split": _axis(0),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from passes.lower import activations, attention, bias_gelu, masks, powers, ranges, residual
+from passes.lower import activations, attention, bias_gelu, capped, masks, powers, ranges, residual
 from passes.lower.choice import SHIPPED, Choice, choice_for
 from toolkit.costs import Costs, Progress, costs_in_use
 from toolkit.errors import UsageError
@@ -37,6 +37,7 @@ def rules_for(choice: Choice) -> tuple[Rule, ...]:
         *powers.rules(choice),
         *ranges.rules(choice),
         *attention.rules(choice),
+        *capped.rules(choice),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.fuse.quick_gelu import scaled_silu
 from passes.lower.choice import Choice
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
@@ -79,12 +80,7 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         """x sigmoid(a x) = z sigmoid(z) / a with z = a x: the runtime has a fast path for a = 1."""
         _require_float(g, x)
         choice.require("quick-gelu", "silu", g, x)
-        z = g.op("Mul", x, _number(g, 1.702), at=node)
-        silu = g.op("Mul", z, g.op("Sigmoid", z, at=node), at=node)
-        known = g.type(x)
-        if known is not None:
-            g.learn_type(silu, known)  # a MatMul behind it takes the factor
-        return g.op("Mul", silu, _number(g, 1 / 1.702), at=node)
+        return scaled_silu(g, x, 1.702, node)
 
     return mish_by_exp, softplus_by_exp, elu_by_exp, prelu_by_max, quick_gelu_as_silu
 

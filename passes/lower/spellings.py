@@ -18,6 +18,8 @@ INNER = ((8, 3072), (128, 1536), (128, 3072))
 """Shapes within its feed-forward part."""
 LENGTHS = ((8, 768), (32, 768), (128, 768), (512, 768))
 """What attention is called with."""
+PROMPTS = LENGTHS[2:]
+"""And where the quadratic part is what counts: for shorter ones it takes microseconds anyway."""
 IMAGE = ((196, 64), (784, 64))
 """Pixels and channels."""
 
@@ -166,6 +168,20 @@ COMPUTATIONS = (
             )
         ),
         regimes=LENGTHS,
+        stages=2,
+    ),
+    Computation(
+        "capped-attention",
+        {
+            "attention": f"y = Attention <{_HEADS}, softcap = 50.0> (x, k, v, mask_lowest)",
+            "decomposed": f"{_SPLIT_HEADS}"
+            + _number("inside", 1 / 50)
+            + _number("cap", 50)
+            + "inner = Mul (scaled, inside) bent = Tanh (inner) capped = Mul (bent, cap)\n"
+            f"masked = Add (capped, mask_lowest) p = Softmax <axis = -1> (masked) {_JOIN_HEADS}",
+        },
+        inputs=_QKV + ", float[1, 1, {T}, {T}] mask_lowest",
+        regimes=PROMPTS,
         stages=2,
     ),
     Computation(

@@ -368,3 +368,28 @@ def test_other_softmaxes_of_matrices_stay(old: str, new: str) -> None:
     if "Transpose" in new:
         text = text.replace("=> (float[B, 2, S, 5] y)", "=> (float[B, S, 2, 5] y)")
     assert left(text)["Flatten"] == 1
+
+
+# -- tables that are expanded
+
+CUT_TABLE = """agraph (float[B, L, {width}] x, float[8, 3] t) => (float[B, L, 3] y)
+    <int64[1] a0 = {{0}}, int64[1] last = {{3}}> {{
+    b = Shape <start = 0, end = 1> (x) l = Shape <start = 1, end = 2> (x)
+    p0 = Slice (t, a0, l, a0) p = Unsqueeze (p0, a0) s = Concat <axis = 0> (b, l, last)
+    e = Expand (p, s) y = {node}
+}}"""
+
+
+def cut_table(width: int, node: str = "Add (x, e)") -> Counter[str]:
+    feed = {"x": np.ones((2, 4, width), np.float32), "t": np.ones((8, 3), np.float32)}
+    return left(CUT_TABLE.format(width=width, node=node), feed)
+
+
+def test_a_table_cut_to_a_length_is_not_expanded_to_it_in_vain() -> None:
+    """Its rows are min(8, L), and where that is not L nothing fits."""
+    assert cut_table(3) == {"Shape": 1, "Slice": 1, "Unsqueeze": 1, "Add": 1}
+
+
+@pytest.mark.parametrize(("width", "node"), [(1, "Add (x, e)"), (3, "Add (e, e)")])
+def test_a_table_that_is_expanded_beyond_the_other_operand_stays(width: int, node: str) -> None:
+    assert cut_table(width, node)["Expand"] == 1

@@ -70,6 +70,50 @@ def test_operators_between_two_transposes(nodes: str, after: str, result: str) -
     check(LAYOUT, sandwich(nodes, shape, weights), f"{OLD.format(21)}{signature} {{ {after} }}")
 
 
+def normalized(before: str, after: str, axis: int) -> str:
+    scale = "float[3] scale = {1, 2, 3}" if axis != 1 else "float[1, 1] scale = {2}"
+    return typed(f"""g (float[3, 3, 3] x) => (float[3, 3, 3] y) <{scale}> {{
+        a = Transpose <perm = {before}> (x) n = LayerNormalization <axis = {axis}> (a, scale)
+        y = Transpose <perm = {after}> (n)
+    }}""")
+
+
+@pytest.mark.parametrize("axis", [-1, 2])
+def test_a_norm_of_the_last_axis_lets_a_transpose_of_the_others_pass(axis: int) -> None:
+    found = check(LAYOUT, normalized("[1, 0, 2]", "[1, 0, 2]", axis))
+    assert census(found) == {"LayerNormalization": 1}
+
+
+def test_a_norm_of_root_mean_squares_does_so_too() -> None:
+    text = typed("""<ir_version: 10, opset_import: ["" : 23]>
+        g (float[3, 4, 5] x) => (float[3, 4, 5] y) <float[5] scale = {1, 2, 3, 4, 5}> {
+        a = Transpose <perm = [1, 0, 2]> (x) n = RMSNormalization (a, scale)
+        y = Transpose <perm = [1, 0, 2]> (n)
+    }""")
+    assert census(check(LAYOUT, text)) == {"RMSNormalization": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "axis"),
+    [
+        ("[0, 2, 1]", "[0, 2, 1]", -1),  # another axis is the last
+        ("[2, 0, 1]", "[1, 2, 0]", -1),
+        ("[1, 0, 2]", "[1, 0, 2]", 1),  # one of those that are normalized over moves
+    ],
+)
+def test_other_norms_keep_their_transposes(before: str, after: str, axis: int) -> None:
+    check(LAYOUT, normalized(before, after, axis), near_miss=True)
+
+
+def test_a_norm_whose_mean_is_read_keeps_its_transposes() -> None:
+    text = """g (float[3, 4, 5] x) => (float[3, 4, 5] y, float[4, 3, 1] mean)
+        <float[5] scale = {1, 2, 3, 4, 5}> {
+        a = Transpose <perm = [1, 0, 2]> (x) n, mean = LayerNormalization (a, scale)
+        y = Transpose <perm = [1, 0, 2]> (n)
+    }"""
+    check(LAYOUT, typed(text), near_miss=True)
+
+
 LINEAR = "float[5, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, float[2] b = {1, 2}"
 BATCH_FIRST = "Transpose <perm = [1, 0, 2]>"
 

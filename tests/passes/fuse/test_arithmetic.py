@@ -214,3 +214,45 @@ def test_a_batch_of_one_in_an_einsum_is_repeated() -> None:
         r = ReduceSum <keepdims = 1> (s, axis) y = Mul (r, one) }""")
     found = check(FUSE, text)
     assert "ReduceMean" not in {node.op_type for node in found.graph.nodes}
+
+
+LINEAR = """g (float[{x}] x) => (float[{y}] y) <float[{w}] w = {{{numbers}}}> {{
+    y = Einsum <equation = "{equation}"> (x, w) }}"""
+
+
+def linear(equation: str, x: str, w: str, y: str) -> str:
+    count = np.prod([int(size) for size in w.split(",")])
+    numbers = ", ".join(str(n) for n in range(count))
+    return typed(LINEAR.format(equation=equation, x=x, w=w, y=y, numbers=numbers))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "left"),
+    [
+        ("ibh,hnd->ibnd", ("S,N,4", "4,2,3", "S,N,2,3"), ["MatMul", "Reshape"]),
+        ("ibnd,hnd->ibh", ("S,N,2,3", "4,2,3", "S,N,4"), ["Reshape", "MatMul"]),
+        ("bnd,hdn->bh", ("N,2,3", "4,3,2", "N,4"), ["Reshape", "MatMul"]),
+        ("bh,nhd->bdn", ("N,4", "2,4,3", "N,3,2"), ["MatMul", "Reshape"]),
+        ("bih,hk->bik", ("N,S,4", "4,3", "N,S,3"), ["MatMul"]),
+    ],
+)
+def test_einsums_with_a_weight_are_linear_maps(
+    equation: str, shapes: tuple[str, str, str], left: list[str]
+) -> None:
+    found = check(FUSE, linear(equation, *shapes))
+    assert [node.op_type for node in found.graph.nodes] == left
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bnd,bhnd->bh", ("2,2,3", "2,4,2,3", "2,4")),  # a weight for each of the batch
+        ("nbd,hnd->bh", ("2,N,3", "4,2,3", "N,4")),  # what is summed over is apart
+        ("bi,hnd->bihnd", ("N,S", "4,2,3", "N,S,4,2,3")),  # nothing is summed over
+        ("bnd,hnd->hb", ("N,2,3", "4,2,3", "4,N")),  # the columns come first
+        ("bnd,nd->b", ("N,2,3", "2,3", "N")),  # no columns
+        ("bnd,hnd->b", ("N,2,3", "4,2,3", "N")),  # columns are summed over as well
+    ],
+)
+def test_other_einsums_with_a_weight_stay(equation: str, shapes: tuple[str, str, str]) -> None:
+    check(FUSE, linear(equation, *shapes), near_miss=True)

@@ -163,3 +163,29 @@ def test_terms_that_do_not_make_a_bias(bias: str, flat: str) -> None:
             "=> (float[N, 6, 4]", "=> (float[N, 4, 4]"
         )
     check(Fuse(), text, near_miss=True)
+
+
+# -- scores for all heads at once, taken apart for their mask
+
+MERGED = """qm = Reshape ({q}, merged) km = Reshape (k, merged)
+    kt = Transpose <perm = [0, 2, 1]> (km) qk = MatMul (qm, kt) s3 = Mul (qk, half)
+    s4 = Reshape (s3, apart) s = Add (s4, m) p = Softmax <axis = -1> (s) y = MatMul (p, v)"""
+
+
+def merged(body: str, heads: str = "2, 3, {}, 4") -> str:
+    inputs = ", ".join(f"float[{heads.format(n)}] {x}" for x, n in (("q", 5), ("k", 6), ("v", 6)))
+    return f"""{HEADER}g ({inputs}, float[5, 6] m) => (float[2, 3, 5, 4] y)
+        <int64[3] merged = {{6, -1, 4}}, int64[4] apart = {{2, 3, 5, 6}}, float half = {{0.5}}> {{
+        {body}
+    }}"""
+
+
+def test_scores_that_are_taken_apart_for_their_mask() -> None:
+    result, node = fused(merged(MERGED.format(q="q")))
+    assert list(node.input)[:3] == ["q", "k", "v"]
+    assert not census(result)["MatMul"]
+
+
+def test_heads_that_were_merged_in_another_order_are_a_near_miss() -> None:
+    turned = "qt = Transpose <perm = [1, 0, 2, 3]> (q) " + MERGED.format(q="qt")
+    check(Fuse(), merged(turned), near_miss=True)

@@ -388,3 +388,58 @@ def test_other_factors_stay(nodes: str) -> None:
 def test_a_factor_with_more_axes_stays() -> None:
     nodes = "m = MatMul (x, w) t = Transpose (m) y = Div (t, k)"
     stays(f"{MOVED.replace('[3, A] y', '[1, 3, A] y')} {{ {nodes} }}")
+
+
+# -- gates
+
+GATED = """agraph (float[A, 2] x) => ({outputs})
+    <float[2, 2] w = {{1, 2, 3, 4}}, float[2, 2] v = {{5, 6, 7, 8}}, float[2] b = {{0.5, -1}},
+     float[A, 2] h, float[A, 2] g, float a = {{{factor}}}> {{ {nodes} }}"""
+GATE = "k = Mul (h, a) s = Sigmoid (k) g = Mul (h, s)"
+BETWEEN_MAPS = f"m = MatMul (x, w) h = Add (m, b) {GATE} y = MatMul (g, v)"
+
+
+def gated(nodes: str, factor: float = 1.702, outputs: str = "float[A, 2] y") -> str:
+    return GATED.format(nodes=nodes, factor=factor, outputs=outputs)
+
+
+def test_the_factor_of_a_gate_goes_into_the_maps_around_it() -> None:
+    result = check(Small(), HEADER + gated(BETWEEN_MAPS))
+    found = Counter(node.op_type for node in result.graph.nodes)
+    assert found == {"MatMul": 2, "Add": 1, "Sigmoid": 1, "Mul": 1}
+    weights = [result.graph.const(n.input[1]) for n in result.graph.nodes if n.op_type == "MatMul"]
+    np.testing.assert_allclose(weights[0], 1.702 * np.array([[1, 2], [3, 4]]), rtol=1e-6)
+    np.testing.assert_allclose(weights[1], np.array([[5, 6], [7, 8]]) / 1.702, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        f"h = Gemm (x, w, b) {GATE} y = Gemm (g, v, b)",
+        f"h = MatMul (x, w) {GATE} y = Gemm <transB = 1> (g, v)",
+    ],
+)
+def test_the_factor_of_a_gate_goes_into_gemm(nodes: str) -> None:
+    assert left(gated(nodes))["Mul"] == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        (BETWEEN_MAPS, "float[A, 2] y, float[A, 2] h"),
+        (BETWEEN_MAPS, "float[A, 2] y, float[A, 2] g"),
+        (f"m = MatMul (x, w) h = Add (m, b) {GATE} y = Neg (g)", "float[A, 2] y"),
+        (f"h = Neg (x) {GATE} y = MatMul (g, v)", "float[A, 2] y"),
+        (f"m = MatMul (x, w) h = Add (m, x) {GATE} y = MatMul (g, v)", "float[A, 2] y"),
+        (BETWEEN_MAPS.replace("(g, v)", "(g, x)").replace("x, w", "v, w"), "float[A, 2] y"),
+        (f"h = MatMul (x, w) {GATE} y = Gemm <transA = 1> (g, v)", "float[2, 2] y"),
+    ],
+)
+def test_gates_that_are_not_between_maps_keep_their_factor(nodes: str, outputs: str) -> None:
+    feed = {"x": np.ones((2, 2), np.float32)}
+    stays(gated(nodes, outputs=outputs), inputs=feed)
+
+
+@pytest.mark.parametrize("factor", [-1.702, 0.0, 1e4])
+def test_a_factor_that_no_gate_has_stays(factor: float) -> None:
+    stays(gated(BETWEEN_MAPS, factor))

@@ -111,6 +111,33 @@ def test_heads_that_were_split_are_turned_together() -> None:
     assert node.input[0] == "t"
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_factor_of_the_heads_comes_behind_the_turn(moved: bool) -> None:
+    """As in ESM, which scales its queries before it turns them."""
+    place = "x0 = Transpose <perm = [0, 2, 1, 3]> (t4)" if moved else "x0 = Identity (t4)"
+    shape = "N, 3, S, 4" if moved else "N, S, 3, 4"
+    text = f"""{HEADER}g (float[N, S, 12] t, float[S, {1 if moved else "1, 2"}] f0)
+        => (float[{shape}] y)
+        <int64[4] heads = {{0, 0, 3, 4}}, int64[2] parts = {{2, 2}}, float half = {{0.5}}> {{
+        t4 = Reshape (t, heads) {place} x = Mul (x0, half)
+        f = Concat <axis = -1> (f0, f0) f2 = Concat <axis = -1> (f, f)
+        cos = Cos (f2) sin = Sin (f2)
+        lo, hi = Split <axis = -1> (x, parts) no = Neg (hi) r = Concat <axis = 3> (no, lo)
+        xc = Mul (cos, x) rs = Mul (sin, r) y = Add (rs, xc)
+    }}"""
+    if not moved:
+        text = text.replace("f = Concat <axis = -1> (f0, f0)", "f = Identity (f0)")
+    result, attributes = fused(text)
+    assert attributes == {"num_heads": 3}
+    nodes = list(result.graph.nodes)
+    turn = next(n for n in nodes if n.op_type == "RotaryEmbedding")
+    assert turn.input[0] == "t"
+    last = result.graph.producer("y")
+    assert last is not None
+    assert last.op_type == "Mul"
+    assert result.graph.const(last.input[1]) == 0.5
+
+
 PARTIAL = """part = Slice (x, b0, b4, last) rest = Slice (x, b4, end6, last)
     lo = Slice (part, b0, b2, last) hi = Slice (part, b2, b4, last) no = Neg (hi)
     r = Concat <axis = -1> (no, lo) xc = Mul (part, cos) rs = Mul (r, sin) t = Add (xc, rs)

@@ -78,13 +78,12 @@ def test_it_is_proven_like_any_pass() -> None:
 
 # -- spellings
 
-SMALL = {(tokens, width) for tokens, width in ((8, 768), (8, 3072), (196, 64))}
 ALL = [(one, name) for one in COMPUTATIONS for name in one.spellings]
 
 
 @pytest.mark.parametrize(("computation", "name"), ALL, ids=lambda v: getattr(v, "name", v))
 def test_spellings_mean_the_same_and_are_not_undone(computation: Computation, name: str) -> None:
-    tokens, width = next(iter(SMALL & set(computation.regimes)))
+    tokens, width = min(computation.regimes)
     regime = Regime(tokens, width, 1)
     feeds = contents(computation, computation.inputs, regime)
     results = []
