@@ -164,8 +164,9 @@ class Noise:
         self._noise += float(np.vdot(off, off))
         self._power += float(np.vdot(a, a))
         # rows of another length have other channels, as answers that are positions in a text
-        before = self._channels.get(a.shape[1], (0.0, np.zeros(a.shape[1])))
-        self._channels[a.shape[1]] = (before[0] + total, before[1] + sums)
+        before = self._channels.get(a.shape[1])
+        so_far = (total, sums) if before is None else (before[0] + total, before[1] + sums)
+        self._channels[a.shape[1]] = so_far
         self.count += a.shape[0]
 
     def miss(self) -> None:
