@@ -45,7 +45,7 @@ BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     ),
     "text": (
         Limit("top1", 0.01, "as of classes"),
-        Limit("sqnr", 0.01, "20 dB of shares: at 19 dB 0.9 % of lines are lost, at 23 dB none"),
+        Limit("sqnr", 0.01, "20 dB of shares: of lines 0.4 points are lost, at 19 dB 0.9"),
     ),
     "scores": (
         Limit("decisions", 0.01, "each score is an answer at one half, as of classes"),
