@@ -28,6 +28,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-linear": "passes.fuse.linear:FuseLinear",
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
+    "rows": "passes.rows:Rows",
     "compact": "passes.fuse.compact:Compact",
     "lower": "passes.lower:Lower",
     "smooth": "passes.quantize.smooth:Smooth",
@@ -80,6 +81,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "fuse-conv",
         "fuse-linear",
         "tidy",
+        "rows",
         "lower",
         "fuse-linear",  # for factors that a spelling has left beside a MatMul
         "compact",

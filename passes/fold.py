@@ -64,7 +64,7 @@ class Fold:
 
     def run(self, model: Model, ctx: Context) -> None:
         budget = _Budget(self.max_bytes, max(_GROWTH_FACTOR * self.max_bytes, model.nbytes() // 4))
-        for graph in list(model.graphs()):
+        for graph in model.graphs():  # one after the other: a branch may go with its If
             while _fold_graph(graph, ctx, budget):
                 pass
 

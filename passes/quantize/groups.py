@@ -1,13 +1,16 @@
 """Groups of layers that were quantized the same way: each has to pay, on this machine.
 
 A group is timed alone, in turns with the floats. One that does not pay goes back to floats, unless
-a smaller model is what is asked for. Static layers have to be faster. A few dynamic ones hardly
-show in a large model's time, and they and tables are there for their size too: they must not cost
-time.
+a smaller model is what is asked for. Static layers have to be faster: than the floats, or, where
+others are quantized too, than the model without them, whose time they are a larger part of. A few
+dynamic ones hardly show in a large model's time, and they and tables are there for their size too:
+they must not cost time.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from passes.quantize.harm import only
@@ -58,17 +61,23 @@ def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
     if not groups or not trials.timed:
         return plan
     trials.ctx.tell("timing groups of layers", 0.0)
-    alone = {group.name: only(plan, group.entries) for group in groups}
+    contenders = {group.name: only(plan, group.entries) for group in groups}
     if len(groups) > 1:
-        alone["all"] = plan
-    timings = trials.times(alone, _EFFORT)
+        contenders["all"] = plan
+        static = [entry for group in groups if group.limit < 1 for entry in group.entries]
+        if static:
+            contenders["rest"] = plan.turned(static)
+    timings = trials.times(contenders, _EFFORT)
     for group in groups:
         timing = timings.get(group.name)
         if timing is None:
             plan = plan.turned(group.entries, reason="the runtime refuses it in int8")
             continue
         said = f"{group.name}: {1 / timing.ratio:.2f}x the speed of floats"
-        if group.pays(timing) or trials.ctx.prefer == "size":
+        company = _in_company(timings) if group.limit < 1 else timing.ratio
+        if company < timing.ratio:
+            said += f", {1 / company:.2f}x beside the others"
+        if group.pays(timing) or company < group.limit or trials.ctx.prefer == "size":
             trials.ctx.note(f"{said} ({_threads(trials)})")
             continue
         why = "they do not pay" if group.limit < 1 else "they are slower"
@@ -89,6 +98,12 @@ def keep_what_shrinks(trials: Trials, plan: Plan) -> Plan:
             plan = plan.turned(group.entries, reason="larger in int8")
             trials.ctx.note(f"{group.name} stay float: in int8 {after - before} bytes are added")
     return plan
+
+
+def _in_company(timings: Mapping[str, Timing]) -> float:
+    """The time with static layers, of that without them but with all the others."""
+    whole, rest = timings.get("all"), timings.get("rest")
+    return math.inf if whole is None or rest is None else whole.ratio / rest.ratio
 
 
 def _threads(trials: Trials) -> str:

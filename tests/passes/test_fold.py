@@ -168,6 +168,21 @@ def test_inside_subgraphs_and_of_whole_loops() -> None:
     assert sorted(ops(model)) == ["Add", "If", "Sub"]
 
 
+def test_branches_that_go_with_their_if_are_left_alone() -> None:
+    model = folded("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        main (float x) => (float y) <float w = {2}, bool c = {0}>
+        {
+          a = Neg(w)
+          y = If (c) <
+            then_branch = one () => (float t) { t = Abs(a) },
+            else_branch = two () => (float e) { e = Abs(w) }
+          >
+        }
+    """)
+    assert ops(model) == ["Identity"]
+
+
 def test_overridable_initializers_are_no_constants() -> None:
     model = folded("""
         <ir_version: 8, opset_import: ["" : 17]>

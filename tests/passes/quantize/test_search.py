@@ -261,6 +261,15 @@ def test_a_group_that_does_not_pay_goes_back(ratios: dict[str, float], kept: str
     assert sum("stay float" in note for note in made.ctx.notes) == 3 - len(kept)
 
 
+@pytest.mark.parametrize(("whole", "kept"), [(0.4, "abc"), (0.48, "bc")])
+def test_static_layers_may_pay_beside_the_others_alone(whole: float, kept: str) -> None:
+    """A stem takes 2 % of the time in floats, and a tenth where all the rest is int8."""
+    ratios = {"a": 0.98, "bc": 0.5, "abc": whole}
+    made = Made(ratio=lambda plan: ratios.get(plan, 0.9))
+    assert names(keep_what_pays(trials(made), MIXED)) == kept
+    assert f"{0.5 / whole:.2f}x beside the others" in made.ctx.notes[0]
+
+
 def test_noise_does_not_send_a_group_back_that_makes_the_model_smaller() -> None:
     static, dynamic, tables = groups_of(MIXED)
     noisy, slower = Timing(1.0, 1.05, 0.98, 1.12, 9), Timing(1.0, 1.2, 1.1, 1.3, 9)
