@@ -83,6 +83,13 @@ WIDE = (10.0, 4.0)
 NARROW = (2.0, 5.0)
 
 
+def loose(*savings: float) -> Survey:
+    """Dynamic layers a, b, c, ... that save so much each."""
+    letters = "abcdefgh"[: len(savings)]
+    entries = tuple(entry(letter, "MatMul", "dynamic") for letter in letters)
+    return Survey(Plan(entries), (), (), (), tuple(zip(savings, entries, strict=True)))
+
+
 # -- candidates
 
 
@@ -300,3 +307,8 @@ def test_nothing_is_timed_when_nobody_wants_it() -> None:
 def test_a_group_that_the_runtime_refuses() -> None:
     made = Made(ratio=lambda plan: 1000.0 if plan == "a" else 0.5)
     assert names(keep_what_pays(trials(made), MIXED)) == "bc"
+
+
+def test_of_dynamic_layers_alone_only_the_harmful_go_back() -> None:
+    made = Made({"a": 0.1, "b": 5.0, "c": 0.1})
+    assert names(search(trials(made), loose(1.0, 1.0, 1.0)).plan) == "ac"
