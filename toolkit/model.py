@@ -15,6 +15,7 @@ from toolkit.check import check_proto
 from toolkit.errors import ModelError, UsageError
 from toolkit.graph import Graph
 from toolkit.journal import Journal
+from toolkit.shadows import without_shadows
 from toolkit.weights import Weights, is_external, map_readonly, nbytes, reference
 from toolkit.wire import WireError
 
@@ -53,6 +54,7 @@ class Model:
             proto = ModelProto.FromString(storage.strip(view, real.name))
         except (WireError, DecodeError) as error:
             raise ModelError(f"'{path}' is not an ONNX model, or it is truncated") from error
+        proto = without_shadows(proto)
         _require_model(proto, f"'{path}'")
         stored = filter(is_external, proto.graph.initializer)
         elsewhere = any(reference(tensor)[0] != real.name for tensor in stored)
@@ -63,6 +65,7 @@ class Model:
     @classmethod
     def from_proto(cls, proto: ModelProto, folder: str | os.PathLike[str] | None = None) -> Model:
         """A model from a protobuf in memory, which is left as it is."""
+        proto = without_shadows(proto)
         _require_model(proto, "the model")
         weights = Weights(Path(folder) if folder is not None else None)
         return cls(storage.strip_proto(proto, weights), weights)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.operands import int_operand, ints
+from passes.operands import ints
 from toolkit.graph import Array, Graph
 from toolkit.pattern import const, maybe_cast, op, var
 from toolkit.rules import Miss, rewrite
@@ -17,7 +17,9 @@ x = var("x")
 
 
 table = const("table", rank=2)
-index = var("index", dtype=(TensorProto.INT32, TensorProto.INT64))
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+index = var("index", dtype=_INTEGERS)
+column = var("column", dtype=_INTEGERS)
 _MOST_ROWS = 4096
 """Larger tables are not copied for a row of zeros."""
 
@@ -33,27 +35,26 @@ def one_hot_product(
     zeros = _zero_row(weights)
     size = len(weights)
     padded: Array = np.concatenate([weights, zeros, weights])
-    return _picked(g, padded, index, (-size - 1, size), node)
+    return _picked(g, padded, index, g.dtype(index), (-size - 1, size), node)
 
 
-@rewrite(
-    op.MatMul(op.Cast(op.Equal(op.Unsqueeze(index, ...).named("column"), const("classes"))), table),
-    opset=13,
-)
+@rewrite(op.MatMul(op.Cast(op.Equal(column, const("classes"))), table), opset=13)
 def compared_one_hot_product(
-    g: Graph, index: str, column: NodeProto, classes: str, table: str, node: NodeProto
+    g: Graph, column: str, classes: str, table: str, node: NodeProto
 ) -> str:
-    """(i == [0, 1, ...]) @ w"""
-    weights, listed, rank = g.const(table), g.const(classes), g.rank(index)
-    axes = int_operand(g, column, "axes", 1)
-    if weights is None or listed is None or rank is None or axes not in ([-1], [rank]):
+    """(i == [0, 1, ...]) @ w, with i as a column."""
+    weights, listed, shape = g.const(table), g.const(classes), g.shape(column)
+    if shape is None or not shape or shape[-1] != 1:
         raise Miss("the comparison is not along a new last axis")
+    if weights is None or listed is None:
+        raise Miss("the table is not constant")
     if listed.reshape(-1).tolist() != list(range(len(weights))):
         raise Miss("the table does not have a row for each index")
-    if listed.shape[-1:] != (listed.size,) or listed.ndim > rank + 1:
+    if listed.shape[-1:] != (listed.size,) or listed.ndim > len(shape):
         raise Miss("the classes are not along the last axis")
     padded: Array = np.concatenate([weights, _zero_row(weights)])
-    return _picked(g, padded, index, (-1, len(weights)), node)
+    flat = g.op("Squeeze", column, g.constant(np.array([-1]), "axes"), at=node)
+    return _picked(g, padded, flat, g.dtype(column), (-1, len(weights)), node)
 
 
 def _zero_row(weights: Array) -> Array:
@@ -62,10 +63,11 @@ def _zero_row(weights: Array) -> Array:
     return np.zeros_like(weights[:1])
 
 
-def _picked(g: Graph, padded: Array, index: str, limits: tuple[int, int], node: NodeProto) -> str:
+def _picked(
+    g: Graph, padded: Array, index: str, dtype: int, limits: tuple[int, int], node: NodeProto
+) -> str:
     """Rows of the table, with whatever is out of `limits` on the row of zeros."""
-    narrow = g.dtype(index) == TensorProto.INT32
-    kind = np.int32 if narrow else np.int64
+    kind = np.int32 if dtype == TensorProto.INT32 else np.int64
     bounds = (g.constant(np.array(limit, dtype=kind), "limit") for limit in limits)
     inside = g.op("Clip", index, *bounds, at=node)
     return g.op("Gather", g.constant(padded, "table"), inside, at=node, axis=0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
-from passes.quantize.groups import keep_what_pays
+from passes.quantize.groups import keep_what_pays, keep_what_shrinks
 from passes.quantize.means import ChannelMeans, input_means
 from passes.quantize.observing import with_least_noise
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
@@ -209,9 +209,19 @@ class Quantize:
             )
         found = search(trials, surveyed, self.correct_bias, single)
         _note_returned(found, trials, ctx)
-        if not found.plan.quantized():
-            return found.plan
-        return keep_what_pays(trials, found.plan)
+        kept = found.plan
+        if ctx.prefer == "size":
+            kept = keep_what_shrinks(trials, kept)
+        kept = keep_what_pays(trials, kept)
+        if kept == found.plan or trials.holds(kept):
+            return kept
+        # What went back had corrected biases, which made up for noise of the rest.
+        by_themselves = any(entry.float_result for entry in kept.quantized())
+        problem = survey_pointwise if by_themselves else survey
+        left = problem(model, kept, sizes, kernels) or surveyed
+        found = search(trials, left, self.correct_bias)
+        _note_returned(found, trials, ctx)
+        return found.plan
 
     def _lift(self, model: Model, ctx: Context) -> None:
         """To the first opset with what is needed, where the user allows it."""
@@ -258,9 +268,10 @@ class Quantize:
             return
         where = "this processor has none" if has_vnni() is False else "as here"
         known = f" ({where})" if has_vnni() is not None else ""
+        sums = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
         ctx.note(
-            f"int8 sums of {len(layers)} layers need a processor with VNNI{known}; for x86 without "
-            "it: quantize:reduce_range=true"
+            f"int8 sums of {sums} need a processor with VNNI{known}; for x86 without it: "
+            "quantize:reduce_range=true"
         )
 
 

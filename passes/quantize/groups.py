@@ -17,11 +17,14 @@ from passes.quantize.harm import only
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.trials import Trials
 from toolkit.bench import Effort, Timing
+from toolkit.result import ModelStats
 
 _EFFORT = Effort(seconds=3.0, least=9, most=100, against=1.0)
 _PAYS, _EVEN, _FREE = 0.95, 1.005, 1.03
 """Of the time of the floats: what static layers, dynamic layers and tables must stay below. Static
 ones cost the accuracy: a voice-activity model lost 0.6 points of its decisions for 3 % of time."""
+_SURE_TO_SHRINK = 1 << 22
+"""Bytes of a model from which on its weights are what counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,20 @@ def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
         why = "they do not pay" if group.limit < 1 else "they are slower"
         plan = plan.turned(group.entries, reason=f"{1 / timing.ratio:.2f}x the speed of floats")
         trials.ctx.note(f"{said}: {why} and stay float; --prefer size keeps them in int8")
+    return plan
+
+
+def keep_what_shrinks(trials: Trials, plan: Plan) -> Plan:
+    """The plan without the groups that make the file larger: of few weights int8 saves less than
+    scales, zero points and the nodes around take."""
+    before = ModelStats.of(trials.model).bytes
+    if before > _SURE_TO_SHRINK:
+        return plan
+    for group in groups_of(plan):
+        after = ModelStats.of(trials.draft(only(plan, group.entries))).bytes
+        if after >= before:
+            plan = plan.turned(group.entries, reason="larger in int8")
+            trials.ctx.note(f"{group.name} stay float: in int8 {after - before} bytes are added")
     return plan
 
 

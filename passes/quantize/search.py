@@ -185,7 +185,9 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
     total = sum(harm.values())
     if not total:
         return None
-    unit = survey.time(survey.plan) / total * _LEAST_PRICE
+    in_floats = survey.time(survey.plan.turned(survey.plan.quantized()))
+    # Dynamic layers count by what they save: all of them in int8, that is nothing.
+    unit = (survey.time(survey.plan) or in_floats) / total * _LEAST_PRICE
 
     @cache
     def at(step: int) -> Plan:

@@ -73,6 +73,9 @@ class Figure:
         return found
 
 
+_CLOSE = 0.7
+"""The share of a budget from which on it says why no more was quantized."""
+
 _NAMES: dict[Measure, str] = {
     "top1": "top-1 agreement",
     "decisions": "equal decisions",
@@ -102,6 +105,11 @@ class OutputQuality:
         """The one to show: what does not hold, else the kind's own measure."""
         own = [figure for figure in self.figures if figure.measure == self.figures[0].measure]
         return max(own if self.worst.ok else self.figures, key=lambda figure: figure.used)
+
+    def text(self) -> str:
+        """The one to show, and what comes closer to its limit than that."""
+        closer = self.worst.used > max(self.telling.used, _CLOSE)
+        return f"{self.telling.text()} and {self.worst.text()}" if closer else self.telling.text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +168,7 @@ class Quality:
             return "no output that can be compared"
         ordered = sorted(self.outputs, key=lambda o: -o.worst.used)[:_SHOWN]
         several = len(self.outputs) > 1
-        shown = [
-            f"'{o.name}' {o.telling.text()}" if several and o.name else o.telling.text()
-            for o in ordered
-        ]
+        shown = [f"'{o.name}' {o.text()}" if several and o.name else o.text() for o in ordered]
         if len(self.outputs) > _SHOWN:
             shown.append(f"{len(self.outputs) - _SHOWN} more outputs")
         lost = "" if self.held else "; the budget does not hold, and it is switched off"

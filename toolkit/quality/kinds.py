@@ -1,6 +1,8 @@
 """What an output is: told by its name, its shape, what makes it, and its values on a few samples.
 
     classes     logits or probabilities along an axis: what matters is which is greatest
+    text        classes at positions that are read as one, most of them blank: a line is right only
+                when all of it is
     scores      numbers from 0 to 1, each a decision of its own
     embedding   vectors: what matters is where they point
     regression  numbers that matter as such: boxes, depths, images
@@ -44,6 +46,12 @@ _NORMS = (
 _VOCABULARY = 1000
 """Channels of a sequence without a telling name that are a vocabulary."""
 
+_MOST_NUMBERS, _ENOUGH = 256, 4
+"""Linear outputs that may be numbers rather than classes, and samples that tell."""
+
+_LEAST_TEXT, _BLANK = 8, 0.5
+"""Positions that may be a text, and the share of them that has nothing to say."""
+
 _APART = 10.0
 """Channels whose sizes are this many times apart are of different quantities."""
 
@@ -64,11 +72,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class OutputKind:
-    """What an output is: its channels are along `axis` (-1 or 1), in one or more groups."""
+    """What an output is: its channels are along `axis` (-1 or 1), in one or more groups.
+
+    Without an axis it has no channels: each element stands for itself.
+    """
 
     name: str
     kind: Kind
-    axis: int = -1
+    axis: int | None = -1
     groups: tuple[Group, ...] = ()
     gate: int | None = None
     """The channel that says whether there is anything at a position; other scores say what."""
@@ -92,7 +103,7 @@ class OutputKind:
         """The output as a matrix: a row for each position, a column for each channel."""
         if array.ndim < 2:
             return array.reshape(1, -1) if self.kind == "classes" else array.reshape(-1, 1)
-        if self.kind == "exact":
+        if self.kind == "exact" or self.axis is None:
             return array.reshape(-1, 1)
         turned = np.moveaxis(array, self.axis, -1)
         return turned.reshape(-1, turned.shape[-1])
@@ -109,17 +120,23 @@ def infer_kind(
         return _one(name, "state")
     source = _source(graph, name)
     kind, axis = _kind(name.lower(), first, values, source)
+    if kind == "classes" and axis == -1 and _is_text(values):
+        return _one(name, "text")
+    if kind == "scores" and _varies(values, axis):
+        return _one(name, kind, None)
     if kind != "regression" or first.ndim < 2:
         return _one(name, kind, axis)
     linear = source is not None and nd.is_op(source, *_LINEAR)
-    axis = -1 if linear else _channel_axis(first)
+    axis = -1 if linear else _channel_axis(values)
+    if _varies(values, axis):
+        return _one(name, kind, None)
     plain = OutputKind(name, kind, axis)
     rows = [plain.rows(value) for value in values]
     found = replace(plain, groups=_groups(rows))
     return replace(found, gate=_gate(rows, found.scores))
 
 
-def _one(name: str, kind: Kind, axis: int = -1) -> OutputKind:
+def _one(name: str, kind: Kind, axis: int | None = -1) -> OutputKind:
     return OutputKind(name, kind, axis, (Group(kind),))
 
 
@@ -157,9 +174,28 @@ def _kind(
     if _EMBEDDING.search(name) or op in _NORMS or all(_of_unit_length(v) for v in values):
         return ("embedding", -1) if first.ndim < 4 else ("regression", axis)
     linear = op in _LINEAR
-    if linear and (first.ndim == 2 or (first.ndim == 3 and width >= _VOCABULARY)):
+    if linear and first.ndim == 3 and width >= _VOCABULARY:
+        return "classes", -1
+    if linear and first.ndim == 2 and not _is_always_greatest(values, width):
         return "classes", -1
     return "regression", axis
+
+
+def _is_always_greatest(values: Sequence[Array], width: int) -> bool:
+    """Whether one channel is the greatest on every sample, as ratings, angles and landmarks have
+    it: then nothing is told apart by which one is."""
+    tops = np.concatenate([value.argmax(axis=-1).reshape(-1) for value in values])
+    return width <= _MOST_NUMBERS and tops.size >= _ENOUGH and np.unique(tops).size == 1
+
+
+def _is_text(values: Sequence[Array]) -> bool:
+    """Whether one class is the greatest at most positions, as the blank of CTC is, and not at all
+    of them: samples in which nothing is read do not tell."""
+    if values[0].ndim != 3 or values[0].shape[0] * values[0].shape[1] < _LEAST_TEXT:
+        return False
+    tops = np.concatenate([value.argmax(axis=-1).reshape(-1) for value in values])
+    blank = np.unique(tops, return_counts=True)[1].max() / tops.size
+    return _BLANK <= blank < 1
 
 
 def _within_unit(value: Array) -> bool:
@@ -175,11 +211,24 @@ def _of_unit_length(value: Array) -> bool:
     return bool(np.allclose(lengths, 1, atol=1e-3))
 
 
-def _channel_axis(first: Array) -> int:
-    """1 for images; of a sequence of predictions the shorter of the last two axes."""
+def _channel_axis(values: Sequence[Array]) -> int:
+    """1 for images; of a sequence of predictions the shorter of the last two axes.
+
+    One that is longer on one sample than on another counts positions.
+    """
+    first = values[0]
     if first.ndim == 4:
         return 1
-    return 1 if first.ndim == 3 and first.shape[1] < first.shape[2] else -1
+    if first.ndim != 3:
+        return -1
+    if _varies(values, 1) != _varies(values, -1):
+        return -1 if _varies(values, 1) else 1
+    return 1 if first.shape[1] < first.shape[2] else -1
+
+
+def _varies(values: Sequence[Array], axis: int) -> bool:
+    """Whether the size along an axis depends on the sample."""
+    return len({value.shape[axis] for value in values if value.ndim > 1}) > 1
 
 
 def _groups(rows: Sequence[Array]) -> tuple[Group, ...]:

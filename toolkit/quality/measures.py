@@ -102,6 +102,19 @@ def _margins_in(rows: Array, shares: bool) -> Doubles:
     return np.log(np.maximum(doubles, _LEAST_PROBABILITY)) if shares else doubles
 
 
+def are_shares(rows: Array) -> bool:
+    """Whether each row is of shares of one whole."""
+    sums = rows.sum(axis=1, dtype=np.float64)
+    return bool(rows.min(initial=0) >= 0 and np.allclose(sums, 1, atol=1e-3))
+
+
+def as_shares(logits: Array) -> Doubles:
+    """What logits, or logarithms of shares, stand for."""
+    doubles = np.asarray(logits, np.float64)
+    powers = np.exp(doubles - doubles.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
 class Angles:
     """1 - cosine of rows."""
 
@@ -132,8 +145,8 @@ class Noise:
 
     def __init__(self) -> None:
         self.count = 0
-        self._noise = self._power = self._total = 0.0
-        self._sums: Doubles | None = None
+        self._noise = self._power = 0.0
+        self._channels: dict[int, tuple[float, Doubles]] = {}
         self._missed = 0
 
     def add(self, reference: Array, actual: Array, weights: Array | None = None) -> None:
@@ -143,14 +156,17 @@ class Noise:
         if not known.all():  # infinities of the reference, as of masked scores, are no signal
             a, b = np.where(known, a, 0), np.where(known, b, 0)
         off = a - b
-        self._total += float(a.shape[0] if weights is None else weights.sum())
+        total = float(a.shape[0] if weights is None else weights.sum())
         sums = a.sum(axis=0) if weights is None else weights @ a
         if weights is not None:
             roots = np.sqrt(np.asarray(weights, np.float64)).reshape(-1, 1)
             a, off = roots * a, roots * off
         self._noise += float(np.vdot(off, off))
         self._power += float(np.vdot(a, a))
-        self._sums = sums if self._sums is None else self._sums + sums
+        # rows of another length have other channels, as answers that are positions in a text
+        before = self._channels.get(a.shape[1])
+        so_far = (total, sums) if before is None else (before[0] + total, before[1] + sums)
+        self._channels[a.shape[1]] = so_far
         self.count += a.shape[0]
 
     def miss(self) -> None:
@@ -162,8 +178,8 @@ class Noise:
     def around_mean(self) -> float:
         """In the signal's power around each channel's mean: a constant is no signal."""
         varying = self._power
-        if self._sums is not None:
-            varying -= float(np.square(self._sums).sum()) / max(self._total, _TINY)
+        for total, sums in self._channels.values():
+            varying -= float(np.square(sums).sum()) / max(total, _TINY)
         if varying < LEAST_VARYING * self._power and not self._missed:
             return 0.0
         return self._in(varying)

@@ -20,6 +20,8 @@ from toolkit.quality.measures import (
     Noise,
     Tally,
     Variance,
+    are_shares,
+    as_shares,
 )
 
 _COUNTS: tuple[Measure, ...] = ("top1", "decisions", "agreement")
@@ -45,7 +47,7 @@ class GroupTally:
 
     def add(self, reference: Array, actual: Array | None) -> None:
         """Rows of one sample; None when the other model gave another shape."""
-        if actual is None:
+        if actual is None or not self._has_channels(reference):
             for _, tally in self.limits:
                 tally.miss()
             self.noise.miss()
@@ -57,6 +59,8 @@ class GroupTally:
                 # what a detector says of places without an object, nobody looks at
                 weights = reference[:, self.kind.scores].max(axis=1)
             reference, actual = (rows[:, self.group.channels] for rows in (reference, actual))
+        if self.group.kind == "text" and not are_shares(reference):
+            reference, actual = as_shares(reference), as_shares(actual)
         for limit, tally in self.limits:
             if limit.measure == "decisions":  # each element is one of its own
                 tally.add(reference.reshape(-1, 1), actual.reshape(-1, 1))
@@ -64,6 +68,10 @@ class GroupTally:
                 tally.add(reference, actual)
         if self.group.kind != "exact":
             self.noise.add(reference, actual, weights)
+
+    def _has_channels(self, rows: Array) -> bool:
+        """Whether a sample has the channels that the first ones had."""
+        return self.group.channels is None or max(self.group.channels) < rows.shape[1]
 
     def figures(self) -> list[Figure]:
         made: list[Figure] = []
@@ -79,7 +87,7 @@ def tallies_of(
     kinds: Mapping[str, OutputKind], demand: Demand, real: bool
 ) -> dict[str, list[GroupTally]]:
     """The tallies of every output, empty, for what the user asks."""
-    counted = {kind.kind for kind in kinds.values()} & {"classes", "scores"}
+    counted = {kind.kind for kind in kinds.values()} & {"classes", "text", "scores"}
     made: dict[str, list[GroupTally]] = {}
     for name, kind in kinds.items():
         made[name] = []
@@ -99,8 +107,9 @@ def _groups(kind: OutputKind, demand: Demand) -> tuple[Group, ...]:
 
 def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit]:
     """What is measured of a kind, and what it may lose."""
-    # Of few made-up inputs the spread says nothing.
-    built_in = [limit for limit in BUDGETS[kind] if real or limit.measure != "variance"]
+    # Of few made-up inputs the spread says nothing, and there is no text in them.
+    known = kind if real or kind != "text" else "classes"
+    built_in = [limit for limit in BUDGETS[known] if real or limit.measure != "variance"]
     if isinstance(demand.metric, Score):  # the user's function decides, the rest is told
         return [Limit(limit.measure, np.inf, "") for limit in built_in]
     if demand.metric is None:
@@ -110,7 +119,7 @@ def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit
     measure: Measure = demand.metric
     if measure == "top1" and kind == "scores":
         measure = "decisions"
-    fits = kind != "exact" and (measure != "top1" or not counted or kind == "classes")
+    fits = kind != "exact" and (measure != "top1" or not counted or kind in ("classes", "text"))
     if not fits:
         return built_in
     allowed = demand.allowed(measure)

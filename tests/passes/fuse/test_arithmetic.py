@@ -123,21 +123,29 @@ def test_a_reduction_that_gets_another_axis_stays() -> None:
 
 ONE_HOT = (
     "g (int64[N] i) => (float[N,2] y) <int64 d = {3}, float[2] v = {0.0, 1.0}, "
-    "float[3,2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, int64[1] last = {-1}, int64[3] k = {0, 1, 2}>"
+    "float[3,2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, int64[1] last = {-1}, "
+    "int64[2] column = {-1, 1}, int64[3] k = {0, 1, 2}>"
 )
+COMPARED = "e = Equal (u, k) h = Cast <to = 1> (e) y = MatMul (h, w)"
 INDICES = {"i": np.array([0, 2, 1, -1, -3, 3, 99, -4, -99])}
 
 
 @pytest.mark.parametrize(
-    "nodes",
+    ("nodes", "dtype"),
     [
-        "h = OneHot (i, d, v) y = MatMul (h, w)",
-        "u = Unsqueeze (i, last) e = Equal (u, k) h = Cast <to = 1> (e) y = MatMul (h, w)",
+        ("h = OneHot (i, d, v) y = MatMul (h, w)", "int64"),
+        (f"u = Unsqueeze (i, last) {COMPARED}", "int64"),
+        (f"u = Reshape (i, column) {COMPARED}", "int64"),
+        (f"u = Reshape (i, column) {COMPARED}", "int32"),
     ],
 )
-def test_a_product_with_a_one_hot_is_a_gather(nodes: str) -> None:
-    found = check(FUSE, typed(f"{ONE_HOT} {{ {nodes} }}"), inputs=INDICES)
-    assert [node.op_type for node in found.graph.nodes] == ["Clip", "Gather"]
+def test_a_product_with_a_one_hot_is_a_gather(nodes: str, dtype: str) -> None:
+    text = ONE_HOT.replace("int64[N] i", f"{dtype}[N] i").replace("int64[3] k", f"{dtype}[3] k")
+    indices = {"i": INDICES["i"].astype(dtype)}
+    found = check(FUSE, typed(f"{text} {{ {nodes} }}"), inputs=indices)
+    kinds = [node.op_type for node in found.graph.nodes]
+    assert kinds[-2:] == ["Clip", "Gather"]
+    assert set(kinds[:-2]) <= {"Unsqueeze", "Reshape", "Squeeze"}
 
 
 @pytest.mark.parametrize(
@@ -148,8 +156,14 @@ def test_other_values_of_a_one_hot_stay(old: str, new: str) -> None:
 
 
 def test_a_comparison_with_other_classes_stays() -> None:
-    nodes = "u = Unsqueeze (i, last) e = Equal (u, k) h = Cast <to = 1> (e) y = MatMul (h, w)"
+    nodes = f"u = Unsqueeze (i, last) {COMPARED}"
     stays(ONE_HOT.replace("{0, 1, 2}", "{2, 1, 0}"), nodes)
+
+
+def test_a_comparison_of_each_column_with_its_own_number_stays() -> None:
+    """i of three columns: not one-hot."""
+    nodes = f"u = Reshape (i, column) {COMPARED}"
+    stays(ONE_HOT.replace("{-1, 1}", "{-1, 3}").replace("int64[N] i", "int64[6] i"), nodes)
 
 
 # -- einsum

@@ -15,6 +15,7 @@ import pytest
 from passes.quantize import auto
 from passes.quantize.auto import Quantize
 from passes.quantize.plan import Plan
+from passes.quantize.trials import Trials
 from tests.checks import parse, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
 from toolkit.calibrate.data import Calib
@@ -104,10 +105,40 @@ def test_everything_when_size_is_preferred() -> None:
     assert any("3 static Conv" in n for n in done.notes)
 
 
+def test_what_is_larger_in_int8_stays_float_when_size_is_preferred() -> None:
+    """18 weights: nodes and scales take more than three quarters of them."""
+    text = typed(
+        "g (float[N, 1, 8, 8] x) => (float[N, 2, 6, 6] y)",
+        floats("w", 2, 1, 3, 3),
+        "y = Conv (x, w)",
+    )
+    subject = Model.from_proto(parse(text))
+    result, done = quantize(subject, AUTO, feeds(subject), prefer="size")
+    assert result.after.bytes <= result.before.bytes
+    assert any("static layers stay float: in int8" in note for note in done.notes)
+
+
 def test_everything_for_other_runtimes() -> None:
     subject, done = with_data(target="onnx")
     assert any("3 static Conv" in n for n in done.notes)
     assert {node.domain for node in subject.graph.nodes} <= {"", "ai.onnx"}
+
+
+def test_what_is_left_when_a_group_goes_back_has_to_keep_the_budget(monkeypatch) -> None:
+    """Biases of the static layers made up for the noise of the dynamic one."""
+
+    def without_static(trials: Trials, plan: Plan) -> Plan:
+        return plan.turned([e for e in plan.quantized() if e.scheme == "static"], reason="slow")
+
+    def holds(self: Trials, plan: Plan, times: float = 1.0) -> bool:
+        return any(entry.scheme == "static" for entry in plan.quantized())
+
+    monkeypatch.setattr(auto, "keep_what_pays", without_static)
+    monkeypatch.setattr(Trials, "holds", holds)
+    subject, done = with_data()
+    assert any("nothing is quantized: no part of it" in note for note in done.notes)
+    assert not any("undone" in note for note in done.notes)
+    assert "MatMulInteger" not in ops(subject)
 
 
 def test_modes() -> None:

@@ -31,7 +31,7 @@ def samples(largest: float) -> list[Feed]:
 
 def notes(largest: float, observer: AnyObserver = "auto") -> str:
     item = Quantize(observer=observer, correct_bias=False, mode="static")
-    _, done = quantize(network(), item, samples(largest), max_drop="off", prefer="size")
+    _, done = quantize(network(), item, samples(largest), max_drop="off", target="onnx")
     assert done.status == "applied"
     return " ".join(done.notes)
 

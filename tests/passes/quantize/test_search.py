@@ -83,6 +83,13 @@ WIDE = (10.0, 4.0)
 NARROW = (2.0, 5.0)
 
 
+def loose(*savings: float) -> Survey:
+    """Dynamic layers a, b, c, ... that save so much each."""
+    letters = "abcdefgh"[: len(savings)]
+    entries = tuple(entry(letter, "MatMul", "dynamic") for letter in letters)
+    return Survey(Plan(entries), (), (), (), tuple(zip(savings, entries, strict=True)))
+
+
 # -- candidates
 
 
@@ -366,3 +373,11 @@ def test_by_what_each_saves_where_nothing_is_timed() -> None:
     made = Made()
     assert names(search(trials(made), chain(slow, slow), single=single(fast, fast)).plan) == "AB"
     assert names(search(trials(made), chain(fast, fast), single=single(slow, slow)).plan) == "ab"
+
+
+# -- dynamic layers alone
+
+
+def test_of_dynamic_layers_alone_only_the_harmful_go_back() -> None:
+    made = Made({"a": 0.1, "b": 5.0, "c": 0.1})
+    assert names(search(trials(made), loose(1.0, 1.0, 1.0)).plan) == "ac"

@@ -59,6 +59,49 @@ def test_another_shape_is_a_loss():
     assert not found.ok
 
 
+@pytest.mark.parametrize("name", ["pitch", "start_logits"])
+@pytest.mark.parametrize("same", [0, 12])
+def test_answers_of_different_lengths(name, same):
+    """One number for each frame of a clip, or each word of a text; at first of one length."""
+
+    def frames(w: np.ndarray) -> Model:
+        listed = ", ".join(map(str, w.reshape(-1)))
+        return model(f"""g (float[1, F, 16] x) => (float[1, F] {name})
+            <float[16, 1] w = {{{listed}}}, int64[1] last = {{-1}}>
+            {{ m = MatMul (x, w) {name} = Squeeze (m, last) }}""")
+
+    lengths = [20] * same + [10 + at % 7 for at in range(20)]
+    feeds = [{"x": RANDOM.standard_normal((1, n, 16)).astype(np.float32)} for n in lengths]
+    judge = Judge(frames(W[:, :1]), feeds)
+    assert judge.verdict(frames(coarse(W[:, :1], 127))).ok
+    assert not judge.verdict(frames(coarse(W[:, :1], 1))).ok
+
+
+def test_a_text_is_held_to_more_than_classes():
+    """Logits of a reader: the same noise in its shares passes for single classes only."""
+
+    def reader(w: np.ndarray, name: str) -> Model:
+        listed = ", ".join(map(str, w.reshape(-1)))
+        return model(f"""g (float[1, F, 16] x) => (float[1, F, 8] {name})
+            <float[16, 8] w = {{{listed}}}, float[8] b = {{2.5, 0, 0, 0, 0, 0, 0, 0}}>
+            {{ m = MatMul (x, w) {name} = Add (m, b) }}""")
+
+    feeds = [{"x": RANDOM.standard_normal((1, 40, 16)).astype(np.float32)} for _ in range(20)]
+    w = W / 2
+    judge = Judge(reader(w, "logits"), feeds)
+    assert judge.kinds["logits"].kind == "text"
+    assert judge.verdict(reader(coarse(w, 127), "logits")).ok
+    noisy = judge.verdict(reader(coarse(w, 6), "logits"))
+    assert not noisy.ok
+    assert "SQNR" in noisy.reason
+    close = judge.verdict(reader(coarse(w, 8), "logits"))
+    assert close.ok
+    assert "top-1 agreement" in close.summary()
+    assert "and SQNR" in close.summary()
+    made_up = Judge(reader(w, "logits"), feeds, real=False)
+    assert made_up.verdict(reader(coarse(w, 6), "logits")).ok
+
+
 def test_few_samples_for_screening():
     judge = Judge(linear(W), FEEDS)
     assert judge.verdict(linear(W)).samples == 64

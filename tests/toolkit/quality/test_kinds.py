@@ -98,6 +98,62 @@ def test_channels_of_very_different_sizes_are_groups():
     assert [group.channels for group in found.groups] == [(0, 1), (2, 3)]
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (3 + 0.2 * normal(8, 3) + np.array([2, 0, 1], np.float32), "regression"),
+        (3 + 2 * normal(8, 3) + np.array([2, 0, 1], np.float32), "classes"),
+        (3 + 0.2 * normal(1, 3) + np.array([2, 0, 1], np.float32), "classes"),  # too few to tell
+        (normal(8, 1000) + 20 * np.eye(1000, dtype=np.float32)[:1], "classes"),
+    ],
+)
+def test_numbers_of_which_one_is_always_the_greatest_are_no_classes(value, wanted):
+    """Ratings of a clip: the background is always better than the speech."""
+    assert kind("m = MatMul (x, w) y = Add (m, x)", value).kind == wanted
+
+
+def blanks(positions: int, blank: float) -> np.ndarray:
+    """Logits of a reader, of which so many positions say nothing."""
+    found = normal(1, positions, 12)
+    found[0, : round(blank * positions), 0] += 20
+    found[0, round(blank * positions) :, 3] += 20
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (blanks(40, 0.6), "text"),
+        (np.exp(blanks(40, 0.6)) / np.exp(blanks(40, 0.6)).sum(-1, keepdims=True), "text"),
+        (blanks(4, 0.5), "classes"),  # too few positions
+        (normal(1, 40, 12), "classes"),  # no blank
+        (blanks(40, 1.0), "classes"),  # nothing to read
+        (blanks(40, 0.6)[0], "classes"),
+    ],
+)
+def test_classes_of_which_most_are_blank_are_a_text(value, wanted):
+    assert kind("logits = Relu (x)", value, "logits").kind == wanted
+
+
+@pytest.mark.parametrize("nodes", ["y = Relu (x)", "y = Sigmoid (x)"])
+def test_what_is_longer_on_one_sample_has_no_channels(nodes):
+    """The pitch, or the loudness, of each frame of a clip."""
+    graph = model(f"g (float[N] x) => (float[N, M] y) {{ {nodes} }}").graph
+    values = [np.abs(np.tanh(normal(1, length))) for length in (90, 40)]
+    found = infer_kind(graph, "y", values)
+    assert found.axis is None
+    assert [found.rows(value).shape for value in values] == [(90, 1), (40, 1)]
+    assert infer_kind(graph, "y", values[:1]).rows(values[0]).shape == (1, 90)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 30)])
+def test_positions_may_be_fewer_than_channels(lengths):
+    """Notes of each frame: of clips of one length, nobody knows; of two, their number is fixed."""
+    graph = model("g (float[N] x) => (float[N, M, K] y) { y = Relu (x) }").graph
+    values = [normal(1, length, 20) for length in lengths]
+    assert infer_kind(graph, "y", values).axis == (1 if lengths[0] == lengths[1] else -1)
+
+
 def test_padding_does_not_count():
     value = normal(2, 3, 8)
     mask = np.array([[1, 1, 0], [1, 0, 0]])

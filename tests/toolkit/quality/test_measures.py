@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from toolkit.quality.budgets import chance, decibels
-from toolkit.quality.measures import Angles, Flips, Gap, Inequality, Noise, Variance
+from toolkit.quality.measures import (
+    Angles,
+    Flips,
+    Gap,
+    Inequality,
+    Noise,
+    Variance,
+    are_shares,
+    as_shares,
+)
 
 RANDOM = np.random.default_rng(0)
 A = RANDOM.standard_normal((64, 10))
@@ -49,6 +58,15 @@ def test_rows_count_by_their_weight():
     mean = (w * A).sum(axis=0) / w.sum()
     varying = (w * np.square(A - mean)).sum()
     assert noise.around_mean() == pytest.approx((w * np.square(A - B)).sum() / varying)
+
+
+def test_rows_of_two_lengths_have_channels_of_their_own():
+    noise = Noise()
+    noise.add(A, B)
+    noise.add(A[:, :7] + 50, B[:, :7] + 50)
+    off = np.square(A - B).sum() + np.square(A - B)[:, :7].sum()
+    around = np.square(A - A.mean(axis=0))
+    assert noise.around_mean() == pytest.approx(off / (around.sum() + around[:, :7].sum()))
 
 
 def test_noise_around_the_mean_sees_through_an_offset():
@@ -100,6 +118,13 @@ def test_probabilities_are_weighed_by_their_logarithms():
     turned = np.array([[0.1, 0.8, 0.1]])
     assert of(Flips(weighed=True), sure, turned, 1) == 1
     assert of(Flips(weighed=True), unsure, turned, 1) <= 1
+
+
+def test_shares_of_logits():
+    found = as_shares(A)
+    assert are_shares(found)
+    assert not are_shares(A)
+    np.testing.assert_allclose(as_shares(np.log(found)), found)
 
 
 def test_one_channel_is_a_decision_at_one_half():
