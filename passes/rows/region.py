@@ -126,13 +126,14 @@ class Region:
         twins: dict[_Rows, str] = {}
         for member in reversed(self._members.values()):
             self._write(member, twins)
-        for end in self.ends:
-            rows = self._given(end, twins[end.value, end.axis, end.axis])
-            if end.result is root:
-                result = rows
-            else:
-                self.g.replace(end.result.output[0], rows)
+        # The root last: rows that become an output of the graph change their name.
+        for end in sorted(self.ends, key=lambda end: end.result is root):
+            place = end.value, end.axis, end.axis
+            result = self._given(end, twins[place])
+            if end.result is not root:
+                name = self.g.replace(end.result.output[0], result)
                 self.g.prune(end.result)
+                twins[place] = name if result == twins[place] else twins[place]
         return result
 
     def _given(self, end: Selected, rows: str) -> str:

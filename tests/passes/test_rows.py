@@ -744,3 +744,29 @@ def test_random_operators(opset: int, before: list[Step], selection: Step) -> No
             assert_same_outputs(proto, subject, feeds())
             run("rows", subject)
             assert not len(subject.journal)
+
+
+# -- several ends that are outputs
+
+
+@pytest.mark.parametrize(("index", "shape"), [("one", "[B, 1, 4]"), ("first", "[B, 4]")])
+def test_rows_that_are_several_outputs(index: str, shape: str) -> None:
+    found = moves(
+        graph(
+            f"""m = MatMul (x, w) y = Gather <axis = 1> (m, {index})
+                z = Gather <axis = 1> (m, one) u = Gather <axis = 1> (m, one)""",
+            outputs=f"float{shape} y, float[B, 1, 4] z, float[B, 1, 4] u",
+        )
+    )
+    assert few(found, "MatMul")
+
+
+def test_a_bias_that_is_one_number_stays_with_its_map() -> None:
+    stays(
+        graph(
+            """m = MatMul (x, w) a = Add (m, all) q, k = Split <axis = 2, num_outputs = 2> (a)
+               y = Gather <axis = 1> (q, first)""",
+            outputs="float[B, 2] y, float[B, L, 2] k",
+            stored="float[1] all = {0.5}",
+        )
+    )
