@@ -74,7 +74,10 @@ class Region:
     def _joined(self, value: str, axis: int, of: int) -> _Member | None:
         """The node that makes `value`, if all that is read of it are these rows."""
         g, node = self.g, self.g.producer(value)
-        if node is None or id(node) in self._members or axis != of:
+        if node is None or id(node) in self._members:
+            return None
+        if not self.selection.goes_on(g, value, axis, of):
+            self.stops.append(f"what {nd.label(node)} gives is the same for all of the batch")
             return None
         made = [name for name in nd.outputs_of(node) if not g.is_unused(name)]
         if not all(self._is_read_by_rows(name, axis) for name in made):

@@ -770,3 +770,21 @@ def test_a_bias_that_is_one_number_stays_with_its_map() -> None:
             stored="float[1] all = {0.5}",
         )
     )
+
+
+def test_what_is_the_same_for_all_of_the_batch_is_computed_once() -> None:
+    found = moves(
+        graph(
+            """o = MatMul (z, w) a = Attention <q_num_heads = 2, kv_num_heads = 2> (o, z, z)
+               m = MatMul (x, w) s = Add (m, a) y = GatherND <batch_dims = 1> (s, i)""",
+            inputs="float[B, L, 4] x, float[1, L, 4] z, int64[B, 1] i",
+        ),
+        inputs={
+            "x": GIVEN["x"],
+            "z": np.arange(12, dtype=np.float32).reshape(1, 3, 4) / 12,
+            "i": np.array([[2], [0]]),
+        },
+    )
+    [attended] = sizes(found, "Attention")
+    assert attended == (1, symbol("L"), 4)
+    assert (symbol("B"), 1, 4) in sizes(found, "MatMul")
