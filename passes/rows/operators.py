@@ -289,6 +289,8 @@ def _gather(site: _Site) -> Plan | None:
     if first <= site.axis < last:
         found = site.operand(1, site.axis - first)
         return None if found is None else Plan((found,), keeps_first=first == 0)
+    if site.g.is_const(site.node.input[0]):
+        return None  # columns of a table of words, to be copied for all that it has
     own = site.axis if site.axis < first else site.axis - ranks[1] + 1
     return site.along(own, first != 0)
 

@@ -788,3 +788,16 @@ def test_what_is_the_same_for_all_of_the_batch_is_computed_once() -> None:
     [attended] = sizes(found, "Attention")
     assert attended == (1, symbol("L"), 4)
     assert (symbol("B"), 1, 4) in sizes(found, "MatMul")
+
+
+def test_columns_of_a_stored_table_are_not_copied_for_all_its_words() -> None:
+    """One column of the words of each text: the selection stops behind the table."""
+    words = """e = Gather (table, i) t = Transpose <perm = [0, 2, 1]> (e)
+        m = MatMul (t, w) y = Gather <axis = 1> (m, first)"""
+    numbers = ", ".join(map(str, range(24)))
+    found = moves(
+        graph(words, inputs="int64[B, 4] i", stored=f"float[6, 4] table = {{{numbers}}}"),
+        inputs={"i": np.array([[0, 5, 2, 1], [3, 3, 4, 0]])},
+    )
+    reader = next(node for node in found.graph.nodes if node.input[0] == "table")
+    assert reader.input[1] == "i"
