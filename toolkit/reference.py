@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from toolkit.compare import Difference, compare, worst
-from toolkit.feeds import Feeds, Sample, Search, find_feeds
+from toolkit.feeds import Feed, Feeds, Sample, Search, find_feeds
 from toolkit.model import Model
 from toolkit.optypes import is_random
 from toolkit.runtime import Session
@@ -45,15 +48,36 @@ class Reference:
 
     def differences(self, session: Session) -> dict[str, Difference]:
         """How far each output of another model is from this one's, over all feeds."""
+        return self._compared(session, lambda feed: feed)
+
+    def sensitivity(self, session: Session) -> dict[str, Difference]:
+        """How far each output of the same model moves when its inputs are rounded once more."""
+        return self._compared(session, _rounded_anew)
+
+    def _compared(self, session: Session, given: Callable[[Feed], Feed]) -> dict[str, Difference]:
         found: dict[str, list[Difference]] = {}
         names = [name for name in self.outputs if name not in self.unstable]
         if not names:
             return {}  # asked for nothing, a session gives everything
         for trial in self.feeds.trials:
             expected = dict(zip(self.outputs, trial.outputs, strict=True))
-            for name, actual in zip(names, session.run(trial.feed, names), strict=True):
+            for name, actual in zip(names, session.run(given(trial.feed), names), strict=True):
                 found.setdefault(name, []).append(compare(expected[name], actual))
         return {name: worst(each) for name, each in found.items()}
+
+
+def _rounded_anew(feed: Feed) -> Feed:
+    """The floats of a feed, each a unit in the last place up or down, or as it is."""
+    draw = np.random.default_rng(0)
+
+    def moved(value: Any) -> Any:
+        known = np.asarray(value)
+        if known.dtype.kind != "f":
+            return value
+        steps = draw.integers(-1, 2, known.shape) * float(np.finfo(known.dtype).eps)
+        return (known * (1 + steps)).astype(known.dtype)
+
+    return {name: moved(value) for name, value in feed.items()}
 
 
 def _unstable(

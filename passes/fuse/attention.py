@@ -23,7 +23,7 @@ from passes.fuse.folded_bias import bias_in_another_shape
 from passes.fuse.head_groups import Groups
 from passes.fuse.head_norms import norm_before_move
 from passes.fuse.heads import Form, Operand, heads_apart, heads_restored, mismatch
-from passes.fuse.packed import packed_heads
+from passes.fuse.packed import packed_heads, split_before_view
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
 from passes.operands import int_vector, permutation, squeeze, transpose
 from toolkit import nodes as nd
@@ -253,6 +253,7 @@ class Operands:
 
 RULES = (
     packed_heads,
+    split_before_view,
     norm_before_move,
     bias_in_another_shape,
     attention,

@@ -5,7 +5,8 @@
 
 Entries of an axis that was split off the last one are parts of that last axis. Cut out of `x`
 itself they are tokens, which attention takes as they are; a Transpose of all of them, and what
-copies each out of it, are then not needed.
+copies each out of it, are then not needed. Nor is an axis for the one head that key and value have
+where many queries share it: it comes behind the Split.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from onnx import NodeProto
 
 from passes.axes import positive_axes
 from passes.cleanup.parts import cut
+from passes.fuse.affine import only_reader
 from passes.operands import (
     int_operand,
     int_vector,
@@ -54,6 +56,29 @@ def packed_heads(g: Graph, x: str, apart: NodeProto, node: NodeProto) -> str:
     for entry in entries:
         g.prune(entry.reader)
     return node.output[0]
+
+
+@rewrite(op.Split(op.Unsqueeze(var("x"), ...).named("view"), ...), opset=13)
+def split_before_view(g: Graph, x: str, view: NodeProto, node: NodeProto) -> Sequence[str]:
+    """Split(Unsqueeze(x)) = Unsqueeze(each part of x)"""
+    shape, rank = g.shape(x), g.rank(view.output[0])
+    axes = positive_axes(int_operand(g, view, "axes", 1), rank)
+    along = positive_axes([nd.attr(node, "axis", 0)], rank)
+    if shape is None or not axes or not along or along[0] in axes:
+        raise Miss("the shapes of its views are not known")
+    if only_reader(g, view.output[0]) is None:
+        raise Miss("something else reads the view")
+    axis = along[0] - sum(one < along[0] for one in axes)
+    attributes = {**nd.attrs(node), "axis": axis}
+    parts = g.add("Split", [x, *node.input[1:]], len(node.output), attributes, at=node).output
+    results: list[str] = []
+    for old, part in zip(node.output, parts, strict=True):
+        sizes = g.shape(old)
+        if sizes is not None:
+            kept = tuple(size for place, size in enumerate(sizes) if place not in axes)
+            g.learn_type(part, TensorType(g.dtype(x), kept))
+        results.append(unsqueeze(g, part, axes, at=node))
+    return results
 
 
 def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> str:

@@ -7,22 +7,23 @@ by the table of costs and by timing, then to what keeps the budget, and then app
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.dynamic import QuantizeDynamic, read_plan
 from passes.quantize.groups import keep_what_pays
+from passes.quantize.means import ChannelMeans, input_means
 from passes.quantize.observing import with_least_noise
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.saturation import has_vnni, saturating
-from passes.quantize.search import Found, search
+from passes.quantize.search import Found, likely, search
 from passes.quantize.sizes import sizes_on
 from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
 from passes.quantize.static_apply import Format, not_for
-from passes.quantize.survey import survey
+from passes.quantize.survey import survey, survey_pointwise
 from passes.quantize.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.troubles import note_troubles, weight_troubles
 from passes.shapes import Shapes
@@ -103,7 +104,8 @@ class Quantize:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is not None:
-            self._apply(model, read_plan(self.plan, model), ctx)
+            plan = read_plan(self.plan, model)
+            self._apply(model, plan, ctx, self._means(model, plan, ctx))
             return
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
@@ -121,21 +123,25 @@ class Quantize:
         Shapes(annotate=False).run(model, ctx)
         note_troubles(weight_troubles(model), ctx)
         plan = self.make_plan(model, ctx)
+        means = self._means(model, plan, ctx)
         if plan.quantized():
-            plan = self._reduced(model, plan, ctx)
+            plan = self._reduced(model, plan, ctx, means)
         _note_what(plan, ctx)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
-        self._apply(model, plan, ctx)
+        self._apply(model, plan, ctx, means)
         if plan.quantized():
             self._note_saturation(model, ctx)
 
-    def _apply(self, model: Model, plan: Plan, ctx: Context) -> None:
-        apply_all(model, plan, ctx, self.format)
+    def _apply(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
+        apply_all(model, plan, ctx, self.format, means)
         ctx.plans.append(as_applied(model, plan))
         if self.correct_bias and is_correctable(plan, ctx):
             ctx.tell("correcting biases", 0.0)
             correct(model, ctx)
+
+    def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
+        return input_means(model, plan, ctx) if self.correct_bias else {}
 
     def _weight_only(self) -> Pass:
         from importlib import import_module
@@ -186,17 +192,22 @@ class Quantize:
             return has_vnni() is False
         return self.reduce_range == "true"
 
-    def _reduced(self, model: Model, plan: Plan, ctx: Context) -> Plan:
+    def _reduced(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
         """The part of the plan that pays and keeps the budget."""
-        trials = Trials(model, ctx, self.format, self.threads)
+        trials = Trials(model, ctx, self.format, self.threads, means)
         feeds = trials.feeds()
         sizes = sizes_on(model, feeds[0]) if feeds else {}
         by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
         kernels = Kernels.in_use() if by_speed else Kernels({})
         surveyed = survey(model, plan, sizes, kernels)
+        single = survey_pointwise(model, plan, sizes, kernels) if by_speed else None
         if self.observer == "auto":
-            surveyed = with_least_noise(trials, surveyed)
-        found = search(trials, surveyed, self.correct_bias)
+            tried = likely(trials, surveyed, single)
+            surveyed = with_least_noise(trials, surveyed, tried)
+            single = single and replace(
+                single, plan=replace(single.plan, tensors=surveyed.plan.tensors)
+            )
+        found = search(trials, surveyed, self.correct_bias, single)
         _note_returned(found, trials, ctx)
         if not found.plan.quantized():
             return found.plan

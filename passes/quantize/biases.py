@@ -24,6 +24,9 @@ from toolkit.graph import Array, Graph
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _INTEGERS = ("MatMulInteger", "com.microsoft::MatMulIntegerToFloat", "com.microsoft::MatMulNBits")
 _MOST = 2**31 - 1
+_OWN_BIAS = 6
+"""Where MatMulIntegerToFloat may have a bias of its own: that of a layer that was written with it
+corrected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +125,7 @@ def biased_layers(g: Graph, names: Container[str]) -> tuple[list[Biased], list[N
 
 def _is_quantized(g: Graph, node: NodeProto) -> bool:
     if nd.qualified(node) in _INTEGERS:
-        return True
+        return not given(node, _OWN_BIAS)
     if not nd.is_op(node, "MatMul", *_WITH_BIAS):
         return False
     maker = g.producer(node.input[1])

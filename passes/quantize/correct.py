@@ -13,7 +13,6 @@ only as many layers from the front as lower the error of the model's outputs.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,11 +21,12 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 
 from passes.quantize.biases import Biased, biased_layers
+from passes.quantize.means import First, Means, SampleMeans
 from passes.quantize.outputs import OutputError
 from passes.quantize.walk import Step, Stuck, Walk
 from toolkit import nodes as nd
 from toolkit.calibrate.collect import Feeds, observable
-from toolkit.calibrate.statistics import Array, Range, State, Statistic, finite_bounds
+from toolkit.calibrate.statistics import Array
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
 from toolkit.graph import Graph
@@ -199,69 +199,3 @@ def _keep_best(model: Model, ends: list[int], before: float, error: OutputError)
         count //= 2
         model.journal.undo_to(ends[count])
     return count
-
-
-# -- what is gathered
-
-
-class SampleMeans:
-    """The mean of every channel, feed by feed, and how many numbers it is the mean of."""
-
-    def __init__(self, tensor: str, axis: int) -> None:
-        self.tensor, self.axis = tensor, axis
-        self.means: list[Array] = []
-        self.counts: list[int] = []
-
-    @property
-    def key(self) -> str:
-        return f"means:{self.axis}"
-
-    def update(self, values: Array) -> None:
-        finite_bounds(values, self.tensor)
-        others = tuple(a for a in range(values.ndim) if a != self.axis % values.ndim)
-        count = values.size // max(1, values.shape[self.axis])
-        mean = values.mean(others, dtype=np.float64) if count else np.zeros(values.shape[self.axis])
-        self.means.append(mean)
-        self.counts.append(count)
-
-    def merge(self, other: SampleMeans) -> None:
-        self.means += other.means
-        self.counts += other.counts
-
-    def state(self) -> State:
-        return {"means": np.array(self.means), "counts": np.array(self.counts)}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.means, self.counts = list(state["means"]), state["counts"].tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """The observer that gathers SampleMeans."""
-
-    name: ClassVar[str] = "means"
-    axis: int = 1
-
-    def start(self, tensor: str) -> Statistic:
-        return SampleMeans(tensor, self.axis)
-
-    def range(self, statistic: Statistic) -> Range:
-        raise NotImplementedError("means tell no range")
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first of other feeds."""
-
-    feeds: Feeds
-    most: int
-
-    def __iter__(self) -> Iterator[Feed]:
-        return itertools.islice(iter(self.feeds), self.most)
-
-    def count(self) -> int | None:
-        known = self.feeds.count()
-        return None if known is None else min(known, self.most)
-
-    def digest(self) -> str:
-        return f"{self.feeds.digest()} first {self.most}"

@@ -12,25 +12,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from passes.quantize.correct import First
-from passes.quantize.plan import TensorEntry
+from passes.quantize.means import First
+from passes.quantize.plan import Plan, TensorEntry
 from passes.quantize.survey import Survey
 from passes.quantize.trials import Trials
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.observers import Mse, Observer, Percentile
 from toolkit.quality.budgets import decibels
+from toolkit.quality.judge import MOST_SAMPLES
 
 _WAYS: tuple[Observer, ...] = (Mse(), Percentile(99.99))
 _SAMPLES = 16
 """Histograms take long to gather, and the shape of one is known soon."""
-_LESS = 0.8
-"""The share of the noise of whole ranges that a cut must stay below: 1 dB."""
+_LESS = 0.5
+"""The share of the noise of whole ranges that a cut must stay below: 3 dB. A cut is at the expense
+of what is rare, such as what a detector is there for: with 1.5 dB less noise by least squares, 6 %
+of the detections of YOLOX-nano were others than in floats, in place of 2 %."""
 
 
-def with_least_noise(trials: Trials, survey: Survey) -> Survey:
-    """The survey of the plan with the ranges that make the least noise."""
+def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
+    """The survey with the ranges that make the least noise, tried on a plan of the same tensors."""
     ctx = trials.ctx
-    best = survey.best()
     static = any(entry.scheme == "static" for entry in best.quantized())
     if ctx.calibration is None or ctx.judge is None or not static:
         return survey
@@ -39,12 +41,12 @@ def with_least_noise(trials: Trials, survey: Survey) -> Survey:
     ranged = [entry.tensor for entry in best.tensors]
     seen = data.collect(trials.model, dict.fromkeys(ranged, _WAYS[0])).statistics
     histograms = {name: cast(Histogram, found) for name, found in seen.items()}
-    whole = least = trials.noise(best)
+    whole = least = trials.noise(best, MOST_SAMPLES)  # on more than the cut was made for
     chosen = best.tensors
     way = ""
     for observer in _WAYS:
         tensors = tuple(_cut(entry, histograms, observer) for entry in best.tensors)
-        noise = trials.noise(replace(best, tensors=tensors))
+        noise = trials.noise(replace(best, tensors=tensors), MOST_SAMPLES)
         if noise < min(least, _LESS * whole):
             least, chosen, way = noise, tensors, observer.name
     if not way:

@@ -53,7 +53,8 @@ _NAMED = 3
 class Entry:
     """How one node computes. `axis` is that of the weight's scales; None: one scale for all.
 
-    `block_size` weights along an input's axis share a scale; None: all of them.
+    `block_size` weights along an input's axis share a scale; None: all of them. With
+    `float_result`, a static convolution of single pixels leaves its result in floats.
     """
 
     node: str = ""
@@ -65,6 +66,7 @@ class Entry:
     reduce_range: bool = False
     axis: int | None = None
     tied: bool = False
+    float_result: bool = False
     block_size: int | None = None
     method: Method = "rtn"
     reason: str = ""
@@ -291,6 +293,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "symmetric": (True, False),
     "reduce_range": (True, False),
     "tied": (True, False),
+    "float_result": (True, False),
     "block_size": (*BLOCK_SIZES, None),
     "method": get_args(Method),
 }

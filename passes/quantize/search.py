@@ -1,18 +1,20 @@
 """The plan for a model: the fastest one that keeps the budget.
 
 1. Candidates come from the table of costs: the best regions, with dearer and cheaper conversions, a
-   float prefix, and everything. They are timed in turns with the floats, or else compared by the
-   table. Of those that are about as fast as the fastest, the one with the least noise is taken.
-2. Where the judge does not let it pass, nor with corrected biases, the model's beginning goes back
-   to floats, in steps, and then, apart from that, what is harmful for what it saves: each layer's
-   noise is measured with that layer alone in int8, and the lowest price of noise is looked for with
-   which the budget holds. What costs next to no time is taken back on top of that.
-3. Of what holds, the faster one is the plan. If nothing does, nothing is quantized.
+   float prefix, everything, and single layers that read int8 and give floats. They are timed in
+   turns with the floats, or else compared by the table. Of those that are about as fast as the
+   fastest, the one with the least noise is taken.
+2. Where the judge does not let it pass, nor with corrected biases, layers go back to floats. Of
+   regions: the model's beginning, in steps. Of regions and single layers: what is harmful for what
+   it saves. Each layer's noise is measured with that layer alone in int8, and the lowest price of
+   noise is looked for with which the budget holds. What costs next to no time is taken back on top
+   of that. Regions that are far from the budget are given up where single layers hold.
+3. Of what holds, the fastest one is the plan. If nothing does, nothing is quantized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,8 +32,9 @@ _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
 often at most. Whole regions turn at once: larger steps would miss what is in between."""
-_CORRECTABLE = 2.0
-"""How many times the budget a plan may use that corrected biases can bring back."""
+_CORRECTABLE, _FAR = 2.0, 4.0
+"""How many times the budget a plan may use that corrected biases can bring back; and one of which
+the harmful layers can be returned without losing what makes it fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +47,63 @@ class Found:
     holds: bool = True
 
 
-def search(trials: Trials, survey: Survey, corrected: bool = False) -> Found:
+def search(
+    trials: Trials, survey: Survey, corrected: bool = False, single: Survey | None = None
+) -> Found:
     """The fastest plan that keeps the budget; one without int8 when none does.
 
-    `corrected`: biases will be corrected, and what holds by that holds.
+    `corrected`: biases will be corrected, and what holds by that holds. `single`: the same model
+    with single layers in int8 in place of regions.
     """
-    by_speed = trials.ctx.target == "ort-cpu" and trials.ctx.prefer == "speed"
-    plan = _fastest(trials, candidates(survey), survey) if by_speed else survey.plan
+    if trials.ctx.target != "ort-cpu" or trials.ctx.prefer != "speed":
+        return _kept(trials, survey, survey.plan, corrected)
+    regions = _fastest(trials, candidates(survey), survey)
+    if single is None:
+        return _kept(trials, survey, regions, corrected)
+    both = [(survey, regions), (single, single.best())]
+    _, first = both[_first(trials, both)]
+    if _holds(trials, first, corrected):
+        return Found(first)
+    found = [_kept(trials, *both[1], corrected)]
+    if not found[0].holds or trials.holds(regions, _FAR):
+        found.append(_kept(trials, *both[0], corrected))
+    held = [kept for kept in found if kept.holds]
+    if len(held) < 2:
+        return held[0] if held else found[-1]
+    return held[_first(trials, [(single, held[0].plan), (survey, held[1].plan)])]
+
+
+def likely(trials: Trials, survey: Survey, single: Survey | None) -> Plan:
+    """The plan to try ranges on: the best regions, or single layers where those are far off."""
+    regions = survey.best()
+    return regions if single is None or trials.holds(regions, _FAR) else single.best()
+
+
+def _first(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> int:
+    """The place of the fastest: measured, or by what each saves by its survey."""
+    if not trials.timed:
+        saved = [survey.saving(plan) for survey, plan in plans]
+        return saved.index(max(saved))
+    trials.ctx.tell("timing plans", 0.0)
+    timings = trials.times({str(at): plan for at, (_, plan) in enumerate(plans)}, _EFFORT)
+    ratios = [
+        timings[str(at)].ratio if str(at) in timings else _REFUSED for at in range(len(plans))
+    ]
+    return ratios.index(min(ratios))
+
+
+def _kept(trials: Trials, survey: Survey, plan: Plan, corrected: bool) -> Found:
+    """The plan if it keeps the budget, or what is left of it when it does."""
+    return Found(plan) if _holds(trials, plan, corrected) else _affordable(trials, survey, plan)
+
+
+def _holds(trials: Trials, plan: Plan, corrected: bool) -> bool:
     if not plan.quantized() or (trials.holds(plan) and trials.is_proven(plan)):
-        return Found(plan)
-    if corrected and trials.holds(plan, _CORRECTABLE):
-        trials.ctx.tell("correcting biases", 0.0)
-        if trials.holds_corrected(plan):
-            return Found(plan)
-    return _affordable(trials, survey, plan)
+        return True
+    if not corrected or not trials.holds(plan, _CORRECTABLE):
+        return False
+    trials.ctx.tell("correcting biases", 0.0)
+    return trials.holds_corrected(plan)
 
 
 def candidates(survey: Survey) -> dict[str, Plan]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from passes.quantize.arithmetic import Unfit
+from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.static_fence import fence
 from passes.quantize.static_qdq import QdqWriter
@@ -41,9 +42,14 @@ _QUANTIZED = frozenset(
 """Operators of which one is enough to know that somebody has quantized the activations."""
 
 
-def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -> None:
-    """Quantize what the plan calls static; other schemes are for other passes."""
-    if not any(entry.scheme == "static" for entry in plan.entries):
+def apply_static(
+    model: Model, plan: Plan, ctx: Context, form: Format = "qdq", means: ChannelMeans | None = None
+) -> None:
+    """Quantize what the plan calls static; other schemes are for other passes.
+
+    By the means of what layers read, where they are known, biases take back what rounding shifts.
+    """
+    if not any(map(_is_ours, plan.entries)):
         return
     obstacle = lift(model, ctx)
     if obstacle:
@@ -57,11 +63,13 @@ def apply_static(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -
     needed = [plan.tensor(name) for name in region.tensors()]
     writer = QdqWriter(grids_of([entry for entry in needed if entry is not None], ties))
     made = {id(site.node): region.makes(site) for site in region.sites}
+    mean = {id(site.node): (means or {}).get(site.node.input[0]) for site in region.sites}
     written: set[int] = set()
     for site in region.sites:
         try:
-            if writer.write(site, entries[id(site.node)], made[id(site.node)]):
-                written.add(id(site.node))
+            key = id(site.node)
+            if writer.write(site, entries[key], made[key], mean[key]):
+                written.add(key)
         except Unfit as unfit:
             ctx.note(f"{nd.label(site.node)} stays float: it has {unfit}")
     if form == "qop":
@@ -77,10 +85,10 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
     """The sites that the plan is about; UsageError for what cannot be static."""
     entries: dict[int, Entry] = {}
     sites: list[Site] = []
-    waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "static"}
+    waiting = {id(entry): entry for entry in plan.entries if _is_ours(entry)}
     for node in model.graph.nodes:
         entry = plan.find(node)
-        if entry is None or entry.scheme != "static":
+        if entry is None or not _is_ours(entry):
             continue
         waiting.pop(id(entry), None)
         try:
@@ -114,6 +122,11 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
         if len(kinds) > 1:
             raise UsageError(f"{label} cannot be static: its tensors are of int8 and of uint8")
     return region, entries
+
+
+def _is_ours(entry: Entry) -> bool:
+    """Results in floats are for `pointwise`."""
+    return entry.scheme == "static" and not entry.float_result
 
 
 def lift(model: Model, ctx: Context) -> str:

@@ -50,15 +50,20 @@ class QdqWriter:
     _read: dict[str, str] = field(default_factory=dict[str, str])
     _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
-    def write(self, site: Site, entry: Entry, made: Sequence[str]) -> bool:
-        """Write a site whose results `made` are stored in 8 bits; False if vetoed. Raises Unfit."""
+    def write(
+        self, site: Site, entry: Entry, made: Sequence[str], mean: Array | None = None
+    ) -> bool:
+        """Write a site whose results `made` are stored in 8 bits; False if vetoed. Raises Unfit.
+
+        `mean` is that of what it reads, by channel, where it is known.
+        """
         g, node = site.graph, site.node
         if not g.begin("quantize-static", node):
             return False
         x = self.views.get(node.input[0]) or self.grids.get(node.input[0])
         coded = None
         if site.weight is not None and x is not None:  # what is unfit, before anything is changed
-            coded = encode(site.weight, node, entry, x.scale)
+            coded = encode(site.weight, node, entry, x.scale, mean)
         for slot in site.operands:
             g.set_input(node, slot, self._operand(site, slot, made))
         if site.weight is not None and coded is not None:
@@ -135,11 +140,12 @@ class QdqWriter:
         if coded.values is not None:
             g.set_input(node, 1, self._weight_view(weight, entry, coded))
         if coded.bias is not None:
-            floats.append(node.input[2])
+            floats += [given(node, 2)] if given(node, 2) else []
             name = self.constant(g, coded.bias, "bias")
             scale = self.constant(g, coded.bias_scale, "scale")
             axis = 0 if coded.bias_scale.ndim else None
-            g.set_input(node, 2, g.op("DequantizeLinear", name, scale, at=node, axis=axis))
+            bias = g.op("DequantizeLinear", name, scale, at=node, axis=axis)
+            g.set_inputs(node, [*node.input[:2], bias])
         elif given(node, 2):
             g.set_inputs(node, list(node.input)[:2])  # a bias of zeros, by beta = 0
         for name in ("alpha", "beta"):

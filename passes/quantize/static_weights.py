@@ -5,7 +5,8 @@
 The kernels add q_b to the sum of products, so its scale is the product of the other two, to the
 last bit of a 32-bit float. A channel whose weights are tiny beside its bias has a q_b that does not
 fit: its s_w is widened until it does, with room for the sum. A channel of zeros has no scale that
-its weights would tell: it gets one that resolves its bias.
+its weights would tell: it gets one that resolves its bias. Where the means of the layer's input are
+known, b has what rounding the weights shifts taken from it (see `means`).
 
 Weights that are stored as integers behind a DequantizeLinear stay as they are where they are
 symmetric int8; other ones are read through it, some rows at a time.
@@ -21,8 +22,9 @@ from onnx import NodeProto, TensorProto
 
 from passes.operands import given
 from passes.quantize import arithmetic
-from passes.quantize.arithmetic import FULL, REDUCED, Unfit
+from passes.quantize.arithmetic import FULL, REDUCED, Quantized, Unfit
 from passes.quantize.large import Rows
+from passes.quantize.means import rounding_shift
 from passes.quantize.plan import Entry
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
@@ -135,8 +137,13 @@ def weight_of(g: Graph, node: NodeProto) -> Weight | None:
     return found
 
 
-def encode(weight: Weight, node: NodeProto, entry: Entry, x_scale: float) -> Coded:
-    """Weights and bias as the entry wants them. Raises Unfit for what cannot be quantized."""
+def encode(
+    weight: Weight, node: NodeProto, entry: Entry, x_scale: float, mean: Array | None = None
+) -> Coded:
+    """Weights and bias as the entry wants them. Raises Unfit for what cannot be quantized.
+
+    `mean` is that of each channel of the layer's input.
+    """
     require_supported(entry, weight)
     bias = _bias_of(weight.graph, node, weight.outputs)
     if bias is not None and not np.isfinite(bias).all():
@@ -149,12 +156,14 @@ def encode(weight: Weight, node: NodeProto, entry: Entry, x_scale: float) -> Cod
     if not entry.symmetric:
         lopsided = arithmetic.quantize_lopsided(weight.source, limit)
         scale = lopsided.scale * np.float32(weight.alpha)
+        bias = _moved(weight, node, lopsided, scale, bias, mean)
         return _coded(weight, scale, lopsided.zero, lopsided.values, bias, x_scale)
     most = arithmetic.largest(weight.source, entry.axis) * np.float32(weight.alpha)
     scale = _with_room(weight, arithmetic.scale_of(most, limit), most, bias, x_scale)
     signed = arithmetic.quantize_by(
         weight.source, entry.axis, scale / np.float32(weight.alpha), limit
     )
+    bias = _moved(weight, node, signed, scale, bias, mean)
     found = signed if entry.weight == "int8" else arithmetic.unsigned(signed)
     return _coded(weight, scale, found.zero, found.values, bias, x_scale)
 
@@ -258,6 +267,27 @@ def _by_scale(weight: Weight, scale: Array, bias: Array) -> Array:
     if not scale.ndim:
         return most.max(initial=0)
     return most.reshape(weight.groups, -1).max(axis=0)
+
+
+def _moved(
+    weight: Weight,
+    node: NodeProto,
+    found: Quantized,
+    scale: Array,
+    bias: Array | None,
+    mean: Array | None,
+) -> Array | None:
+    """The bias without what rounding shifts on average; one of its own where there was none."""
+    if mean is None:
+        return bias
+    codes = found.values.astype(np.float32) - np.float32(found.zero)
+    along = scale.reshape([-1 if i == weight.axis else 1 for i in range(codes.ndim)])
+    shift = rounding_shift(
+        weight.graph, node, mean, codes, along if scale.ndim else scale, weight.alpha
+    )
+    if shift is None:
+        return bias
+    return shift.astype(np.float32) if bias is None else (bias + shift).astype(np.float32)
 
 
 def _coded(

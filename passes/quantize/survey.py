@@ -3,7 +3,8 @@
 A plan says which nodes can be static. A Relu or Clip that alone reads a result belongs to what it
 reads: it is free in both. What combines or carries (Add, MaxPool) computes in int8 only behind
 int8, so that entering there is forbidden. Dynamic layers take floats and give floats: they are
-`loose`, each to be chosen for itself.
+`loose`, each to be chosen for itself. Convolutions of single pixels can be so, too (`pointwise`):
+that is a second survey of the same model.
 
 Harm is weighed against time: with a price p, an entry that makes the noise n costs p n besides its
 time. At a price of 0 the fastest choice comes out; the higher it is, the more of what is harmful
@@ -13,13 +14,16 @@ for what it saves goes back to floats.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
+from passes.quantize.channels_last import either_way, turns
 from passes.quantize.costs import Kernels, Sizes
 from passes.quantize.plan import Entry, Plan
+from passes.quantize.pointwise import is_pointwise
 from passes.quantize.regions import FLOAT_END, Item, Value, best_regions, total
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -27,7 +31,7 @@ from toolkit.model import Model
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _LIMITS = ("Relu", "Clip")
-_FORBIDDEN = 1e9
+_FORBIDDEN, _ALWAYS = 1e9, 1e11
 _LEAST_SAVING = 1.0
 """Microseconds that a layer counts for when nobody knows what it saves; it saves bytes anyway."""
 
@@ -73,9 +77,18 @@ class Survey:
     def time(self, plan: Plan) -> float:
         """Microseconds of what can be int8, and of the conversions, by a plan."""
         kept = {entry.output or entry.node for entry in plan.quantized()}
-        chosen = [at for at, entry in self.entries if (entry.output or entry.node) in kept]
+        inside = {at for at, entry in self.entries if (entry.output or entry.node) in kept}
+        items = list(self.items)
+        for at, _ in self.entries:
+            own = items[at]
+            items[at] = replace(own, in_float=_ALWAYS) if at in inside else Item(own.in_float)
+        chosen = best_regions(items, self.values)  # what has no entry goes with its neighbours
         lost = [s for s, entry in self.loose if (entry.output or entry.node) not in kept]
         return total(self.items, self.values, chosen) + sum(lost)
+
+    def saving(self, plan: Plan) -> float:
+        """Microseconds that a plan takes less than floats."""
+        return self.time(self.plan.turned(self.plan.quantized())) - self.time(plan)
 
     def starts(self) -> list[int]:
         """The items that are products, where a prefix may end."""
@@ -104,6 +117,55 @@ def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
     values = _values(g, number, sizes, kernels, frozenset(combining))
     loose = _loose(model, plan, sizes, kernels)
     return Survey(plan, tuple(items), tuple(values), tuple(entries), tuple(loose))
+
+
+def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey | None:
+    """The same plan with convolutions of single pixels that leave floats, and nothing else static.
+
+    Here the regions are those with the channels last. Each convolution in one has to make 8 bits of
+    what it reads, which those that read the same share. None where there are no such convolutions.
+    """
+    g = model.graph
+    nodes = list(g.nodes)
+    points = {id(n): e for n in nodes if is_pointwise(g, n) and (e := _static(plan, n))}
+    if not points:
+        return None
+
+    def crossing(name: str) -> float:
+        shape = sizes.get(name, ())
+        return kernels.crossing(math.prod(shape), shape[1] if len(shape) > 2 else 1)
+
+    sharing = Counter(node.input[0] for node in nodes if id(node) in points)
+    free = either_way(g)
+    items: list[Item] = []
+    for node in nodes:
+        if id(node) in points:
+            in_float, in_int8 = _times(kernels, node, sizes)
+            read = node.input[0]
+            items.append(Item(in_float, in_int8 + crossing(read) / sharing[read]))
+        else:
+            items.append(Item(0.0, 0.0) if id(node) in free else Item(0.0))
+    chosen = _with_floats(plan, [entry.output for entry in points.values()])
+    entries = [(at, chosen.find(n)) for at, n in enumerate(nodes) if id(n) in points]
+    known = tuple((at, entry) for at, entry in entries if entry is not None)
+    loose = tuple(_loose(model, chosen, sizes, kernels))
+    return Survey(chosen, tuple(items), tuple(turns(g, crossing)), known, loose)
+
+
+def _static(plan: Plan, node: NodeProto) -> Entry | None:
+    entry = plan.find(node)
+    return (
+        entry if entry is not None and entry.scheme == "static" and entry.weight == "int8" else None
+    )
+
+
+def _with_floats(plan: Plan, outputs: Iterable[str]) -> Plan:
+    """The plan with results in floats for these, and floats for all others that are static."""
+    kept = frozenset(outputs)
+    others = [e for e in plan.entries if e.scheme == "static" and e.output not in kept]
+    turned = plan.turned(others, reason="float is faster")
+    entries = [replace(e, float_result=e.output in kept) for e in turned.entries]
+    return replace(turned, entries=tuple(entries))
 
 
 def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, float]:

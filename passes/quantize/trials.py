@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from passes.quantize.dynamic import apply_plan
 from passes.quantize.islands import raise_islands
+from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Plan
+from passes.quantize.pointwise import apply_pointwise
 from passes.quantize.static_apply import Format, apply_static
 from passes.quantize.weight_only import apply_weight_only
 from toolkit.bench import Effort, Timing, latency
@@ -20,6 +22,7 @@ from toolkit.runtime import Session
 if TYPE_CHECKING:
     from toolkit.context import Context
     from toolkit.feeds import Feed
+    from toolkit.graph import Array
     from toolkit.quality.figures import Quality
 
 MOST_BYTES = 1 << 29
@@ -35,12 +38,15 @@ _TIMED_FEEDS = 2
 _COLLAPSED = float("inf")
 
 
-def apply_all(model: Model, plan: Plan, ctx: Context, form: Format = "qdq") -> None:
+def apply_all(
+    model: Model, plan: Plan, ctx: Context, form: Format = "qdq", means: ChannelMeans | None = None
+) -> None:
     """Write a plan: static layers first, since their ranges are known by the names of values."""
     if any(entry.scheme == "static" for entry in plan.entries):
         if ctx.target == "ort-cpu":
             raise_islands(model, plan)
-        apply_static(model, plan, ctx, form)
+        apply_pointwise(model, plan, ctx, means or {})
+        apply_static(model, plan, ctx, form, means)
     if any(entry.scheme == "dynamic" for entry in plan.entries):
         apply_plan(model, plan, ctx)
     if any(entry.scheme == "weight-only" for entry in plan.entries):
@@ -68,13 +74,15 @@ class Trials:
     ctx: Context
     form: Format = "qdq"
     threads: int = 1
+    means: ChannelMeans = field(default_factory=dict[str, "Array"])
+    """Of what static layers read."""
     _feeds: list[Feed] | None = None
     _known: dict[Plan, Quality] = field(default_factory=dict["Plan", "Quality"])
 
     def draft(self, plan: Plan) -> Model:
         """The model with the plan applied, and what there was to say of it dropped."""
         made = self.model.draft()
-        apply_all(made, plan, replace(self.ctx, notes=[], plans=[]), self.form)
+        apply_all(made, plan, replace(self.ctx, notes=[], plans=[]), self.form, self.means)
         return made
 
     def quality(self, plan: Plan) -> Quality | None:

@@ -294,6 +294,22 @@ def test_what_the_runtime_does_to_the_original_is_not_held_against_the_result():
     assert not validator.check(made(0.13), FLOAT, deployed=True).ok
 
 
+def test_another_order_may_do_what_rounding_the_inputs_does():
+    """Of a steep model: up to ten times what is allowed elsewhere."""
+
+    def wave(slope, offset):
+        return model(f"""g (float[64] x) => (float[64] y)
+            <float s = {{{slope}}}, float o = {{{offset}}}> {{
+            a = Mul (x, s) b = Sin (a) y = Add (b, o) }}""")
+
+    steep, steeper, calm = (Validator(wave(slope, 0.0)) for slope in (1e3, 1e5, 1.0))
+    assert steep.check(wave(1e3, 2e-4), FLOAT).ok
+    assert not steep.check(wave(1e3, 2e-4), EXACT).ok
+    assert not steep.check(wave(1e3, 2e-3), FLOAT).ok
+    assert not steeper.check(wave(1e5, 2e-3), FLOAT).ok
+    assert not calm.check(wave(1.0, 2e-4), FLOAT).ok
+
+
 # verify ------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.fuse.packed import packed_heads
+from passes.fuse.packed import packed_heads, split_before_view
 from passes.shapes import Shapes
 from tests.checks import check
 from toolkit.context import Context
@@ -133,3 +133,59 @@ def test_a_value_that_a_branch_reads_stays() -> None:
 def test_a_part_that_is_an_output_is_read_elsewhere_too(nodes: str, outputs: str) -> None:
     text = graph(f"{APART} {nodes}", outputs).replace("int64 i0", "int64 last = {2}, int64 i0")
     assert unpacked(text)["Split"] == 1
+
+
+# -- one key and value for many queries
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFirst:
+    def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
+        apply_rules(model, (split_before_view,), ctx)
+
+
+def viewed(nodes: str, outputs: str = "float[N, 1, S, 4] y, float[N, 1, S, 2] z") -> str:
+    return f"""{HEADER}g (float[N, S, 6] x) => ({outputs})
+        <int64[1] one = {{1}}, int64[2] both = {{0, -1}}, int64[2] sizes = {{4, 2}}> {{
+        {nodes}
+    }}"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ("v = Unsqueeze (x, one) y, z = Split <axis = 3> (v, sizes)", None),
+        ("v = Unsqueeze (x, one) y, z = Split <axis = -1> (v, sizes)", None),
+        (
+            "v = Unsqueeze (x, both) y, z = Split <axis = 3> (v, sizes)",
+            "float[1, N, S, 4, 1] y, float[1, N, S, 2, 1] z",
+        ),
+    ],
+)
+def test_an_axis_of_one_comes_behind_the_split(nodes: str, outputs: str | None) -> None:
+    found = check(SplitFirst(), viewed(nodes, outputs) if outputs else viewed(nodes))
+    kinds = [node.op_type for node in found.graph.nodes]
+    assert kinds == ["Split", "Unsqueeze", "Unsqueeze"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        (
+            "v = Unsqueeze (x, one) y, z = Split <axis = 1> (v, none)",
+            "float[N, 1, S, 6] y, float[N, 0, S, 6] z",
+        ),
+        (
+            "v = Unsqueeze (x, one) y, z = Split <axis = 3> (v, sizes)",
+            "float[N, 1, S, 4] y, float[N, 1, S, 2] z, float[N, 1, S, 6] v",
+        ),
+        (
+            "v = Unsqueeze (x, one) a, z = Split <axis = 3> (v, sizes) y = Exp (v)",
+            "float[N, 1, S, 6] y, float[N, 1, S, 2] z",
+        ),
+    ],
+)
+def test_other_views_stay_before_their_split(nodes: str, outputs: str) -> None:
+    text = viewed(nodes, outputs).replace("int64[1] one", "int64[2] none = {1, 0}, int64[1] one")
+    check(SplitFirst(), text, near_miss=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -300,3 +300,69 @@ def test_nothing_is_timed_when_nobody_wants_it() -> None:
 def test_a_group_that_the_runtime_refuses() -> None:
     made = Made(ratio=lambda plan: 1000.0 if plan == "a" else 0.5)
     assert names(keep_what_pays(trials(made), MIXED)) == "bc"
+
+
+# -- single layers in place of regions
+
+
+def single(*times: tuple[float, float | None]) -> Survey:
+    """Layers A, B, ... that read int8 and give floats, each for itself."""
+    made = chain(*times)
+    entries = tuple(replace(e, output=e.output.upper()) for e in made.plan.entries)
+    return replace(made, plan=Plan(entries), entries=tuple(enumerate(entries)))
+
+
+def by_case(lower: float, upper: float) -> Callable[[str], float]:
+    return lambda plan: lower if plan.islower() else upper
+
+
+def test_regions_that_are_faster_and_hold() -> None:
+    made = Made(ratio=by_case(0.4, 0.6))
+    assert names(search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE)).plan) == "ab"
+
+
+def test_single_layers_that_are_faster_and_hold() -> None:
+    made = Made({"a": 0.1}, ratio=by_case(0.6, 0.4))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "AB"
+    assert not found.returned
+
+
+def test_regions_far_from_the_budget_are_given_up() -> None:
+    made = Made({"a": 50.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "AB"
+    assert "b" not in made.asked  # nobody looked for what is left of them
+
+
+def test_regions_near_the_budget_are_tried() -> None:
+    made = Made({"a": 2.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "b"
+
+
+def test_regions_are_tried_where_no_single_layers_hold() -> None:
+    made = Made({"a": 50.0, "A": 50.0, "B": 50.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "b"
+
+
+def test_nothing_where_neither_holds() -> None:
+    made = Made(dict.fromkeys("abAB", 50.0), ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert not found.holds
+    assert not found.plan.quantized()
+
+
+def test_harmful_single_layers_go_back() -> None:
+    made = Made({"a": 50.0, "A": 50.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "B"
+    assert [e.output for e in found.returned] == ["A"]
+
+
+def test_by_what_each_saves_where_nothing_is_timed() -> None:
+    slow, fast = (10.0, 8.0), (10.0, 2.0)
+    made = Made()
+    assert names(search(trials(made), chain(slow, slow), single=single(fast, fast)).plan) == "AB"
+    assert names(search(trials(made), chain(fast, fast), single=single(slow, slow)).plan) == "ab"
