@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.axes import positive_axes
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.symbolic import Dim, Expr
@@ -75,6 +76,22 @@ def permutation(g: Graph, node: NodeProto) -> tuple[int, ...] | None:
         return tuple(perm)
     rank = g.rank(node.input[0])
     return None if rank is None else tuple(reversed(range(rank)))
+
+
+def normalized_from(g: Graph, node: NodeProto) -> int | None:
+    """The first of the axes that a norm runs along, if scale and bias lie along those alone.
+
+    None when that is not known, or where they differ along others: by heads, as [heads, 1, size].
+    """
+    rank = g.rank(node.input[0])
+    axes = positive_axes([nd.attr(node, "axis", -1)], rank)
+    if rank is None or axes is None:
+        return None
+    for name in nd.inputs_of(node)[1:]:
+        shape = g.shape(name)
+        if shape is None or any(size != 1 for size in shape[: axes[0] - rank]):
+            return None
+    return axes[0]
 
 
 # -- shapes

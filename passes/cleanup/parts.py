@@ -115,14 +115,13 @@ def parts_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> st
         return None
     sizes = int_vector(g, [whole // count] * count, "sizes")
     split = g.add("Split", [x, sizes], count, {"axis": axis}, at=view)
-    result = node.output[0]
     for index, end in ends:
-        if end is node:
-            result = split.output[index]
-        else:
+        if end is not node:
             g.replace(end.output[0], split.output[index])
             g.prune(end)
-    return result
+    # Not before: a part that becomes an output of the graph changes its name.
+    own = [split.output[index] for index, end in ends if end is node]
+    return own[0] if own else node.output[0]
 
 
 @rewrite(op.any("Slice", "Gather")(op.Reshape(x, ...).shared().named("view"), ...), opset=13)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.fuse.affine import only_reader
-from passes.operands import permutation, transpose
+from passes.operands import normalized_from, permutation, transpose
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -26,11 +26,11 @@ _norms = op.any("LayerNormalization", "RMSNormalization")
 def norm_before_move(g: Graph, x: str, turn: NodeProto, node: NodeProto) -> str:
     """norm(Transpose(x)) = Transpose(norm(x))"""
     perm, shape = permutation(g, turn), g.shape(x)
-    if perm is None or perm[-1] != 3 or nd.attr(node, "axis", -1) not in (-1, 3):
-        raise Miss("the axis that it normalizes moves")
+    if perm is None or perm[-1] != 3 or normalized_from(g, node) != 3:
+        raise Miss("the axis that it normalizes moves, or it scales each head by itself")
     if only_reader(g, turn.output[0]) is None or len(nd.outputs_of(node)) > 1:
         raise Miss("something else reads what was moved, or its mean")
     inputs = [x, *node.input[1:]]
     normalized = g.op(node.op_type, *inputs, domain=node.domain, at=node, **nd.attrs(node))
-    g.learn_type(normalized, TensorType(g.dtype(x), shape))
+    g.learn_type(normalized, TensorType(g.dtype(node.output[0]), shape))
     return transpose(g, normalized, perm, at=node)

@@ -48,12 +48,11 @@ def packed_heads(g: Graph, x: str, apart: NodeProto, node: NodeProto) -> str:
     whole = node if merged is None else merged
     entries = _entries(g, whole.output[0], packed.axis, packed.count)
     parts = packed.parts(x, sorted({entry.index for entry in entries}), node)
+    if merged is not None:
+        shape = (g.shape(merged.output[0]) or ())[1:]
+        parts = {index: _viewed(g, part, shape, node) for index, part in parts.items()}
     for entry in entries:
-        part = parts[entry.index]
-        if merged is not None:
-            shape = (g.shape(merged.output[0]) or ())[1:]
-            part = _viewed(g, part, shape, node)
-        _put(g, part, entry, packed.axis, node)
+        parts[entry.index] = _put(g, parts[entry.index], entry, packed.axis, node)
     for entry in entries:
         g.prune(entry.reader)
     return node.output[0]
@@ -82,18 +81,21 @@ def split_before_view(g: Graph, x: str, view: NodeProto, node: NodeProto) -> Seq
     return results
 
 
-def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> None:
-    """Let the readers of an entry read the part, most of them without the axis of size 1."""
+def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> str:
+    """Let the readers of an entry read the part, most of them without the axis of size 1.
+
+    The name of the part from now on: one that is an output of the graph has that one's.
+    """
     if not entry.has_axis:
-        g.replace(entry.value, part)
-        return
+        return g.replace(entry.value, part)
     for user in g.users(entry.value):
         axes = int_operand(g, user, "axes", 1) if nd.is_op(user, "Squeeze") else None
         if positive_axes(axes, g.rank(entry.value)) == [axis]:
-            g.replace(user.output[0], part)
+            part = g.replace(user.output[0], part)
             g.prune(user)
     if not g.is_unused(entry.value):
         g.replace(entry.value, unsqueeze(g, part, [axis], at=node))
+    return part
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.fuse.factors import Trace, leaves, size_of
+from passes.fuse.head_norms import norm_before_move
 from passes.fuse.heads import Operand, heads_apart
+from passes.fuse.packed import packed_heads
 from passes.fuse.pieces import (
     Piece,
     column_of,
@@ -386,7 +388,14 @@ def _array_is_doubled(array: Array, interleaved: bool) -> bool:
     return bool(np.array_equal(array[..., : size // 2], array[..., size // 2 :]))
 
 
-RULES = (rotary, partial_rotary, rotary_by_halves, rotary_by_neighbours)
+RULES = (
+    packed_heads,  # this and the next let it read tokens
+    norm_before_move,
+    rotary,
+    partial_rotary,
+    rotary_by_halves,
+    rotary_by_neighbours,
+)
 
 
 @dataclass(frozen=True, slots=True)

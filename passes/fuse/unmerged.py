@@ -53,12 +53,13 @@ def _rewritten(
     if not g.begin("split-axes", node):
         return known
     try:
-        g.replace(node.output[0], apart.value(node.input[0]))
+        made = apart.full(node.input[0])
     except Miss:
         g.model.journal.undo_to(start)
         return known
+    name = g.replace(node.output[0], made)  # another one where it is an output of the graph
     g.prune(node)
-    return apart.known
+    return {key: name if value == made else value for key, value in apart.known.items()}
 
 
 def _split(g: Graph, node: NodeProto) -> tuple[Dim, Dim] | None:
@@ -88,6 +89,13 @@ class _Apart:
             self.known[name] = self._value(name)
         return self.known[name]
 
+    def full(self, name: str) -> str:
+        """The value with both axes."""
+        found = self.value(name)
+        if self.g.rank(found) != (self.g.rank(name) or 0) + 1:
+            raise Miss(f"'{found}' would have to be repeated")
+        return found
+
     def _value(self, name: str) -> str:
         g = self.g
         node, shape = g.producer(name), g.shape(name)
@@ -103,14 +111,14 @@ class _Apart:
             axes = positive_axes([nd.attr(node, "axis", 0)], len(shape))
             if axes is None or not axes[0]:
                 raise Miss(f"{nd.label(node)} gathers along batch and heads")
-            inputs = [self._full(value) for value in node.input]
+            inputs = [self.full(value) for value in node.input]
             return self._made(node, inputs, shape, axis=axes[0] + 1)
         if nd.is_op(node, "MatMul"):
             if any(g.rank(value) != len(shape) for value in node.input):
                 raise Miss(f"{nd.label(node)} is not a product for each of them")
             return self._made(node, [self.value(value) for value in node.input], shape)
         if node.op_type in ELEMENTWISE:
-            return self._made(node, [self._full(node.input[0]), *node.input[1:]], shape)
+            return self._made(node, [self.full(node.input[0]), *node.input[1:]], shape)
         if node.op_type in BROADCASTING:
             return self._made(node, [self._operand(v, len(shape)) for v in node.input], shape)
         raise Miss(f"{nd.label(node)} may depend on the number of axes")
@@ -161,12 +169,6 @@ class _Apart:
         if shape is not None and (len(shape) < rank or shape[0] == 1):
             return name
         return self.value(name)
-
-    def _full(self, name: str) -> str:
-        found = self.value(name)
-        if self.g.rank(found) != (self.g.rank(name) or 0) + 1:
-            raise Miss(f"'{found}' would have to be repeated")
-        return found
 
     def _made(self, node: NodeProto, inputs: Sequence[str], shape: Shape, **changed: object) -> str:
         g = self.g

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.axes import positive_axes
-from passes.operands import given, int_operand, set_int_operand
+from passes.operands import given, int_operand, normalized_from, set_int_operand
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.optypes import BROADCASTING, ELEMENTWISE, REDUCTIONS
@@ -224,9 +224,8 @@ def _matmul(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
 
 def _norm(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
     """Normalizes over the last axes, from its own on: the others may be arranged as they are."""
-    rank = len(perm)
-    axes = positive_axes([nd.attr(node, "axis", -1)], rank)
-    if axes is None or perm[axes[0] :] != tuple(range(axes[0], rank)):
+    first = normalized_from(g, node)
+    if first is None or perm[first:] != tuple(range(first, len(perm))):
         return None
     if len(nd.outputs_of(node)) > 1:
         return None  # means and deviations have a layout of their own

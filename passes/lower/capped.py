@@ -38,7 +38,7 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
     def capped_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
         """Attention of three [batch, length, heads x size] with a softcap"""
         attributes = nd.attrs(node)
-        if not attributes.get("softcap"):
+        if attributes.get("softcap", 0.0) <= 0:
             raise Miss("its scores are not capped")
         if not set(attributes) <= _KNOWN or "scale" not in attributes:
             raise Miss("it is causal, or computes in another precision")
@@ -100,7 +100,9 @@ class Heads:
         known = [width for width in widths if isinstance(width, int)]
         if len(known) != len(operands):
             raise Miss("the size of the heads is not known")
-        count, groups = attributes["q_num_heads"], attributes["kv_num_heads"]
+        count, groups = (attributes.get(f"{name}_num_heads", 0) for name in ("q", "kv"))
+        if not groups or count % groups:
+            raise Miss("the heads of the queries are no groups of those of the keys")
         return cls(groups, count // groups, known[1] // groups, known[2] // groups)
 
     def attend(

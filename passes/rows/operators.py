@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from onnx import NodeProto
 
 from passes.axes import positive_axes
-from passes.operands import dims, given, int_operand, permutation, reshape_target
+from passes.operands import (
+    dims,
+    given,
+    int_operand,
+    normalized_from,
+    permutation,
+    reshape_target,
+)
 from passes.rows.selection import Selection
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -174,12 +181,9 @@ _by_axis = _along_axis(1)
 
 
 def _norm(site: _Site) -> Plan | None:
-    """Along all axes from its own on, which scale and bias have none beside."""
-    axes = positive_axes([nd.attr(site.node, "axis", -1)], site.rank)
-    if axes is None or site.axis >= axes[0] or not site.only_output():
-        return None
-    ranks = [site.g.rank(name) for name in nd.inputs_of(site.node)[1:]]
-    if any(rank is None or rank > site.rank - axes[0] for rank in ranks):
+    """Along all axes from its own on."""
+    first = normalized_from(site.g, site.node)
+    if first is None or site.axis >= first or not site.only_output():
         return None
     return site.along(site.axis)
 
@@ -285,6 +289,8 @@ def _gather(site: _Site) -> Plan | None:
     if first <= site.axis < last:
         found = site.operand(1, site.axis - first)
         return None if found is None else Plan((found,), keeps_first=first == 0)
+    if site.g.is_const(site.node.input[0]):
+        return None  # columns of a table of words, to be copied for all that it has
     own = site.axis if site.axis < first else site.axis - ranks[1] + 1
     return site.along(own, first != 0)
 

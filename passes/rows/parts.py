@@ -40,7 +40,10 @@ def part_read_by_rows(
         raise Miss("no part is read by rows while others are read as a whole")
     if any(g.use_count(name) != 1 for name in (weight, bias) if name):
         raise Miss("the weights are read elsewhere too, and would be stored twice")
-    whole = _Whole(g, node, x, weight, bias or "", _sizes(g, node))
+    sizes = _sizes(g, node)
+    if bias and g.shape(bias) != (sum(sizes),):
+        raise Miss("the bias is one number for all columns")
+    whole = _Whole(g, node, x, weight, bias or "", sizes)
     results = dict(pair for group in (*([one] for one in few), rest) for pair in whole.part(group))
     return tuple(results[place] for place in range(len(node.output)))
 

@@ -74,7 +74,10 @@ class Region:
     def _joined(self, value: str, axis: int, of: int) -> _Member | None:
         """The node that makes `value`, if all that is read of it are these rows."""
         g, node = self.g, self.g.producer(value)
-        if node is None or id(node) in self._members or axis != of:
+        if node is None or id(node) in self._members:
+            return None
+        if not self.selection.goes_on(g, value, axis, of):
+            self.stops.append(f"what {nd.label(node)} gives is the same for all of the batch")
             return None
         made = [name for name in nd.outputs_of(node) if not g.is_unused(name)]
         if not all(self._is_read_by_rows(name, axis) for name in made):
@@ -126,13 +129,14 @@ class Region:
         twins: dict[_Rows, str] = {}
         for member in reversed(self._members.values()):
             self._write(member, twins)
-        for end in self.ends:
-            rows = self._given(end, twins[end.value, end.axis, end.axis])
-            if end.result is root:
-                result = rows
-            else:
-                self.g.replace(end.result.output[0], rows)
+        # The root last: rows that become an output of the graph change their name.
+        for end in sorted(self.ends, key=lambda end: end.result is root):
+            place = end.value, end.axis, end.axis
+            result = self._given(end, twins[place])
+            if end.result is not root:
+                name = self.g.replace(end.result.output[0], result)
                 self.g.prune(end.result)
+                twins[place] = name if result == twins[place] else twins[place]
         return result
 
     def _given(self, end: Selected, rows: str) -> str:

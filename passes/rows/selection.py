@@ -51,6 +51,10 @@ class _ForAll:
     def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
         return True
 
+    def goes_on(self, g: Graph, value: str, axis: int, of: int) -> bool:
+        """Whether it can be moved through what makes the value."""
+        return True
+
     def shape(self, shape: Shape, axis: int, of: int) -> Shape:
         return (*shape[:axis], self.count, *shape[axis + 1 :])
 
@@ -111,6 +115,10 @@ class OneEach:
         front = (g.shape(value) or ())[:axis]
         rest = front[1:] if self._has_batch(g, value, axis, of) else front
         return of > 0 and all(size == 1 for size in rest)
+
+    def goes_on(self, g: Graph, value: str, axis: int, of: int) -> bool:
+        """What is the same for all of the batch is computed once, as keys and values are."""
+        return self._has_batch(g, value, axis, of)
 
     def shape(self, shape: Shape, axis: int, of: int) -> Shape:
         return (self.batch, *[1] * of, *shape[axis + 1 :])

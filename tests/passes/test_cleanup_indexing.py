@@ -150,6 +150,15 @@ def test_parts_of_the_last_axis_are_a_split() -> None:
     assert left(text) == {"Split": 1, "Relu": 3}
 
 
+def test_a_part_that_is_two_outputs() -> None:
+    text = """g (float[B, L, 8] x) => (float[B, L, 4] y, float[B, L, 4] u, float[B, L, 4] v)
+        <int64[4] s = {0, 0, 2, 4}, int64 i = {0}, int64 j = {1}, int64 k = {-2}> {
+        r = Reshape (x, s)
+        y = Gather <axis = 2> (r, i) u = Gather <axis = 2> (r, k) v = Gather <axis = 2> (r, j)
+    }"""
+    assert left(text) == {"Split": 1, "Identity": 1}
+
+
 def test_parts_that_leave_one_out_stay() -> None:
     text = f"""{PACKED} {{
         p = Reshape (x, apart)

@@ -105,6 +105,15 @@ def test_other_norms_keep_their_transposes(before: str, after: str, axis: int) -
     check(LAYOUT, normalized(before, after, axis), near_miss=True)
 
 
+@pytest.mark.parametrize("scale", ["float[3, 3]", "float[3, 1, 3]"])
+def test_a_norm_by_a_scale_along_other_axes_keeps_its_transposes(scale: str) -> None:
+    text = f"""g (float[3, 3, 3] x, {scale} scale) => (float[3, 3, 3] y) {{
+        a = Transpose <perm = [1, 0, 2]> (x) n = LayerNormalization (a, scale)
+        y = Transpose <perm = [1, 0, 2]> (n)
+    }}"""
+    check(LAYOUT, typed(text), near_miss=True)
+
+
 def test_a_norm_whose_mean_is_read_keeps_its_transposes() -> None:
     text = """g (float[3, 4, 5] x) => (float[3, 4, 5] y, float[4, 3, 1] mean)
         <float[5] scale = {1, 2, 3, 4, 5}> {

@@ -744,3 +744,60 @@ def test_random_operators(opset: int, before: list[Step], selection: Step) -> No
             assert_same_outputs(proto, subject, feeds())
             run("rows", subject)
             assert not len(subject.journal)
+
+
+# -- several ends that are outputs
+
+
+@pytest.mark.parametrize(("index", "shape"), [("one", "[B, 1, 4]"), ("first", "[B, 4]")])
+def test_rows_that_are_several_outputs(index: str, shape: str) -> None:
+    found = moves(
+        graph(
+            f"""m = MatMul (x, w) y = Gather <axis = 1> (m, {index})
+                z = Gather <axis = 1> (m, one) u = Gather <axis = 1> (m, one)""",
+            outputs=f"float{shape} y, float[B, 1, 4] z, float[B, 1, 4] u",
+        )
+    )
+    assert few(found, "MatMul")
+
+
+def test_a_bias_that_is_one_number_stays_with_its_map() -> None:
+    stays(
+        graph(
+            """m = MatMul (x, w) a = Add (m, all) q, k = Split <axis = 2, num_outputs = 2> (a)
+               y = Gather <axis = 1> (q, first)""",
+            outputs="float[B, 2] y, float[B, L, 2] k",
+            stored="float[1] all = {0.5}",
+        )
+    )
+
+
+def test_what_is_the_same_for_all_of_the_batch_is_computed_once() -> None:
+    found = moves(
+        graph(
+            """o = MatMul (z, w) a = Attention <q_num_heads = 2, kv_num_heads = 2> (o, z, z)
+               m = MatMul (x, w) s = Add (m, a) y = GatherND <batch_dims = 1> (s, i)""",
+            inputs="float[B, L, 4] x, float[1, L, 4] z, int64[B, 1] i",
+        ),
+        inputs={
+            "x": GIVEN["x"],
+            "z": np.arange(12, dtype=np.float32).reshape(1, 3, 4) / 12,
+            "i": np.array([[2], [0]]),
+        },
+    )
+    [attended] = sizes(found, "Attention")
+    assert attended == (1, symbol("L"), 4)
+    assert (symbol("B"), 1, 4) in sizes(found, "MatMul")
+
+
+def test_columns_of_a_stored_table_are_not_copied_for_all_its_words() -> None:
+    """One column of the words of each text: the selection stops behind the table."""
+    words = """e = Gather (table, i) t = Transpose <perm = [0, 2, 1]> (e)
+        m = MatMul (t, w) y = Gather <axis = 1> (m, first)"""
+    numbers = ", ".join(map(str, range(24)))
+    found = moves(
+        graph(words, inputs="int64[B, 4] i", stored=f"float[6, 4] table = {{{numbers}}}"),
+        inputs={"i": np.array([[0, 5, 2, 1], [3, 3, 4, 0]])},
+    )
+    reader = next(node for node in found.graph.nodes if node.input[0] == "table")
+    assert reader.input[1] == "i"

@@ -443,3 +443,32 @@ def test_gates_that_are_not_between_maps_keep_their_factor(nodes: str, outputs: 
 @pytest.mark.parametrize("factor", [-1.702, 0.0, 1e4])
 def test_a_factor_that_no_gate_has_stays(factor: float) -> None:
     stays(gated(BETWEEN_MAPS, factor))
+
+
+SOURCES = "float[2, 3, 3, 4] x, float[3, 3, 4] c"
+SIZES = "int64[3] merged = {6, 3, 4}, int64[4] split = {2, 3, 3, 4}, int64[3] twice = {2, 1, 1}"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "t = Exp (m) y = Reshape (t, split) u = Abs (t) z = Reshape (u, split)",
+        "t = Exp (m) y = Reshape (t, split) z = Reshape (t, split)",
+        "y = Reshape (m, split) t = Exp (m) z = Reshape (t, split)",
+    ],
+)
+def test_what_is_split_for_two_outputs_of_the_graph(nodes: str) -> None:
+    found = left(
+        f"""g ({SOURCES}) => (float[2, 3, 3, 4] y, float[2, 3, 3, 4] z) <{SIZES}> {{
+            a = Neg (x) m = Reshape (a, merged) {nodes}
+        }}"""
+    )
+    assert not found["Reshape"]
+
+
+def test_what_is_only_repeated_stays_repeated() -> None:
+    stays(
+        f"""g ({SOURCES}) => (float[2, 3, 3, 4] y) <{SIZES}> {{
+            a = Neg (c) m = Tile (a, twice) y = Reshape (m, split)
+        }}"""
+    )

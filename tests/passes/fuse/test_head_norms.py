@@ -65,6 +65,17 @@ def test_other_norms_stay_where_they_are(nodes: str, outputs: str) -> None:
     check(Swap(), graph(nodes, outputs), near_miss=True)
 
 
+@pytest.mark.parametrize("norm", ["LayerNormalization", "RMSNormalization"])
+@pytest.mark.parametrize("scale", ["3, 1, 4", "3, 4", "1, 3, 1, 4", "2, 1, 1, 4"])
+def test_a_scale_along_other_axes_has_its_place(norm: str, scale: str) -> None:
+    text = f"""{HEADER}g (float[2, 3, 3, 4] x, float[{scale}] s) => (float[2, 3, 3, 4] y) {{
+        {MOVE} y = {norm} (t, s)
+    }}"""
+    check(Swap(), text, near_miss=True)
+    alike = ", ".join(["1"] * scale.count(",") + ["4"])
+    check(Swap(), text.replace(f"float[{scale}]", f"float[{alike}]"))
+
+
 def test_attention_reads_normalized_queries_and_keys_as_tokens() -> None:
     heads = " ".join(
         f"{n}4 = Reshape ({n}0, apart) {n}t = Transpose <perm = [0, 2, 1, 3]> ({n}4)" for n in "qkv"

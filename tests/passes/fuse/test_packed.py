@@ -119,6 +119,22 @@ def test_a_value_that_a_branch_reads_stays() -> None:
     check(Unpack(), graph(nodes, f"{HEADS}, float[3, 2, 4, N, 5] z"), near_miss=True, inputs=FEED)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ("y = Gather (t, i2) z = Gather (t, last)", f"{HEADS}, {HEADS[:-1]}z"),
+        ("y = Gather (t, i2) q = Gather (t, last) z = Neg (q)", f"{HEADS}, {HEADS[:-1]}z"),
+        ("q = Slice (t, a0, b1, a0) y = Squeeze (q, a0) z = Squeeze (q, a0)",
+         f"{HEADS}, {HEADS[:-1]}z"),
+        ("q = Slice (t, a0, b1, a0) y = Squeeze (q, a0) z = Neg (q)",
+         f"{HEADS}, float[1, 2, 4, N, 5] z"),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_an_output_is_read_elsewhere_too(nodes: str, outputs: str) -> None:
+    text = graph(f"{APART} {nodes}", outputs).replace("int64 i0", "int64 last = {2}, int64 i0")
+    assert unpacked(text)["Split"] == 1
+
+
 # -- one key and value for many queries
 
 

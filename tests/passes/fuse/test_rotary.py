@@ -111,6 +111,24 @@ def test_heads_that_were_split_are_turned_together() -> None:
     assert node.input[0] == "t"
 
 
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "x = Gather (t, first)",
+        "h = Gather (t, first) x = LayerNormalization (h, scale)",
+    ],
+)
+def test_one_part_of_a_packed_projection_is_turned_as_tokens(taken: str) -> None:
+    packed = "a = Reshape (x0, five) t = Transpose <perm = [2, 0, 3, 1, 4]> (a)"
+    stored = "int64[5] five = {0, 0, 3, 3, 4}, float[4] scale = {1, 2, 3, 4}, int64 first = {1}"
+    text = graph().replace("x = Relu (x0)", f"{packed} {taken}")
+    text = text.replace("float[N, 3, S, 4] x0", "float[N, S, 36] x0").replace(
+        "<int64", f"<{stored}, int64", 1
+    )
+    _, attributes = fused(text)
+    assert attributes == {"num_heads": 3}
+
+
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_factor_of_the_heads_comes_behind_the_turn(moved: bool) -> None:
     """As in ESM, which scales its queries before it turns them."""

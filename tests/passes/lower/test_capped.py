@@ -58,6 +58,7 @@ def test_capped_attention_is_written_out(sizes: tuple[int, int, int], nodes: str
     "nodes",
     [
         FINITE + attention().replace(", softcap = 3.0", ""),
+        attention(mask="").replace("softcap = 3.0", "softcap = -3.0"),
         FINITE + attention().replace("softcap = 3.0", "softcap = 0.0"),
         FINITE + attention().replace("scale = 0.5, ", ""),
         attention(rest=", is_causal = 1", mask=""),
@@ -88,3 +89,10 @@ def test_heads_of_one_group_with_masks_of_their_own_stay() -> None:
 def test_half_precision_stays() -> None:
     text = signature(mask="float16[N, 1, S, T] m").replace("float[", "float16[")
     stays(capped.rules, "decomposed", text, attention(mask=""), run=False)
+
+
+@pytest.mark.parametrize("heads", ["", "q_num_heads = 2, kv_num_heads = 0, "])
+def test_heads_that_are_not_said_are_left_to_the_runtime(heads: str) -> None:
+    nodes = attention(mask="").replace("q_num_heads = 2, kv_num_heads = 2, ", heads)
+    rules = Rules("test", capped.rules(choice("decomposed")))
+    check(rules, typed(f"{signature()} {{ {nodes} }}"), near_miss=True, run=False)
