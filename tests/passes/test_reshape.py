@@ -263,7 +263,7 @@ def test_vetoed_rewrites_are_left_alone() -> None:
     subject = model(HEADS)
     subject.journal.veto_rule("reshape-target")
     Known().run(subject, Context())
-    assert "reshape-target" not in subject.journal.count_by_rule()
+    assert "reshape-target" not in subject.journal.places_by_rule()
 
 
 def test_a_name_at_an_output_proves_nothing() -> None:

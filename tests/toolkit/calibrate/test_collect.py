@@ -11,7 +11,6 @@ import pytest
 from tests.checks import model, parse
 from toolkit.calibrate.collect import collect, observable
 from toolkit.calibrate.observers import (
-    ChannelMinMax,
     Entropy,
     MinMax,
     MovingAverage,
@@ -58,7 +57,7 @@ def test_every_kind_of_value():
     assert not found.failed
 
 
-OBSERVERS = (MinMax(), ChannelMinMax(0), MovingAverage(), Percentile(), Entropy(), Mse())
+OBSERVERS = (MinMax(), MovingAverage(), Percentile(), Entropy(), Mse())
 
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=lambda o: o.name)
