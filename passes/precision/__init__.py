@@ -20,13 +20,11 @@ from toolkit import nodes as nd
 from toolkit.calibrate.observers import MinMax
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
+from toolkit.wording import by_reason
 
 if TYPE_CHECKING:
     from toolkit.calibrate.statistics import Range
     from toolkit.context import Context
-
-_NAMED = 3
-"""How many nodes a note names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,5 @@ def _ranges(model: Model, ctx: Context) -> dict[str, Range] | None:
 
 def _note_kept(choice: Choice, ctx: Context) -> None:
     """One line for each reason, with the first of the nodes that it is about."""
-    by_reason: dict[str, list[str]] = {}
-    for label, reason in choice.kept:
-        by_reason.setdefault(reason, []).append(label)
-    for reason, labels in by_reason.items():
-        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-        ctx.note(f"kept in 32 bits: {', '.join(labels[:_NAMED])}{more} ({reason})")
+    for line in by_reason(choice.kept):
+        ctx.note(f"kept in 32 bits: {line}")

@@ -33,6 +33,7 @@ from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.quality.budgets import decibels
 from toolkit.tolerance import QUANT, Tolerance
+from toolkit.wording import first_of
 
 if TYPE_CHECKING:
     from toolkit.context import Context, Pass
@@ -43,7 +44,6 @@ AnyObserver = Literal["auto", ObserverName]
 _LINEAR = ("MatMul", "Gemm")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _STATIC_OPSET, _DYNAMIC_OPSET = 13, 11
-_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +283,10 @@ def _note_returned(found: Found, trials: Trials, ctx: Context) -> None:
         return
     harm = found.harm or {}
     ordered = sorted(found.returned, key=lambda entry: -harm.get(entry, 0.0))
-    names = [f"{e.label} ({decibels(harm.get(e, 0.0)):.0f} dB alone)" for e in ordered[:_NAMED]]
-    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    names = [f"{e.label} ({decibels(harm.get(e, 0.0)):.0f} dB alone)" for e in ordered]
     quality = trials.quality(found.plan)
     figures = f": {quality.summary()}" if quality is not None else ""
-    ctx.note(f"back to float to keep the budget: {', '.join(names)}{more}{figures}")
+    ctx.note(f"back to float to keep the budget: {first_of(names)}{figures}")
 
 
 def _note_what(plan: Plan, ctx: Context) -> None:

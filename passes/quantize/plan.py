@@ -34,6 +34,7 @@ from onnx import NodeProto
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
 from toolkit.model import Model
+from toolkit.wording import by_reason, first_of
 
 if TYPE_CHECKING:
     from toolkit.context import Context
@@ -45,8 +46,6 @@ Method = Literal["rtn", "hqq", "gptq"]
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 _VERSION = 1
-_NAMED = 3
-"""How many nodes a note names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +224,9 @@ def nodes_of(model: Model) -> Iterator[NodeProto]:
 
 def note_left(plan: Plan, ctx: Context) -> None:
     """One line for each reason, with the first of the nodes that it is about."""
-    left: dict[str, list[str]] = {}
-    for entry in plan.entries:
-        if entry.scheme == "float" and entry.reason:
-            left.setdefault(entry.reason, []).append(entry.label)
-    for reason, labels in left.items():
-        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-        ctx.note(f"left float: {', '.join(labels[:_NAMED])}{more} ({reason})")
+    left = [(e.label, e.reason) for e in plan.entries if e.scheme == "float" and e.reason]
+    for line in by_reason(left):
+        ctx.note(f"left float: {line}")
 
 
 def as_applied(model: Model, plan: Plan) -> Plan:
@@ -280,8 +275,7 @@ def _key(entry: Entry) -> str:
 
 def _refuse(unknown: list[str], what: str) -> None:
     if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise UsageError(f"{what} {unknown[0]}{more}")
+        raise UsageError(f"{what} {first_of(unknown, 1)}")
 
 
 # -- JSON

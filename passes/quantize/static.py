@@ -37,7 +37,7 @@ from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
-from toolkit.userfile import suggestion
+from toolkit.wording import suggestion
 
 if TYPE_CHECKING:
     from toolkit.calibrate.collect import Calibration

@@ -25,7 +25,7 @@ from toolkit.calibrate.statistics import (
     Statistic,
 )
 from toolkit.errors import UsageError
-from toolkit.userfile import suggestion
+from toolkit.wording import suggestion
 
 MOST_LEVELS = 1024
 """Twice the bins that a histogram has at least would tell nothing of more levels than this."""
