@@ -55,7 +55,7 @@ def drop_uncalled(model: Model) -> None:
     """Keep the functions that a graph calls, and those that they call."""
     known = {key_of(f): f for f in model.functions}
     calls = _calls(known)
-    needed = _reached(calls, (called_by(node) for g in model.graphs() for node in g.nodes))
+    needed = _reached(calls, map(called_by, model.nodes()))
     kept = [function for key, function in known.items() if key in needed]
     if len(kept) < len(known) and model.journal.begin("unused-function", ""):
         model.set_functions(kept)

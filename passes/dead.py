@@ -136,7 +136,7 @@ def _drop_initializers(graph: Graph) -> None:
 
 
 def _drop_imports(model: Model) -> None:
-    used = {nd.domain_of(node) for graph in model.graphs() for node in graph.nodes}
+    used = {nd.domain_of(node) for node in model.nodes()}
     for function in model.functions:
         used |= _domains_of(function)
     for domain in sorted(set(model.opsets) - used - {""}):

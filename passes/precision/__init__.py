@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from passes.precision.choice import Choice, choose
 from passes.precision.writing import Halves, store_weights
-from passes.quantize.plan import Selection
+from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import MinMax
@@ -47,9 +47,7 @@ class Float16:
     )
 
     def run(self, model: Model, ctx: Context) -> None:
-        nodes = [node for graph in model.graphs() for node in graph.nodes]
-        for pattern in Selection(exclude=self.keep).idle(nodes):
-            ctx.note(f"no node matches '{pattern}'")
+        Selection(exclude=self.keep).note_idle(model, ctx)
         if self.storage:
             for name, reason in store_weights(model, self.keep, self.min_elements):
                 ctx.note(f"weight '{name}' stays in 32 bits: it has {reason}")
