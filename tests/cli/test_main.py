@@ -32,6 +32,17 @@ def command(monkeypatch):
     return install
 
 
+def test_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit", "optimize", "absent.onnx"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "'absent.onnx' does not exist" in done.stderr
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\nfrom toolkit.cli.main import main\nmain(['--help'])\n"
