@@ -12,7 +12,6 @@ A size that the model leaves open stays open: the first axis as `batch`, others 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import logging
 import os
@@ -32,6 +31,7 @@ from toolkit.export.draft import Draft, ExportFailed, InOrder, Plan
 from toolkit.export.foreign import follow
 from toolkit.export.request import Axes, Request, resolve_axes
 from toolkit.export.tflite import Lite, Value, plain_names
+from toolkit.extras import require
 from toolkit.feeds.samples import Feed
 from toolkit.model import Model
 
@@ -77,12 +77,7 @@ FRONT_END = TensorFlow()
 
 
 def _require(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UsageError(
-            f"TensorFlow models need {package}: pip install 'onnx-toolkit-passes[tensorflow]'"
-        ) from error
+    return require(package, "tensorflow", f"TensorFlow models need {package}")
 
 
 @contextlib.contextmanager

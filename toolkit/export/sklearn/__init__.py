@@ -27,7 +27,7 @@ from toolkit.export.contract import new_names, renamed
 from toolkit.export.draft import Case, Draft, InOrder, Plan
 from toolkit.export.request import Axes, Request, resolve_axes
 from toolkit.export.sklearn.answers import answers_of, as_declared, cases_of, one_by_one, wide
-from toolkit.export.sklearn.table import Kind, Table, require
+from toolkit.export.sklearn.table import Kind, Table, installed
 from toolkit.export.sklearn.writing import written
 from toolkit.feeds.samples import Feed
 from toolkit.model import Model
@@ -54,7 +54,7 @@ class ScikitLearn:
                 "of your own and name that, as in ./my_model.py:load"
             )
         for package in ("sklearn", "skl2onnx"):
-            require(package)
+            installed(package)
         _require_fitted(source)
         table = Table.of(source, request.example)
         dynamic = {name: {0: "batch"} for name in table.columns}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import UsageError
+from toolkit.extras import require
 from toolkit.feeds.samples import Feed
 
 Array: TypeAlias = NDArray[Any]
@@ -22,13 +22,8 @@ _INPUT = "input"
 _ROWS = 8
 
 
-def require(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UsageError(
-            f"scikit-learn models need {package}: pip install 'onnx-toolkit-passes[sklearn]'"
-        ) from error
+def installed(package: str) -> Any:
+    return require(package, "sklearn", f"scikit-learn models need {package}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class Table:
         if hasattr(example, "columns") and hasattr(example, "dtypes"):
             return cls._of_frame(example)
         if isinstance(example, Mapping):
-            pandas = require("pandas")
+            pandas = installed("pandas")
             return cls._of_frame(pandas.DataFrame(example))
         if example is None:
             count = getattr(model, "n_features_in_", None)

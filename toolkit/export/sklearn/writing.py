@@ -17,7 +17,7 @@ from toolkit.errors import summarize
 from toolkit.export.contract import rename_values
 from toolkit.export.draft import ExportFailed
 from toolkit.export.request import Axes, Request
-from toolkit.export.sklearn.table import Array, Kind, require
+from toolkit.export.sklearn.table import Array, Kind, installed
 from toolkit.feeds.samples import Feed
 from toolkit.model import Model
 
@@ -34,7 +34,7 @@ def written(
     scratch: Path,
     kind: Kind,
 ) -> Path:
-    skl2onnx = require("skl2onnx")
+    skl2onnx = installed("skl2onnx")
     types: Any = importlib.import_module("skl2onnx.common.data_types")
     number = types.DoubleTensorType if np.dtype(kind).itemsize == 8 else types.FloatTensorType
 
@@ -98,13 +98,13 @@ def _speak_here(graph: GraphProto) -> None:
         if node.op_type != "StringNormalizer":
             continue
         named = next((each for each in node.attribute if each.name == "locale"), None)
-        if not _installed(named.s.decode() if named is not None else _USUAL_LOCALE):
+        if not _speaks(named.s.decode() if named is not None else _USUAL_LOCALE):
             if named is not None:
                 node.attribute.remove(named)
             node.attribute.append(helper.make_attribute("locale", _PLAIN_LOCALE))
 
 
-def _installed(name: str) -> bool:
+def _speaks(name: str) -> bool:
     before = locale.setlocale(locale.LC_CTYPE)
     try:
         locale.setlocale(locale.LC_CTYPE, name)
