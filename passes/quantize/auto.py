@@ -29,6 +29,7 @@ from passes.quantize.static_apply import Format
 from passes.quantize.survey import survey, survey_pointwise
 from passes.quantize.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.troubles import note_troubles, weight_troubles
+from passes.quantize.weight_only import QuantizeWeights
 from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
@@ -40,7 +41,7 @@ from toolkit.tolerance import QUANT, Tolerance
 from toolkit.wording import first_of
 
 if TYPE_CHECKING:
-    from toolkit.context import Context, Pass
+    from toolkit.context import Context
 
 Mode = Literal["auto", "dynamic", "static", "weight_only"]
 AnyObserver = Literal["auto", ObserverName]
@@ -138,16 +139,13 @@ class Quantize:
     def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
         return input_means(model, plan, ctx) if self.correct_bias else {}
 
-    def _weight_only(self) -> Pass:
-        from importlib import import_module
-
-        made: Pass = import_module("passes.quantize.weight_only").QuantizeWeights(
+    def _weight_only(self) -> QuantizeWeights:
+        return QuantizeWeights(
             weights=self.weights,
             embeddings="int8" if self.embeddings else "float",
             include=self.include,
             exclude=self.exclude,
         )
-        return made
 
     # -- the plan
 

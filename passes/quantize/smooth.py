@@ -26,7 +26,7 @@ from passes.quantize.channels import Sink, Spread
 from passes.quantize.kernels import kernel_of
 from passes.quantize.samples import Sample, Sampling
 from passes.quantize.scaling import Group, Part, Source, group_of
-from passes.quantize.trial import Trial
+from passes.quantize.smooth_trial import Trial
 from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
