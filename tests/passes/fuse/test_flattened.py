@@ -69,8 +69,6 @@ def test_a_product_of_flattened_rows_is_a_matmul(product: str, after: str) -> No
             "float[2, 5, 4] x) => (float[2, 5, 6] y",
             "c = MatMul (f, w) d = Add (c, full) y = Reshape (c, whole)",
         ),
-        # As many rows, of other axes.
-        ("float[5, 2, 4] x) => (float[2, 5, 6] y", "c = MatMul (f, w) y = Reshape (c, whole)"),
     ],
 )
 def test_other_reshapes_around_a_product_stay(signature: str, nodes: str) -> None:
@@ -90,6 +88,11 @@ def test_heads_that_are_taken_apart_behind_the_product_stay_apart() -> None:
     fused(signature, nodes, "MatMul Reshape", FLAT, apart, W)
     joined = "g (float[2, 5, 1, 2, 2] x) => (float[2, 5, 2, 3, 1] y)"
     fused(joined, nodes, "Reshape MatMul Reshape", FLAT, apart, W)
+
+
+def test_rows_may_come_out_along_other_axes() -> None:
+    nodes = "f = Reshape (x, rows) c = MatMul (f, w) y = Reshape (c, whole)"
+    fused("g (float[5, 2, 4] x) => (float[2, 5, 6] y)", nodes, "Reshape MatMul", FLAT, W)
 
 
 def test_batch_and_length_may_vary() -> None:
