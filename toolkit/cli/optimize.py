@@ -16,6 +16,7 @@ from toolkit.cli import calibration
 from toolkit.cli.interrupts import Interrupted
 from toolkit.cli.output import JsonReport, PlanFile, Written, output_file
 from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import NotProven, UsageError
 from toolkit.files import require_writable, sidecar_of
 
@@ -90,6 +91,7 @@ def optimize(
         ),
     ] = None,
     seed: args.Seed = 0,
+    time: TimeBoth = False,
     custom_ops: args.CustomOps = None,
     external_data: args.ExternalData = False,
     json_file: args.JsonFile = None,
@@ -112,6 +114,7 @@ def optimize(
     from toolkit.report.console import console, line, print_passes, print_result, progress_bar
 
     shown = not quiet and not report.on_stdout
+    libraries = args.libraries(custom_ops)
     try:
         # what a user's pass prints goes to standard error: standard output is the report's
         with progress_bar(shown) as progress, redirect_stdout(sys.stderr):
@@ -126,7 +129,7 @@ def optimize(
                 opset=args.opset_limit(opset),
                 samples=samples or (),
                 seed=seed,
-                custom_ops=args.libraries(custom_ops),
+                custom_ops=libraries,
                 calib=given.calib(seed),
                 max_drop=max_drop,
                 metric=metric,
@@ -141,6 +144,7 @@ def optimize(
                 *plan_file.files,
             ]
             require_apart(written, [loaded], [*(samples or ()), *given.files()], custom_ops)
+            opset_before = loaded.opsets.get("")
             result = pipeline.run(loaded)
     except NotProven as error:
         if shown:
@@ -149,15 +153,22 @@ def optimize(
         failure = NotProven(f"{error}{hint}", error.passes)
         report.write(_failed(model, failure))
         raise failure from error
+    speed = None
+    if time:
+        speed = speed_of(result.model, read_model(model), samples, seed, libraries, shown)
     with _told(destination) as done:
         # the report first, so that it cannot fail once the model is there
         shown_as = {**result.to_json(), "output": result.after.to_json(destination)}
+        if speed is not None:
+            shown_as["speed"] = speed.to_json()
         with plan_file.staged(result.plans), report.staged(shown_as):
             result.save(destination, external_data)
         done.append(destination)
         if shown:
             out = console()
-            print_result(out, result)
+            print_result(out, result, opset_before)
+            if speed is not None:
+                line(out, "speed", str(speed))
             line(out, "written", str(destination))
             if plan is not None:
                 line(out, "plan", plan_file.told(result.plans))
