@@ -41,7 +41,8 @@ def optimize(
         str,
         typer.Option(
             metavar="PASSES",
-            help="Passes in order, as in fold,./my.py:MyRule; `toolkit passes` lists them.",
+            help="Passes in order, as in fuse,quantize or fold,./my.py:MyRule; "
+            "`toolkit passes` lists them.",
         ),
     ] = "simplify",
     target: Annotated[
