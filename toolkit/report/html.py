@@ -40,6 +40,7 @@ th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px soli
 th { font-weight: 600; white-space: nowrap; }
 td b { white-space: nowrap; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.words { min-width: 16rem; }
 td.bar { width: 40%; min-width: 8rem; }
 .bar i { display: block; height: .5rem; border-radius: .25rem; background: var(--bar);
   margin: .25rem 0; }
@@ -118,6 +119,9 @@ def _was(before: int, after: int, shown: Any) -> str:
 # Passes ------------------------------------------------------------------------------------------
 
 
+_PASS_COLUMNS = ("", "", "number", "number", "number", "words")
+
+
 def _passes(rows: Sequence[_Report]) -> str:
     telling = [row for row in rows if _tells(row)]
     busy = {row["name"] for row in telling}
@@ -125,7 +129,7 @@ def _passes(rows: Sequence[_Report]) -> str:
     parts = ["<h2>Passes</h2>"]
     if telling:
         heads = ("pass", "status", "rewrites", "error", "time", "which")
-        parts.append(_table(heads, map(_pass_cells, telling), numbers=(2, 3, 4)))
+        parts.append(_table(heads, map(_pass_cells, telling), _PASS_COLUMNS))
     said = [(row["name"], row["reason"], row["status"]) for row in telling if row["reason"]]
     if said:
         items = (
@@ -178,32 +182,28 @@ def _operators(before: Mapping[str, int], after: Mapping[str, int]) -> str:
         for name in names
     )
     heads = ("operator", "before", "after", "")
-    return "<h2>Operators</h2>\n" + _table(heads, rows, numbers=(1, 2), bar=3)
+    return "<h2>Operators</h2>\n" + _table(heads, rows, ("", "number", "number", "bar"))
 
 
 def _bar(kind: str, share: float) -> str:
     return f'<i class="{kind}" style="width: {100 * share:.1f}%"></i>'
 
 
-def _table(
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Sequence[int] = (),
-    bar: int | None = None,
-) -> str:
-    """A table of cells that are HTML already; it scrolls by itself where it is too wide."""
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str]) -> str:
+    """A table of cells that are HTML already; it scrolls by itself where it is too wide.
 
-    def tag(index: int) -> str:
-        kind = "number" if index in numbers else "bar" if index == bar else ""
-        return f' class="{kind}"' if kind else ""
+    `kinds` are the style of each column.
+    """
+    tags = [f' class="{kind}"' if kind else "" for kind in kinds]
 
-    head = "".join(f"<th{tag(i)}>{_safe(name)}</th>" for i, name in enumerate(heads))
-    body = "\n".join(
-        f"<tr>{''.join(f'<td{tag(i)}>{cell}</td>' for i, cell in enumerate(row))}</tr>"
-        for row in rows
-    )
+    def cells(tag: str, row: Sequence[str]) -> str:
+        made = (f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(tags, row, strict=True))
+        return f"<tr>{''.join(made)}</tr>"
+
+    head = cells("th", [_safe(name) for name in heads])
+    body = "\n".join(cells("td", row) for row in rows)
     return (
-        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f'<div class="scroll"><table>\n<thead>{head}</thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
 
