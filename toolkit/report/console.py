@@ -35,10 +35,10 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(*columns: str, right: tuple[str, ...] = (), ratios: tuple[int, ...] = ()) -> Table:
-    """An empty table: the first column is bold, those in `right` hold numbers.
+    """An empty table: the first column is bold, those in `right` hold numbers, unbroken.
 
     With `ratios` it is as wide as the console: columns with a 0 take what they need, unbroken,
-    and the others share the rest, with nothing left out.
+    and the others share the rest. Names that are too long are broken, never cut.
     """
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, name in enumerate(columns):
@@ -47,8 +47,8 @@ def table(*columns: str, right: tuple[str, ...] = (), ratios: tuple[int, ...] = 
             style="bold" if index == 0 else None,
             justify="right" if name in right else "left",
             ratio=(ratios[index] or None) if ratios else None,
-            no_wrap=bool(ratios) and not ratios[index],
-            overflow="fold" if ratios and ratios[index] else "ellipsis",
+            no_wrap=name in right or (bool(ratios) and not ratios[index]),
+            overflow="fold",
         )
     return made
 
