@@ -1,10 +1,13 @@
-"""A Gemm on flattened rows is a MatMul along the last axis.
+"""A product of flattened rows is a MatMul along the last axis.
 
-    Reshape(Gemm(Reshape(x, [-1, k]), W, b), [..., m])  =  x W + b          x: [..., k]
+    Reshape(Reshape(x, [-1, k]) W + b, [..., n])  =  x W + b                        x: [..., k]
 
-That is how exporters write a linear layer whose framework multiplies matrices only (GPT-2's, and
-PyTorch's attention behind the heads). Where x has its heads still apart, [..., h, d] with h d = k,
-the Reshape that joins them stays, with the batch left as it is.
+That is how exporters write a linear layer whose framework multiplies matrices only: GPT-2's,
+PyTorch's attention behind the heads, and all of TensorFlow's. Where x has its heads still apart,
+[..., h, d] with h d = k, the Reshape that joins them stays, with the batch left as it is; and
+likewise where they are taken apart behind the product.
+
+For attention this comes first: what is known of batch and length is lost in a flattened row.
 """
 
 from __future__ import annotations
@@ -16,28 +19,44 @@ from passes.fuse.affine import Channels, by_channel, use_count
 from passes.operands import given, reshape, reshape_target
 from toolkit import nodes as nd
 from toolkit.graph import Graph
-from toolkit.pattern import op, var
+from toolkit.pattern import const, op, var
 from toolkit.rules import Miss, rewrite
-from toolkit.types import Shape
+from toolkit.types import Shape, TensorType
 
 flat = op.Reshape(var("x"), ...).shared().named("flat")
+w = var("w", rank=2)
+product = (op.Gemm(flat, w, ...) | op.MatMul(flat, w)).named("product")
 
 
-@rewrite(op.Reshape(op.Gemm(flat, var("w", rank=2), ...).named("product"), ...), opset=7)
-def gemm_of_rows(
-    g: Graph, x: str, flat: NodeProto, product: NodeProto, w: str, node: NodeProto
+@rewrite(op.Reshape(product, ...), op.Reshape(product + const("shift"), ...), opset=7)
+def product_of_rows(
+    g: Graph,
+    x: str,
+    flat: NodeProto,
+    product: NodeProto,
+    w: str,
+    shift: str | None,
+    node: NodeProto,
 ) -> str:
-    """Reshape(Gemm(Reshape(x), W, b)) = x W + b"""
-    rows, columns = _sizes(g, product, w)
-    result = g.shape(node.output[0])
-    if result is None or len(result) < 3 or result[-1] != columns:
-        raise Miss("the columns of the product are not the last axis of what is made of it")
-    bias = given(product, 2)
-    if bias and by_channel(g, bias, Channels(2, 1, columns)) is None:
+    """Reshape(Reshape(x) W + b) = x W + b"""
+    if g.rank(flat.output[0]) != 2:
+        raise Miss("what it multiplies has more axes than rows and columns")
+    inner, columns = _sizes(g, product, w)
+    biases = [bias for bias in (given(product, 2), shift) if bias]
+    if any(by_channel(g, bias, Channels(2, 1, columns)) is None for bias in biases):
         raise Miss("its bias is not constant, or not the same for all rows")
-    source = _rows(g, x, flat, (*result[:-1], rows))
-    made = g.op("MatMul", source, _upright(g, product, w), at=product)
-    return g.op("Add", made, bias, at=node) if bias else made
+    before, after = g.shape(x), g.shape(node.output[0])
+    leading = _leading(before, inner, after, columns)
+    result = g.op("MatMul", _rows(g, x, flat, (*leading, inner)), _upright(g, product, w), at=node)
+    known = TensorType(g.dtype(x), (*leading, columns))
+    g.learn_type(result, known)
+    for bias in biases:
+        result = g.op("Add", result, bias, at=node)
+        g.learn_type(result, known)
+    target = reshape_target(known.shape, after)
+    if known.shape == after or target is None:
+        return result
+    return reshape(g, result, target, at=node)
 
 
 def _sizes(g: Graph, product: NodeProto, w: str) -> tuple[int, int]:
@@ -56,6 +75,29 @@ def _sizes(g: Graph, product: NodeProto, w: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def _leading(before: Shape | None, inner: int, after: Shape | None, columns: int) -> Shape:
+    """The axes that are flattened and come out again: those before the sizes of the product."""
+    shared = _places(before, inner) & _places(after, columns)
+    for place in sorted(shared, reverse=True):
+        if before is not None and after is not None and before[:place] == after[:place]:
+            return before[:place]
+    raise Miss("what is flattened has other axes than what comes out")
+
+
+def _places(shape: Shape | None, size: int) -> set[int]:
+    """Where the axes begin that make up `size` at the end of a shape; two come before, or more."""
+    places: set[int] = set()
+    total = 1
+    for place in reversed(range(2, len(shape or ()))):
+        last = (shape or ())[place]
+        if not isinstance(last, int):
+            break
+        total *= last
+        if total == size:
+            places.add(place)
+    return places
+
+
 def _rows(g: Graph, x: str, flat: NodeProto, wanted: Shape) -> str:
     """`x`, or a Reshape of it, with the rows that `flat` has in the shape of the result."""
     shape = g.shape(x)
@@ -63,8 +105,10 @@ def _rows(g: Graph, x: str, flat: NodeProto, wanted: Shape) -> str:
         return x
     target = reshape_target(shape, wanted)
     if target is None or g.use_count(flat.output[0]) != 1:
-        raise Miss("what is flattened has another shape than what comes out")
-    return reshape(g, x, target, at=flat)
+        raise Miss("its heads are joined for other readers too")
+    joined = reshape(g, x, target, at=flat)
+    g.learn_type(joined, TensorType(g.dtype(x), wanted))
+    return joined
 
 
 def _upright(g: Graph, product: NodeProto, w: str) -> str:
@@ -77,4 +121,4 @@ def _upright(g: Graph, product: NodeProto, w: str) -> str:
     return g.constant(np.transpose(weight), w)
 
 
-RULES = (gemm_of_rows,)
+RULES = (product_of_rows,)
