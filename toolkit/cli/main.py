@@ -57,7 +57,7 @@ def _run(given: list[str]) -> int:
     except typer.TyperException as error:
         message = _LIBRARY_WORDS.sub("", error.format_message())
         if "unexpected extra argument" in message and given[0] in _WRITERS:
-            message += ": one model at a time, and -o FILE says where to write"
+            message += ": the output is -o FILE, and --passes a,b has no spaces"
         return _fail(error, message.replace("Input should", "it should"), _BAD)
     sys.stdout.flush()
     return result if isinstance(result, int) else 0

@@ -67,14 +67,14 @@ class Untimed:
 
 
 def speed_of(
-    second: Model,
-    first: Model,
+    model: Model,
+    original: Model,
     samples: Sequence[Path] | None,
     seed: int,
     libraries: Sequence[str],
     shown: bool,
 ) -> Speed | Untimed:
-    """Time two models in turn, on the samples, or on inputs that are made up without any."""
+    """Time a model and its original in turn, on the samples, else on inputs that are made up."""
     from toolkit.bench import latency
     from toolkit.errors import RuntimeRefused
     from toolkit.feeds import make_feeds
@@ -82,20 +82,20 @@ def speed_of(
 
     try:
         with steps_bar(shown, "timing both models"):
-            made = make_feeds(first, samples or (), seed, custom_ops=libraries)
+            made = make_feeds(original, samples or (), seed, custom_ops=libraries)
             feeds = made.feeds[: len(samples or ())] or made.feeds
             if not feeds:
                 return Untimed(made.refusal)
-            found = latency({"first": first, "second": second}, feeds, custom_ops=libraries)
+            found = latency({"original": original, "model": model}, feeds, custom_ops=libraries)
     except RuntimeRefused as refusal:
         return Untimed(str(refusal))
-    timing = found["second"]
+    timing = found["model"]
     sizes = {} if samples else made.sizes
     return Speed(
         times=1 / timing.ratio,
         low=1 / timing.high,
         high=1 / timing.low,
-        seconds=(found["first"].seconds / len(feeds), timing.seconds / len(feeds)),
+        seconds=(found["original"].seconds / len(feeds), timing.seconds / len(feeds)),
         feeds=len(feeds),
         sizes="; ".join(f"{name} {', '.join(map(str, of))}" for name, of in sizes.items()),
     )
