@@ -61,6 +61,14 @@ def test_verify_says_how_fast(run, tiny, timed, tmp_path):
     assert data["speed"]["times"] == 2
 
 
+def test_a_clock_that_is_too_coarse(run, tiny, monkeypatch):
+    nothing = Timing(0, 0, 0, 0, 9)
+    monkeypatch.setattr(bench, "latency", lambda models, *_, **__: dict.fromkeys(models, nothing))
+    done = run("optimize", tiny, "--time")
+    assert done.code == 0
+    assert "not timed: " in done.out
+
+
 def test_it_measures(run, tiny):
     speed = json.loads(run("optimize", tiny, "--time", "--json", "-").out)["speed"]
     assert 0 < speed["low"] <= speed["times"] <= speed["high"]

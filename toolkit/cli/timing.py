@@ -90,6 +90,8 @@ def speed_of(
     except RuntimeRefused as refusal:
         return Untimed(str(refusal))
     timing = found["model"]
+    if timing.low <= 0:
+        return Untimed("a run is shorter than this system's clock can tell")
     sizes = {} if samples else made.sizes
     return Speed(
         times=1 / timing.ratio,
