@@ -5,6 +5,7 @@
     einsum of two matrices    matmul, with transposes around it
     unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
     exp(x) / sum(exp(x))      softmax(x)
+    transpose(a b)            transpose(b) transpose(a), where both are transposed anyway
     product of flattened rows matmul along the last axis
 
 Powers are for the target to spell, see `passes.lower.powers`.
@@ -20,14 +21,14 @@ from onnx import NodeProto
 
 from passes.axes import positive_axes
 from passes.fuse import einsum, flattened, onehot_indices
-from passes.operands import int_operand, same_shape
+from passes.operands import int_operand, permutation, same_shape, transpose
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.pattern import number, op, product, var
 from toolkit.rules import Miss, apply_rules, rewrite
 from toolkit.tolerance import FLOAT, Tolerance
-from toolkit.types import FLOATS
+from toolkit.types import FLOATS, TensorType
 
 if TYPE_CHECKING:
     from toolkit.context import Context
@@ -41,6 +42,39 @@ def product_with_reciprocal(g: Graph, x: str, y: str, node: NodeProto) -> str:
     if not same_shape(g, y, node.output[0]) or g.dtype(y) not in FLOATS:
         raise Miss(f"'{y}' is not of the shape of the result")
     return g.op("Div", x, y, at=node)
+
+
+_turned = op.Transpose(x).shared().named("left"), op.Transpose(y).shared().named("right")
+
+
+@rewrite(op.Transpose(op.MatMul(*_turned).named("product")))
+def transpose_of_product(
+    g: Graph,
+    x: str,
+    y: str,
+    left: NodeProto,
+    right: NodeProto,
+    product: NodeProto,
+    node: NodeProto,
+) -> str:
+    """(A B)^T = B^T A^T, for matrices that are transposed anyway"""
+    rank = g.rank(product.output[0])
+    perms = permutation(g, left), permutation(g, right)
+    if rank is None or rank < 2 or any(perm is None or len(perm) != rank for perm in perms):
+        raise Miss("its operands have not as many axes as the product")
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    if list(permutation(g, node) or ()) != swap:
+        raise Miss("it does more than to turn each matrix")
+    a, b = (
+        transpose(g, name, [perm[axis] for axis in swap], at=product)
+        for name, perm in zip((x, y), perms, strict=True)
+        if perm is not None
+    )
+    for made, before in ((a, left), (b, right)):
+        shape = g.shape(before.output[0])
+        if shape is not None:
+            g.learn_type(made, TensorType(g.dtype(x), tuple(shape[axis] for axis in swap)))
+    return g.op("MatMul", b, a, at=node)
 
 
 # -- reductions
@@ -100,6 +134,7 @@ def softmax(g: Graph, x: str, largest: NodeProto | None, sum: NodeProto, node: N
 
 RULES = (
     product_with_reciprocal,
+    transpose_of_product,
     softmax,
     sum_as_mean,
     reduction_that_keeps_axes,

@@ -256,3 +256,35 @@ def test_einsums_with_a_weight_are_linear_maps(
 )
 def test_other_einsums_with_a_weight_stay(equation: str, shapes: tuple[str, str, str]) -> None:
     check(FUSE, linear(equation, *shapes), near_miss=True)
+
+
+# -- transposes
+
+PRODUCT = "g (float[N,3,4] a, float[N,5,4] b) => (float[N,3,5] y)"
+
+
+def test_a_transposed_product_of_transposes() -> None:
+    """How TensorFlow writes query . key, seen from the key."""
+    nodes = """l = Transpose <perm = [0, 1, 2]> (b) r = Transpose <perm = [0, 2, 1]> (a)
+        p = MatMul (l, r) y = Transpose <perm = [0, 2, 1]> (p)"""
+    after = """r = Transpose <perm = [0, 1, 2]> (a) l = Transpose <perm = [0, 2, 1]> (b)
+        y = MatMul (r, l)"""
+    becomes(PRODUCT, nodes, after)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        """r = Transpose <perm = [0, 2, 1]> (a) p = MatMul (b, r)
+        y = Transpose <perm = [0, 2, 1]> (p)""",
+        """l = Transpose <perm = [0, 1, 2]> (b) r = Transpose <perm = [0, 2, 1]> (a)
+        p = MatMul (l, r) z = Transpose <perm = [0, 2, 1]> (p) y = Add (z, z)
+        u = Exp (p)""",
+        """l = Transpose <perm = [0, 1, 2]> (b) r = Transpose <perm = [0, 2, 1]> (a)
+        p = MatMul (l, r) z = Transpose <perm = [2, 0, 1]> (p)
+        y = Transpose <perm = [1, 0, 2]> (z)""",
+    ],
+    ids=["one operand is as it was", "the product is read", "the batch moves"],
+)
+def test_other_transposed_products_stay(nodes: str) -> None:
+    stays(PRODUCT, nodes)
