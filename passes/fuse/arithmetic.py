@@ -5,7 +5,7 @@
     einsum of two matrices    matmul, with transposes around it
     unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
     exp(x) / sum(exp(x))      softmax(x)
-    transpose(a b)            transpose(b) transpose(a), where both are transposed anyway
+    transpose(a b)            transpose(b) transpose(a), where one is transposed anyway
     product of flattened rows matmul along the last axis
 
 Powers are for the target to spell, see `passes.lower.powers`.
@@ -44,37 +44,40 @@ def product_with_reciprocal(g: Graph, x: str, y: str, node: NodeProto) -> str:
     return g.op("Div", x, y, at=node)
 
 
-_turned = op.Transpose(x).shared().named("left"), op.Transpose(y).shared().named("right")
+_turned = op.Transpose(var()).shared()
 
 
-@rewrite(op.Transpose(op.MatMul(*_turned).named("product")))
-def transpose_of_product(
-    g: Graph,
-    x: str,
-    y: str,
-    left: NodeProto,
-    right: NodeProto,
-    product: NodeProto,
-    node: NodeProto,
-) -> str:
-    """(A B)^T = B^T A^T, for matrices that are transposed anyway"""
+@rewrite(
+    op.Transpose(op.MatMul(_turned, y).named("product")),
+    op.Transpose(op.MatMul(x, _turned).named("product")),
+)
+def transpose_of_product(g: Graph, product: NodeProto, node: NodeProto) -> str:
+    """(A B)^T = B^T A^T, for matrices of which one is transposed anyway"""
     rank = g.rank(product.output[0])
-    perms = permutation(g, left), permutation(g, right)
-    if rank is None or rank < 2 or any(perm is None or len(perm) != rank for perm in perms):
+    if rank is None or rank < 2 or any(g.rank(name) != rank for name in product.input):
         raise Miss("its operands have not as many axes as the product")
     swap = [*range(rank - 2), rank - 1, rank - 2]
     if list(permutation(g, node) or ()) != swap:
         raise Miss("it does more than to turn each matrix")
-    a, b = (
-        transpose(g, name, [perm[axis] for axis in swap], at=product)
-        for name, perm in zip((x, y), perms, strict=True)
-        if perm is not None
-    )
-    for made, before in ((a, left), (b, right)):
-        shape = g.shape(before.output[0])
-        if shape is not None:
-            g.learn_type(made, TensorType(g.dtype(x), tuple(shape[axis] for axis in swap)))
-    return g.op("MatMul", b, a, at=node)
+    left, right = (_turned_by(g, name, swap, product) for name in product.input)
+    return g.op("MatMul", right, left, at=node)
+
+
+def _turned_by(g: Graph, value: str, swap: list[int], product: NodeProto) -> str:
+    """The transpose of each matrix; two Transposes in a row are one, or none."""
+    maker = g.producer(value)
+    perm = permutation(g, maker) if maker is not None and nd.is_op(maker, "Transpose") else None
+    if maker is None or perm is None:
+        source, whole = value, swap
+    else:
+        source, whole = maker.input[0], [perm[axis] for axis in swap]
+    if whole == sorted(whole):
+        return source
+    turned = transpose(g, source, whole, at=product)
+    shape = g.shape(value)
+    if shape is not None:
+        g.learn_type(turned, TensorType(g.dtype(value), tuple(shape[axis] for axis in swap)))
+    return turned
 
 
 # -- reductions

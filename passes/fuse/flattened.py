@@ -56,7 +56,7 @@ def product_of_rows(
             result = g.op("Add", result, bias, at=place)
             g.learn_type(result, known)
         if place is product and g.use_count(product.output[0]) > 1:
-            _flatten_again(g, result, product)
+            _flatten_again(g, result, columns, product)
     target = reshape_target(known.shape, after)
     if known.shape == after or target is None:
         return result
@@ -110,13 +110,10 @@ def _rows(
     raise Miss("what is flattened cannot have the axes that come out")
 
 
-def _flatten_again(g: Graph, result: str, product: NodeProto) -> None:
+def _flatten_again(g: Graph, result: str, columns: int, product: NodeProto) -> None:
     """Give the product's other readers their rows; most of them are products of rows themselves."""
     if g.is_output(product.output[0]):
         raise Miss("the rows are an output")
-    columns = (g.shape(result) or ())[-1]
-    if not isinstance(columns, int):
-        raise Miss("the number of columns is not known")
     flat = reshape(g, result, [-1, columns], at=product)
     known = g.type(product.output[0])
     if known is not None:

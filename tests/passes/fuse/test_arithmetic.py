@@ -263,20 +263,31 @@ def test_other_einsums_with_a_weight_stay(equation: str, shapes: tuple[str, str,
 PRODUCT = "g (float[N,3,4] a, float[N,5,4] b) => (float[N,3,5] y)"
 
 
-def test_a_transposed_product_of_transposes() -> None:
+@pytest.mark.parametrize(
+    ("left", "right", "after"),
+    [
+        ("b", "r = Transpose <perm = [0, 2, 1]> (a)", "l = Transpose <perm = [0, 2, 1]> (b)"),
+        (
+            "t = Transpose <perm = [1, 0, 2]> (c) l = Transpose <perm = [1, 0, 2]> (t)",
+            "r = Transpose <perm = [0, 2, 1]> (a)",
+            "t = Transpose <perm = [1, 0, 2]> (c) l = Transpose <perm = [1, 2, 0]> (t)",
+        ),
+    ],
+    ids=["one is transposed", "both are"],
+)
+def test_a_transposed_product_of_transposes(left: str, right: str, after: str) -> None:
     """How TensorFlow writes query . key, seen from the key."""
-    nodes = """l = Transpose <perm = [0, 1, 2]> (b) r = Transpose <perm = [0, 2, 1]> (a)
-        p = MatMul (l, r) y = Transpose <perm = [0, 2, 1]> (p)"""
-    after = """r = Transpose <perm = [0, 1, 2]> (a) l = Transpose <perm = [0, 2, 1]> (b)
-        y = MatMul (r, l)"""
-    becomes(PRODUCT, nodes, after)
+    signature = PRODUCT.replace("b) =>", "b, float[N,5,4] c) =>")
+    name = "l" if "=" in left else left
+    nodes = f"""{left if "=" in left else ""} {right} p = MatMul ({name}, r)
+        y = Transpose <perm = [0, 2, 1]> (p)"""
+    becomes(signature, nodes, f"{after} y = MatMul (a, l)")
 
 
 @pytest.mark.parametrize(
     "nodes",
     [
-        """r = Transpose <perm = [0, 2, 1]> (a) p = MatMul (b, r)
-        y = Transpose <perm = [0, 2, 1]> (p)""",
+        "p = MatMul (b, d) y = Transpose <perm = [0, 2, 1]> (p)",
         """l = Transpose <perm = [0, 1, 2]> (b) r = Transpose <perm = [0, 2, 1]> (a)
         p = MatMul (l, r) z = Transpose <perm = [0, 2, 1]> (p) y = Add (z, z)
         u = Exp (p)""",
@@ -284,7 +295,7 @@ def test_a_transposed_product_of_transposes() -> None:
         p = MatMul (l, r) z = Transpose <perm = [2, 0, 1]> (p)
         y = Transpose <perm = [1, 0, 2]> (z)""",
     ],
-    ids=["one operand is as it was", "the product is read", "the batch moves"],
+    ids=["none is transposed", "the product is read", "the batch moves"],
 )
 def test_other_transposed_products_stay(nodes: str) -> None:
-    stays(PRODUCT, nodes)
+    stays(PRODUCT.replace("b) =>", "b, float[N,4,3] d) =>"), nodes)
