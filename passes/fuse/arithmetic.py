@@ -25,7 +25,7 @@ from passes.operands import int_operand, permutation, same_shape, transpose
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
-from toolkit.pattern import number, op, product, var
+from toolkit.pattern import const, number, op, product, var
 from toolkit.rules import Miss, apply_rules, rewrite
 from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import FLOATS, TensorType
@@ -47,12 +47,19 @@ def product_with_reciprocal(g: Graph, x: str, y: str, node: NodeProto) -> str:
 _turned = op.Transpose(var()).shared()
 
 
+_product = (op.MatMul(_turned, y) | op.MatMul(x, _turned)).named("product")
+_factor = const("factor", where=lambda array: array.size == 1)
+
+
 @rewrite(
-    op.Transpose(op.MatMul(_turned, y).named("product")),
-    op.Transpose(op.MatMul(x, _turned).named("product")),
+    op.Transpose(_product),
+    op.Transpose(op.Mul(_product, _factor).named("scale")),
+    op.Transpose(op.Div(_product, _factor).named("scale")),
 )
-def transpose_of_product(g: Graph, product: NodeProto, node: NodeProto) -> str:
-    """(A B)^T = B^T A^T, for matrices of which one is transposed anyway"""
+def transpose_of_product(
+    g: Graph, product: NodeProto, factor: str | None, scale: NodeProto | None, node: NodeProto
+) -> str:
+    """(A B)^T = B^T A^T, for matrices of which one is transposed anyway, and a factor"""
     rank = g.rank(product.output[0])
     if rank is None or rank < 2 or any(g.rank(name) != rank for name in product.input):
         raise Miss("its operands have not as many axes as the product")
@@ -60,7 +67,15 @@ def transpose_of_product(g: Graph, product: NodeProto, node: NodeProto) -> str:
     if list(permutation(g, node) or ()) != swap:
         raise Miss("it does more than to turn each matrix")
     left, right = (_turned_by(g, name, swap, product) for name in product.input)
-    return g.op("MatMul", right, left, at=node)
+    result = g.op("MatMul", right, left, at=node)
+    if scale is None or factor is None:
+        return result
+    if (g.rank(factor) or 0) > rank:
+        raise Miss("its factor adds axes")
+    known = g.type(node.output[0])
+    if known is not None:
+        g.learn_type(result, known)
+    return g.op(scale.op_type, result, factor, at=node)
 
 
 def _turned_by(g: Graph, value: str, swap: list[int], product: NodeProto) -> str:

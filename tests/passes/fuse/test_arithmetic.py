@@ -284,6 +284,14 @@ def test_a_transposed_product_of_transposes(left: str, right: str, after: str) -
     becomes(signature, nodes, f"{after} y = MatMul (a, l)")
 
 
+def test_a_factor_on_the_way_to_a_transpose_stays_behind_the_product() -> None:
+    signature = PRODUCT + " <float[1] half = {0.5}>"
+    nodes = """r = Transpose <perm = [0, 2, 1]> (a) p = MatMul (b, r) s = Mul (half, p)
+        y = Transpose <perm = [0, 2, 1]> (s)"""
+    after = "l = Transpose <perm = [0, 2, 1]> (b) p = MatMul (a, l) y = Mul (p, half)"
+    becomes(signature, nodes, after)
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
