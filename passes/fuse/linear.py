@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from passes.fuse import consecutive, dense, gemm, onehot
+from passes.fuse import consecutive, dense, flattened, gemm, onehot
 from toolkit.model import Model
 from toolkit.rules import apply_rules
 from toolkit.tolerance import FLOAT, Tolerance
@@ -17,7 +17,7 @@ from toolkit.tolerance import FLOAT, Tolerance
 if TYPE_CHECKING:
     from toolkit.context import Context
 
-RULES = (*onehot.RULES, *consecutive.RULES, *dense.RULES, *gemm.RULES)
+RULES = (*onehot.RULES, *consecutive.RULES, *dense.RULES, *flattened.RULES, *gemm.RULES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,14 @@ def test_help_imports_nothing_heavy():
     assert "LOADED []" in done.stdout
 
 
+@pytest.mark.parametrize(("command", "hints"), [("optimize", True), ("inspect", False)])
+def test_a_second_argument_is_not_the_output(capsys, command, hints):
+    assert cli.main([command, "in.onnx", "out.onnx"]) == 2
+    told = capsys.readouterr().err
+    assert "unexpected extra argument(s) (out.onnx)" in told
+    assert ("-o FILE" in told) is hints
+
+
 def test_no_arguments_is_help(capsys):
     assert cli.main([]) == 0
     assert "passes" in capsys.readouterr().out
