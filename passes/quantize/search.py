@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -198,7 +198,7 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
         middle = (low + high) // 2
         trials.ctx.tell("returning what harms to floats", 1 - (high - low) / (_STEPS + 1))
         plan = at(middle)
-        if not plan.quantized() or trials.holds(plan):
+        if not plan.quantized() or trials.seems_to_hold(plan):
             high = middle
         else:
             low = middle
@@ -206,13 +206,23 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
     free = high
     while free < _STEPS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
         free += 1
-    for step in (free, *range(high, _STEPS)):
+    for step in _climbed(free, high, _STEPS):
         plan = at(step)
         if not plan.quantized():
             return None
         if trials.holds(plan) and trials.is_proven(plan):
             return plan
     return None
+
+
+def _climbed(free: int, high: int, end: int) -> Iterator[int]:
+    """What costs nothing first, then the price at which it seems to hold, and dearer ones, in steps
+    that double: each is asked for on all samples."""
+    yield free
+    stride = 1
+    while high < end:
+        yield high
+        high, stride = high + stride, 2 * stride
 
 
 def _after(starts: list[int], share: float) -> int:

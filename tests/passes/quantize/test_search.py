@@ -31,6 +31,8 @@ class Made:
     budget: float = 1.0
     written: float = 1.0
     """The share of the budget that holds for the model as written."""
+    seeming: float = 1.0
+    """Times the budget that few samples let pass."""
     ratio: Callable[[str], float] | None = None
     ctx: Context = field(default_factory=Context)
     threads: int = 1
@@ -46,6 +48,9 @@ class Made:
 
     def holds(self, plan: Plan, times: float = 1.0) -> bool:
         return self.noise(plan) <= self.budget * times
+
+    def seems_to_hold(self, plan: Plan) -> bool:
+        return self.noise(plan) <= self.budget * self.seeming
 
     def is_proven(self, plan: Plan) -> bool:
         return self.noise(plan) <= self.budget * self.written
