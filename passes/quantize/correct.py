@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MEMORY = 1 << 28
 """Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""
 _FEWEST = 4
-_SECONDS, _ENOUGH = 1.0, 8
+_SECONDS, _ENOUGH = 1.0, 4
 """All samples through the model once, which is done about ten times: of a slow model fewer are
 taken, down to so many."""
 _NAMED = 3
@@ -76,7 +76,7 @@ class CorrectBias:
         if left:
             names = ", ".join(nd.label(node) for node in left[:_NAMED])
             more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-            ctx.note(f"not corrected: {names}{more} (no bias, or no such value in the float model)")
+            ctx.note(f"biases not corrected: {names}{more} (no such value in the float model)")
         if not layers:
             return
         most = _affordable(model, ctx.calibration.feeds, self.samples, ctx.custom_ops)
@@ -91,10 +91,11 @@ class CorrectBias:
             for _ in corrected(model, layers, wanted, feeds, ctx.custom_ops):
                 ends.append(model.journal.position)
         except (Stuck, RuntimeRefused) as stop:
-            ctx.note(f"corrected as far as it went: {stop}")
+            ctx.note(f"biases corrected as far as it went: {stop}")
         kept = _keep_best(model, ends, before, error)
         if kept < len(ends) - 1:
-            ctx.note(f"kept {kept} of {len(ends) - 1} corrections: more would not lower the error")
+            made = len(ends) - 1
+            ctx.note(f"biases corrected in {kept} of {made} layers: more would not lower the error")
 
 
 def _affordable(model: Model, feeds: Feeds, most: int, custom_ops: tuple[str, ...]) -> int:
@@ -103,9 +104,9 @@ def _affordable(model: Model, feeds: Feeds, most: int, custom_ops: tuple[str, ..
     if first is None or most <= _ENOUGH:
         return most
     session = Session(model, custom_ops=custom_ops)
-    started = time.process_time()
+    started = time.thread_time()
     session.run(first)
-    seconds = time.process_time() - started
+    seconds = time.thread_time() - started
     return min(most, max(_ENOUGH, int(_SECONDS / max(seconds, 1e-9))))
 
 

@@ -14,7 +14,7 @@ from passes.quantize.survey import PRODUCTS
 from passes.quantize.trials import Trials
 
 SAMPLES = 4
-_SECONDS = 20.0
+_SECONDS = 12.0
 """How long it may take, about: fewer samples where more would take longer."""
 _MOST = 1e6
 """The harm of what does not run, or gives no numbers."""

@@ -23,9 +23,10 @@ from toolkit.quality.budgets import decibels
 _WAYS: tuple[Observer, ...] = (Mse(), Percentile(99.99))
 _SAMPLES = 16
 """Histograms take long to gather, and the shape of one is known soon."""
-_SECONDS = 4.0
-"""For each way to be tried."""
-_PLENTY = 0.25
+_GATHERING, _SECONDS = 2.0, 4.0
+"""Of a slow model fewer samples are taken: what running it may take, for histograms and for each
+way to be tried."""
+_PLENTY = 0.5
 """The share of the budget that whole ranges may use up without others being looked for."""
 _LESS = 0.5
 """The share of the noise of whole ranges that a cut must stay below: 3 dB. A cut is at the expense
@@ -42,7 +43,8 @@ def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
     if trials.used(best) <= _PLENTY:
         return survey
     ctx.tell("choosing ranges", 0.0)
-    data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, _SAMPLES))
+    most = min(_SAMPLES, trials.affordable(_GATHERING))
+    data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, most))
     ranged = [entry.tensor for entry in best.tensors]
     seen = data.collect(trials.model, dict.fromkeys(ranged, _WAYS[0])).statistics
     histograms = {name: cast(Histogram, found) for name, found in seen.items()}
@@ -57,8 +59,8 @@ def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
             least, chosen, way = noise, tensors, observer.name
     if not way:
         return survey
-    better = f"{decibels(least):.0f} dB instead of {decibels(whole):.0f}"
-    ctx.note(f"ranges of activations by observer={way}, with less noise than minmax: {better}")
+    better = f"{decibels(least):.0f} dB instead of {decibels(whole):.0f} dB"
+    ctx.note(f"ranges of activations by observer={way}: the outputs' SQNR is {better} by minmax")
     return replace(survey, plan=replace(survey.plan, tensors=chosen))
 
 

@@ -27,24 +27,31 @@ from toolkit.bench import Effort
 _AS_FAST = 1.01
 _NEXT_TO_NONE = 1.02
 _REFUSED = float("inf")
-_EFFORT = Effort(seconds=4.0, least=5, most=60)
+_EFFORT = Effort(seconds=4.0, least=3, most=60)
 _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
 often at most. Whole regions turn at once: larger steps would miss what is in between."""
-_CORRECTABLE, _FAR = 2.0, 4.0
+_CORRECTABLE, _FAR = 1.5, 4.0
 """How many times the budget a plan may use that corrected biases can bring back; and one of which
 the harmful layers can be returned without losing what makes it fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan; what was returned to floats for the sake of the budget, and each one's noise."""
+    """A plan; what was returned to floats for the sake of the budget, and each one's noise.
+
+    Where nothing holds, the plan has no int8, and `tried` is what it was before.
+    """
 
     plan: Plan
     returned: tuple[Entry, ...] = ()
     harm: Mapping[Entry, float] | None = None
-    holds: bool = True
+    tried: Plan | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.tried is None
 
 
 def search(
@@ -154,7 +161,7 @@ def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
         held["harmless"] = chosen
     if not held:
         nothing = start.turned(start.quantized(), reason="the budget does not hold with int8")
-        return Found(nothing, start.quantized(), harm, holds=False)
+        return Found(nothing, start.quantized(), harm, tried=start)
     times = _times(trials, held, survey) if len(held) > 1 else dict.fromkeys(held, 0.0)
     plan = held[min(times, key=lambda name: times[name])]
     kept = {entry.output or entry.node for entry in plan.quantized()}
@@ -163,15 +170,22 @@ def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
 
 
 def _prefixed(trials: Trials, survey: Survey) -> Plan | None:
-    """The shortest float prefix with which the budget holds."""
+    """The shortest float prefix with which the budget holds, by bisection."""
     starts = survey.starts()
     if not starts:
         return None
-    for share in _PREFIXES:
-        plan = survey.best(prefix=_after(starts, share))
+    plans = [survey.best(prefix=_after(starts, share)) for share in _PREFIXES]
+    low, high = -1, len(plans)
+    while high - low > 1:
+        middle = (low + high) // 2
+        trials.ctx.tell("moving the first int8 layer", 1 - (high - low) / (len(plans) + 1))
+        if not plans[middle].quantized() or trials.seems_to_hold(plans[middle]):
+            high = middle
+        else:
+            low = middle
+    for plan in plans[high:]:
         if not plan.quantized():
             return None
-        trials.ctx.tell("moving the first int8 layer", share)
         if trials.holds(plan) and trials.is_proven(plan):
             return plan
     return None

@@ -86,6 +86,7 @@ class Trials:
     _known: dict[Plan, Quality] = field(default_factory=dict["Plan", "Quality"])
     _looked: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
     _proven: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
+    _corrected: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
     _run: float = 0.0
     """Seconds that a model takes on a sample, about."""
 
@@ -123,14 +124,22 @@ class Trials:
         return self._looked[plan]
 
     def _looks_good(self, plan: Plan) -> bool:
+        samples = self.affordable(_LOOK)
         try:
-            return self._judged(self.draft(plan), _FAILED, self.affordable(_LOOK)).ok
+            found = self._judged(self.draft(plan), _FAILED, samples)
         except RuntimeRefused:
             return False
+        if found.ok and found.samples < samples:  # these were all
+            self._known[plan] = found
+        return found.ok
 
     def affordable(self, seconds: float) -> int:
         """How many samples can be looked at in so many seconds; `FEW` at least."""
         return max(FEW, int(seconds / self._run)) if self._run else FEW
+
+    def known(self, plan: Plan) -> Quality | None:
+        """What the judge has said of a plan, if it was asked."""
+        return self._known.get(plan)
 
     def holds(self, plan: Plan, times: float = 1.0) -> bool:
         """Whether so many times the budget holds; without a judge nobody asks."""
@@ -171,6 +180,11 @@ class Trials:
         """Whether the budget holds once the biases of static layers are corrected."""
         if self.ctx.judge is None or not is_correctable(plan, self.ctx):
             return False
+        if plan not in self._corrected:
+            self._corrected[plan] = self._holds_once_corrected(plan)
+        return self._corrected[plan]
+
+    def _holds_once_corrected(self, plan: Plan) -> bool:
         try:
             made = self.draft(plan)
             correct(made, replace(self.ctx, notes=[], plans=[]))

@@ -180,7 +180,7 @@ def test_a_budget_that_nothing_keeps() -> None:
 
 
 def test_what_holds_with_corrected_biases_holds() -> None:
-    made = Made({"c": 1.9})
+    made = Made({"c": 1.4})
     survey = chain(*[WIDE] * 8)
     assert names(search(trials(made), survey, corrected=True).plan) == "abcdefgh"
     assert names(search(trials(made), survey).plan) == "abdefgh"
@@ -190,8 +190,25 @@ def test_what_is_far_off_is_not_corrected(monkeypatch: pytest.MonkeyPatch) -> No
     """Correcting takes as long as the search: not for what it cannot bring back."""
     monkeypatch.setattr(Made, "holds_corrected", lambda made, plan: True)
     survey = chain(*[WIDE] * 8)
-    assert names(search(trials(Made({"c": 1.9})), survey, corrected=True).plan) == "abcdefgh"
-    assert names(search(trials(Made({"c": 2.1})), survey, corrected=True).plan) == "abdefgh"
+    assert names(search(trials(Made({"c": 1.4})), survey, corrected=True).plan) == "abcdefgh"
+    assert names(search(trials(Made({"c": 1.6})), survey, corrected=True).plan) == "abdefgh"
+
+
+def test_what_only_seemed_to_hold_is_asked_for_on_all_samples() -> None:
+    noises = {letter: 2.0**-place for place, letter in enumerate("abcdefgh")}
+    survey = chain(*[WIDE] * 8)
+    exact = search(trials(Made(noises, budget=0.3)), survey)
+    assert names(exact.plan) == "cdefgh"[1:]
+    rosy = search(trials(Made(noises, budget=0.3, seeming=4.0)), survey)
+    assert rosy.holds
+    assert set(names(rosy.plan)) <= set(names(exact.plan))
+
+
+def test_few_plans_are_asked_for() -> None:
+    """A verdict is the model run on many samples."""
+    made = Made(dict.fromkeys("abcdefgh", 1.0), budget=0.5)
+    search(trials(made), chain(*[WIDE] * 8))
+    assert len(set(made.asked)) < 24
 
 
 def test_what_holds_must_hold_as_written_too() -> None:

@@ -156,7 +156,11 @@ def test_sizes_are_known_after_one_run(monkeypatch):
         return run(self, feed, outputs)
 
     monkeypatch.setattr(Session, "run", counted)
-    assert sweeps_of(model(CHAIN), feeds(), list("xabcy"), 50, ()) == [["x", "a"], ["b", "c"], ["y"]]
+    assert sweeps_of(model(CHAIN), feeds(), list("xabcy"), 50, ()) == [
+        ["x", "a"],
+        ["b", "c"],
+        ["y"],
+    ]
     assert len(runs) == 1
 
 
