@@ -17,6 +17,7 @@ _NEGLIGIBLE = 0.03
 """Of the most harmful layer's noise: one with less went back for the little time that it saves."""
 _RUINED = 0.5
 """Noise in the signal's power from which on the outputs are lost, and how far off says nothing."""
+_NOTHING = "nothing is quantized"
 _ALWAYS_SAID = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
@@ -37,7 +38,7 @@ def _collapse(found: Found, trials: Trials) -> str:
     reason = f" ({quality.reason})" if quality is not None and quality.reason else ""
     worst = f"; most harmful: {_named(found)}" if found.returned else ""
     return (
-        f"nothing is quantized: no part of it in int8 keeps the budget{reason}{worst}; "
+        f"{_NOTHING}: no part of it in int8 keeps the budget{reason}{worst}; "
         "--max-drop sets another budget"
     )
 
@@ -70,4 +71,6 @@ def note_what(plan: Plan, ctx: Context) -> None:
     if kinds:
         listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
         ctx.note(f"in int8: {listed}")
+    elif plan.entries and not any(note.startswith(_NOTHING) for note in ctx.notes):
+        ctx.note(f"{_NOTHING}, for the reasons below")
     note_left(plan, ctx)

@@ -37,7 +37,7 @@ _CLOSE = 0.7
 HOPELESS, _FAILED = 3.0, 1.5
 """How many times the budget a plan may use and still be worth a look at all samples: when more than
 whether it holds is asked, and when it is not."""
-_LOOK = 2.0
+_LOOK = 1.0
 """Seconds that a look at a plan may take, if it is at `FEW` samples or more."""
 _TIMED_FEEDS, _LONG = 2, 0.1
 """Feeds to time with, and the seconds of a run from which on one will do."""
@@ -196,6 +196,9 @@ class Trials:
         """The noise on the first samples; without end where the model does not run."""
         if self.ctx.judge is None:
             return 0.0
+        known = self._known.get(plan)
+        if known is not None and known.ok and known.samples <= samples:
+            return known.noise  # on all that there are
         try:
             return self._judged(self.draft(plan), math.inf, samples).noise
         except RuntimeRefused:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.search import Found
-from passes.quantize.telling import note_returned
+from passes.quantize.telling import note_returned, note_what
 from passes.quantize.trials import Trials
 from toolkit.context import Context
 from toolkit.quality.figures import Figure, OutputQuality, Quality
@@ -64,6 +64,22 @@ def test_a_collapse_says_how_far_off_it_is_and_what_to_do() -> None:
         "(budget 20.0 dB) on 4 samples); most harmful: Conv 'one' (SQNR 13 dB alone); "
         "--max-drop sets another budget"
     )
+
+
+def test_nothing_in_int8_is_said_once() -> None:
+    plan = Plan((entry("one"),)).turned(["one"], reason="float is faster")
+    ctx = Context()
+    note_what(plan, ctx)
+    assert ctx.notes == [
+        "nothing is quantized, for the reasons below",
+        "left float: Conv 'one' (float is faster)",
+    ]
+    ctx.notes[:] = ["nothing is quantized: it went wrong"]
+    note_what(plan, ctx)
+    assert len(ctx.notes) == 2
+    ctx.notes.clear()
+    note_what(Plan(), ctx)
+    assert not ctx.notes, "there is nothing to quantize in it"
 
 
 def test_what_holds_as_it_is_says_nothing() -> None:
