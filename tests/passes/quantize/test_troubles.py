@@ -39,6 +39,7 @@ def test_weights() -> None:
     assert "not finite" in str(*weight_troubles(layer((7, 1, np.nan))))
     assert list(weight_troubles(layer((7, 1, 5.0)))) == []
     assert "in 1 of 3 outputs" in str(*weight_troubles(layer((7, 1, 500.0))))
+    assert list(weight_troubles(layer((7, 1, 1e6)))) == [], "the others do not matter"
 
 
 def test_weights_that_stay_float_are_no_trouble() -> None:
