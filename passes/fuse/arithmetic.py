@@ -5,6 +5,7 @@
     einsum of two matrices    matmul, with transposes around it
     unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
     exp(x) / sum(exp(x))      softmax(x)
+    product of flattened rows matmul along the last axis
 
 Powers are for the target to spell, see `passes.lower.powers`.
 """
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from onnx import NodeProto
 
 from passes.axes import positive_axes
-from passes.fuse import einsum, onehot_indices
+from passes.fuse import einsum, flattened, onehot_indices
 from passes.operands import int_operand, same_shape
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -104,12 +105,13 @@ RULES = (
     reduction_that_keeps_axes,
     *onehot_indices.RULES,
     *einsum.RULES,
+    *flattened.RULES,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FuseArithmetic:
-    """Write quotients, means, one-hot products and einsums in their plainest form."""
+    """Write quotients, means, einsums and products of rows in their plainest form."""
 
     name: ClassVar[str] = "fuse-arithmetic"
     tolerance: ClassVar[Tolerance] = FLOAT

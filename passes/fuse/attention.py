@@ -22,7 +22,14 @@ from passes.fuse.cache import cached_attention
 from passes.fuse.folded_bias import bias_in_another_shape
 from passes.fuse.head_groups import Groups
 from passes.fuse.head_norms import norm_before_move
-from passes.fuse.heads import Form, Operand, heads_apart, heads_restored, mismatch
+from passes.fuse.heads import (
+    Form,
+    Operand,
+    heads_apart,
+    heads_merged,
+    heads_restored,
+    mismatch,
+)
 from passes.fuse.packed import packed_heads, split_before_view
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
 from passes.operands import int_vector, permutation, squeeze, transpose
@@ -99,7 +106,12 @@ def _attend(
         raise Miss("query, key and value are not of one type that Attention takes")
     if found.head_scale:
         found.query = _scaled_by_head(g, found, node)
-    if g.rank(value) == 4 and g.rank(found.query) == g.rank(found.key) == 3:
+    ranks = {g.rank(found.query), g.rank(found.key)}
+    is_merged = g.rank(value) == g.rank(node.output[0]) == 3 and ranks == {4}
+    if is_merged:
+        # Only the product with the values is for all heads at once.
+        value = heads_restored(g, value, node)
+    elif g.rank(value) == 4 and ranks == {3}:
         # The scores were computed for all heads at once, and taken apart for their mask.
         found.query, found.key = (
             heads_restored(g, name, node) for name in (found.query, found.key)
@@ -112,6 +124,8 @@ def _attend(
     result = Operands.of(g, found, value).write(found, guard is not None, node)
     if grouped is not None:
         result = grouped.apart(result, node)
+    if is_merged:
+        result = heads_merged(g, result, node)
     return result if g.dtype(v) == dtype else g.op("Cast", result, at=node, to=g.dtype(v))
 
 
@@ -244,11 +258,7 @@ class Operands:
             g.learn_type(result, TensorType(dtype, shape))
         if rank == 3 and batch == 1:
             return squeeze(g, result, [0], at=node)
-        if rank == 3:
-            length = g.op("Shape", result, at=node, start=2, end=3)
-            ends = int_vector(g, [-1]), length, int_vector(g, [size])
-            result = g.op("Reshape", result, g.op("Concat", *ends, at=node, axis=0), at=node)
-        return result
+        return heads_merged(g, result, node) if rank == 3 else result
 
 
 RULES = (

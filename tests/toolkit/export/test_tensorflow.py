@@ -1,5 +1,6 @@
 """TensorFlow: Keras models and files, SavedModel folders, TFLite files."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -172,3 +173,27 @@ def test_a_saved_model_without_signatures(tmp_path):
     (tmp_path / "saved_model.pb").write_text("no model")
     with pytest.raises(UsageError, match="cannot be read"):
         toolkit.export(tmp_path)
+
+
+def encoder(length=None):
+    """Two layers of a transformer on padded texts."""
+    ids = keras.Input((length,), dtype="int32", name="ids")
+    x = layers.Embedding(100, 32)(ids)
+    mask = (ids != 0)[:, None, :]
+    for _ in range(2):
+        attended = layers.MultiHeadAttention(4, 8)(x, x, attention_mask=mask)
+        x = layers.LayerNormalization(epsilon=1e-6)(x + attended)
+        wide = layers.Dense(64, activation=lambda value: keras.activations.gelu(value, True))(x)
+        x = layers.LayerNormalization(epsilon=1e-6)(x + layers.Dense(32)(wide))
+    return keras.Model(ids, x)
+
+
+@pytest.mark.parametrize("length", [None, 16])
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_transformer_is_fused_as_a_whole(length, opset):
+    exported = toolkit.export(encoder(length), opset=opset).only.model
+    result = toolkit.optimize(exported, "fuse", target="onnx")
+    found = Counter(node.op_type for node in result.model.graph.nodes)
+    assert (found["Attention"], found["LayerNormalization"], found["Gelu"]) == (2, 4, 2)
+    assert found["MatMul"] == 8
+    assert not {"Softmax", "Einsum", "Transpose", "Squeeze"} & set(found)
