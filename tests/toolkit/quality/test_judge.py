@@ -141,6 +141,17 @@ def test_samples_come_from_all_over_the_data():
     assert firsts == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
 
 
+def test_a_slow_model_is_known_by_fewer_answers(monkeypatch):
+    clock = iter(range(0, 10000, 10))
+    monkeypatch.setattr("toolkit.quality.judge.time.thread_time", lambda: float(next(clock)))
+    ran = []
+    run = Judge._run
+    monkeypatch.setattr(Judge, "_run", lambda *a: ran.append(1) or run(*a))
+    judge = Judge(linear(W), FEEDS)
+    assert judge.verdict(linear(W)).samples == 16
+    assert len(ran) == 4 + 16 + 16
+
+
 def test_of_a_slow_model_fewer_samples_are_taken():
     assert _affordable(128, 8, 0.1) == 128
     assert _affordable(128, 8, 4) == 24
