@@ -32,9 +32,12 @@ _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
 often at most. Whole regions turn at once: larger steps would miss what is in between."""
-_CORRECTABLE, _FAR = 1.5, 4.0
+_CORRECTABLE, _FAR = 1.5, 8.0
 """How many times the budget a plan may use that corrected biases can bring back; and one of which
 the harmful layers can be returned without losing what makes it fast."""
+_MUCH = 2.0
+"""Regions that save so many times as much as single layers are looked into however far they are
+from the budget: a part of them may still be faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +71,18 @@ def search(
     if single is None:
         return _kept(trials, survey, regions, corrected)
     both = [(survey, regions), (single, single.best())]
-    _, first = both[_first(trials, both)]
+    saved = _savings(trials, both)
+    first = regions if saved[0] >= saved[1] else both[1][1]
     if _holds(trials, first, corrected):
         return Found(first)
     found = [_kept(trials, *both[1], corrected)]
-    if not found[0].holds or trials.holds(regions, _FAR):
+    if not found[0].holds or saved[0] > _MUCH * saved[1] or trials.holds(regions, _FAR):
         found.append(_kept(trials, *both[0], corrected))
     held = [kept for kept in found if kept.holds]
     if len(held) < 2:
         return held[0] if held else found[-1]
-    return held[_first(trials, [(single, held[0].plan), (survey, held[1].plan)])]
+    saved = _savings(trials, [(single, held[0].plan), (survey, held[1].plan)])
+    return held[0] if saved[0] >= saved[1] else held[1]
 
 
 def likely(trials: Trials, survey: Survey, single: Survey | None) -> Plan:
@@ -86,17 +91,15 @@ def likely(trials: Trials, survey: Survey, single: Survey | None) -> Plan:
     return regions if single is None or trials.holds(regions, _FAR) else single.best()
 
 
-def _first(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> int:
-    """The place of the fastest: measured, or by what each saves by its survey."""
+def _savings(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> list[float]:
+    """What each saves: measured, as a share of the floats' time, or by its survey."""
     if not trials.timed:
-        saved = [survey.saving(plan) for survey, plan in plans]
-        return saved.index(max(saved))
+        return [survey.saving(plan) for survey, plan in plans]
     trials.ctx.tell("timing plans", 0.0)
     timings = trials.times({str(at): plan for at, (_, plan) in enumerate(plans)}, _EFFORT)
-    ratios = [
-        timings[str(at)].ratio if str(at) in timings else _REFUSED for at in range(len(plans))
+    return [
+        1 - timings[str(at)].ratio if str(at) in timings else -_REFUSED for at in range(len(plans))
     ]
-    return ratios.index(min(ratios))
 
 
 def _kept(trials: Trials, survey: Survey, plan: Plan, corrected: bool) -> Found:

@@ -364,6 +364,12 @@ def test_regions_far_from_the_budget_are_given_up() -> None:
     assert "b" not in made.asked  # nobody looked for what is left of them
 
 
+def test_regions_far_from_the_budget_are_tried_where_they_save_much_more() -> None:
+    made = Made({"a": 50.0}, ratio=by_case(0.4, 0.9))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "b"
+
+
 def test_regions_near_the_budget_are_tried() -> None:
     made = Made({"a": 2.0}, ratio=by_case(0.4, 0.6))
     found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
