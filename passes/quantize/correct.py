@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MEMORY = 1 << 28
 """Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""
 _FEWEST = 4
-_SECONDS, _ENOUGH = 1.0, 4
+_SECONDS, _ENOUGH = 0.5, 4
 """All samples through the model once, which is done about ten times: of a slow model fewer are
 taken, down to so many."""
 _NAMED = 3

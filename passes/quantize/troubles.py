@@ -34,7 +34,7 @@ WEIGHT_RATIO = 64.0
 """max |w| over the root mean square of the others of its channel, which it would hide behind
 itself. At 127 the rest is below one step."""
 _UNHEARD = 0.02
-"""The length of the others beside the largest: with less, a channel is that one weight, as where a
+"""The sum of the others beside the largest: with less, a channel is that one weight, as where a
 normalization has all but switched it off, and what 8 bits lose of it is nothing."""
 RANGE_RATIO = 16.0
 """max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
@@ -110,7 +110,7 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
     rest = squares.reshape(-1) - np.square(largest)
     there = rest > _ROUNDING * squares.reshape(-1)  # a channel of one number is exact
     size = np.sqrt(np.where(there, rest, 1) / max(share - 1, 1))
-    heard = np.sqrt(np.where(there, rest, 0)) > _UNHEARD * largest
+    heard = size * (share - 1) > _UNHEARD * largest
     ratio = np.where(there & heard, largest / size, 0)
     bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
     if not bad:
