@@ -136,7 +136,11 @@ def condition_of_where(g: Graph, c: str, where: NodeProto, node: NodeProto) -> s
 _otherwise = op.Cast(op.Not(var("c")).shared()).shared()
 
 
-@rewrite(op.Cast(var("c")).shared().named("flag") * x + _otherwise * var("other"), opset=9)
+_chosen = (op.Cast(var("c")).shared().named("flag") * x).shared()
+_other = (_otherwise * var("other")).shared()
+
+
+@rewrite(_chosen + _other, opset=9)
 def where_by_factors(
     g: Graph, c: str, x: str, other: str, flag: NodeProto, node: NodeProto
 ) -> str | None:

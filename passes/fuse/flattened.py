@@ -26,7 +26,7 @@ from toolkit.types import Shape, TensorType
 
 flat = op.Reshape(var("x"), ...).shared().named("flat")
 w = var("w", rank=2)
-product = (op.Gemm(flat, w, ...) | op.MatMul(flat, w)).named("product")
+product = (op.Gemm(flat, w, ...) | op.MatMul(flat, w)).shared().named("product")
 
 
 @rewrite(op.Reshape(product, ...), op.Reshape(product + const("shift"), ...), opset=7)
@@ -48,12 +48,15 @@ def product_of_rows(
         raise Miss("its bias is not constant, or not the same for all rows")
     after = g.shape(node.output[0])
     rows, leading = _rows(g, x, flat, inner, _leading(after, columns))
-    result = g.op("MatMul", rows, _upright(g, product, w), at=node)
+    result = g.op("MatMul", rows, _upright(g, product, w), at=product)
     known = TensorType(g.dtype(x), (*leading, columns))
     g.learn_type(result, known)
-    for bias in biases:
-        result = g.op("Add", result, bias, at=node)
-        g.learn_type(result, known)
+    for bias, place in ((given(product, 2), product), (shift, node)):
+        if bias:
+            result = g.op("Add", result, bias, at=place)
+            g.learn_type(result, known)
+        if place is product and g.use_count(product.output[0]) > 1:
+            _flatten_again(g, result, columns, product)
     target = reshape_target(known.shape, after)
     if known.shape == after or target is None:
         return result
@@ -107,14 +110,26 @@ def _rows(
     raise Miss("what is flattened cannot have the axes that come out")
 
 
+def _flatten_again(g: Graph, result: str, columns: int, product: NodeProto) -> None:
+    """Give the product's other readers their rows; most of them are products of rows themselves."""
+    if g.is_output(product.output[0]):
+        raise Miss("the rows are an output")
+    flat = reshape(g, result, [-1, columns], at=product)
+    known = g.type(product.output[0])
+    if known is not None:
+        g.learn_type(flat, known)
+    g.replace(product.output[0], flat)
+
+
 def _upright(g: Graph, product: NodeProto, w: str) -> str:
     """The weight as [inputs, outputs]."""
     if not nd.attr(product, "transB", 0):
         return w
     weight = g.const(w)
-    if weight is None or use_count(g, w) != 1:
-        raise Miss("its weight is transposed, and not its own constant")
-    return g.constant(np.transpose(weight), w)
+    alike = [user for user in g.users(w) if nd.is_op(user, "Gemm") and nd.attr(user, "transB", 0)]
+    if weight is None or len(alike) != use_count(g, w):
+        raise Miss("its weight is transposed, and not a constant of such products alone")
+    return g.constant(np.transpose(weight), w)  # layers that share one: `share` finds the copies
 
 
 RULES = (product_of_rows,)

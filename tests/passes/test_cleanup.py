@@ -985,3 +985,38 @@ def test_rounding_to_integers_and_back_stays() -> None:
         f"g (float[N] x) => (float[N] y) {weights}",
         "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)",
     )
+
+
+# -- pieces that are stacked and flattened
+
+STACK = "g (float[N, 2, 3] x, float[N, 2, 3] z) => (float[N, {}] y) <int64[1] a = {{1}}, "
+STACK += "int64[1] b = {{2}}, int64[3] rows = {{0, 4, 3}}, int64[3] ends = {{0, 2, 6}}, "
+STACK += "int64[3] odd = {{0, 6, 2}}>"
+
+
+def test_pieces_that_are_stacked_and_flattened_are_joined() -> None:
+    """How Keras turns a rotary embedding by half."""
+    stacked = "p = Unsqueeze (x, {0}) q = Unsqueeze (z, {0}) s = Concat <axis = {1}> (p, q)"
+    gone(
+        STACK.format("4, 3"),
+        stacked.format("a", 1) + " y = Reshape (s, rows)",
+        "y = Concat <axis = 1> (x, z)",
+    )
+    gone(
+        STACK.format("2, 6"),
+        stacked.format("b", -2) + " y = Reshape (s, ends)",
+        "y = Concat <axis = 2> (x, z)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes"),
+    [
+        ("2, 6", "p = Unsqueeze (x, a) q = Unsqueeze (z, a) s = Concat <axis = 1> (p, q)"),
+        ("2, 6", "p = Unsqueeze (x, b) q = Unsqueeze (z, b) s = Concat <axis = 3> (p, q)"),
+        ("6, 2", "p = Unsqueeze (x, b) q = Unsqueeze (z, b) s = Concat <axis = 2> (p, q)"),
+    ],
+)
+def test_other_stacks_stay(shape: str, nodes: str) -> None:
+    target = "odd" if shape == "6, 2" else "ends"
+    stays(STACK.format(shape), f"{nodes} y = Reshape (s, {target})")

@@ -231,3 +231,42 @@ def test_values_that_were_merged_in_another_order_are_a_near_miss() -> None:
         "v4 = Transpose <perm = [0, 2, 1, 3]>", "v4 = Transpose <perm = [2, 0, 1, 3]>"
     )
     check(Fuse(), turned, near_miss=True)
+
+
+# -- the mask once more behind the softmax, as Keras has it
+
+TWICE = f"""{HEADER}g (float[N, 2, S, 4] q, float[N, 2, 4, T] kt, float[N, 2, T, 4] v,
+    bool[N, 1, S, T] keep, bool[N, 1, S, T] other) => (float[N, 2, S, 4] y)
+    <float low = {{-3e38}}, float zero = {{0}}> {{
+    qk = MatMul (q, kt) s = Where (keep, qk, low) w = Softmax <axis = -1> (s)
+    p = Where (keep, w, zero) y = MatMul (p, v)
+}}"""
+
+
+def kept_rows() -> dict[str, np.ndarray]:
+    """Keys that are masked here and there, and one query that may look at none."""
+    draw = np.random.default_rng(0)
+    keep = draw.random((2, 1, 5, 7)) < 0.6
+    keep[:, :, 3] = False
+    sizes = {"q": (2, 2, 5, 4), "kt": (2, 2, 4, 7), "v": (2, 2, 7, 4)}
+    arrays = {name: draw.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    return arrays | {"keep": keep, "other": ~keep}
+
+
+def test_a_mask_before_and_behind_the_softmax() -> None:
+    """A query that may look at nothing gets 0, not the mean of all values."""
+    result, _ = fused(TWICE, kept_rows())
+    assert not census(result)["MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Where (keep, w, zero)", "Where (other, w, zero)"),
+        ("Where (keep, w, zero)", "Where (keep, zero, w)"),
+        ("Where (keep, qk, low)", "Where (keep, low, qk)"),
+        ("Where (keep, qk, low)", "Add (qk, zero)"),
+    ],
+)
+def test_another_choice_behind_the_softmax_is_a_near_miss(old: str, new: str) -> None:
+    check(Fuse(), TWICE.replace(old, new), near_miss=True, inputs=kept_rows())

@@ -60,14 +60,14 @@ def test_a_product_of_flattened_rows_is_a_matmul(product: str, after: str) -> No
             "float[2, 5, 2, 2] x) => (float[2, 5, 6] y, float[10, 4] z",
             "c = Gemm (f, w) y = Reshape (c, whole) z = Exp (f)",
         ),
+        # The rows are an output, or what is added to them differs.
         (
-            "float[2, 5, 4] x) => (float[2, 5, 6] y, float[10, 6] z",
-            "c = Gemm (f, w) y = Reshape (c, whole) z = Exp (c)",
+            "float[2, 5, 4] x) => (float[2, 5, 6] y, float[10, 6] c",
+            "c = Gemm (f, w) y = Reshape (c, whole)",
         ),
-        # What is added differs from row to row.
         (
             "float[2, 5, 4] x) => (float[2, 5, 6] y",
-            "c = MatMul (f, w) d = Add (c, full) y = Reshape (c, whole)",
+            "c = MatMul (f, w) d = Add (c, full) y = Reshape (d, whole)",
         ),
     ],
 )
@@ -88,6 +88,27 @@ def test_heads_that_are_taken_apart_behind_the_product_stay_apart() -> None:
     fused(signature, nodes, "MatMul Reshape", FLAT, apart, W)
     joined = "g (float[2, 5, 1, 2, 2] x) => (float[2, 5, 2, 3, 1] y)"
     fused(joined, nodes, "Reshape MatMul Reshape", FLAT, apart, W)
+
+
+@pytest.mark.parametrize("product", ["Gemm (f, w, b)", "MatMul (f, w)"])
+def test_other_readers_of_the_rows_get_them_flattened(product: str) -> None:
+    """A second product of them is then one of flattened rows, too."""
+    signature = "g (float[2, 5, 4] x) => (float[2, 5, 6] y, float[2, 5, 3] z)"
+    nodes = f"""f = Reshape (x, rows) c = {product} y = Reshape (c, whole)
+        d = MatMul (c, v) z = Reshape (d, thirds)"""
+    more = floats("v", 6, 3), "int64[3] thirds = {2, 5, 3}"
+    added = "MatMul Add MatMul" if "b)" in product else "MatMul MatMul"
+    fused(signature, nodes, added, FLAT, W, B, *more)
+
+
+def test_layers_that_share_a_transposed_weight() -> None:
+    signature = "g (float[2, 5, 4] x) => (float[2, 5, 4] z)"
+    layer = "{1} = Reshape ({0}, rows) {2} = Gemm <transB = 1> ({1}, t) {3} = Reshape ({2}, back) "
+    nodes = layer.format("x", "f", "c", "y") + layer.format("y", "d", "e", "z")
+    shapes = "int64[2] rows = {-1, 4}, int64[3] back = {2, 5, 4}"
+    fused(signature, nodes, "MatMul MatMul", shapes, floats("t", 4, 4))
+    both = signature.replace("z)", "z, float[2, 5, 4] u)")
+    kept(both, nodes + "u = MatMul (x, t)", shapes, floats("t", 4, 4))
 
 
 def test_rows_may_come_out_along_other_axes() -> None:
