@@ -32,7 +32,7 @@ _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
 often at most. Whole regions turn at once: larger steps would miss what is in between."""
-_CORRECTABLE, _FAR = 1.5, 8.0
+_CORRECTABLE, _FAR = 1.5, 4.0
 """How many times the budget a plan may use that corrected biases can bring back; and one of which
 the harmful layers can be returned without losing what makes it fast."""
 _MUCH = 2.0
