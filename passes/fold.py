@@ -48,8 +48,9 @@ _NEVER = _KEPT | _NO_TENSOR
 _SMALL = 64
 """Inputs up to this many elements are shown to shape inference: shapes, axes, repeats."""
 
-_GROWTH_FACTOR = 8
-"""In total, results may add this many times `max_bytes`, or a quarter of the model if more."""
+_SHARE, _LEAST, _MOST = 64, 1 << 10, 1 << 23
+"""When nobody says, results may add one part in so many of the weights' bytes, at least and at most
+so much. A runtime computes them when it loads a model, so that a larger file saves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,14 @@ class Fold:
 
     name: ClassVar[str] = "fold"
     tolerance: ClassVar[Tolerance] = EXACT
-    max_bytes: int = field(
-        default=1 << 20, metadata={"help": "largest result that may add to the file's size"}
+    max_bytes: int | None = field(
+        default=None,
+        metadata={"help": "By how much results may make the file larger; none: by 1 in 64."},
     )
 
     def run(self, model: Model, ctx: Context) -> None:
-        budget = _Budget(self.max_bytes, max(_GROWTH_FACTOR * self.max_bytes, model.nbytes() // 4))
+        share = min(max(model.nbytes() // _SHARE, _LEAST), _MOST)
+        budget = _Budget(share if self.max_bytes is None else self.max_bytes)
         for graph in model.graphs():  # one after the other: a branch may go with its If
             while _fold_graph(graph, ctx, budget):
                 pass
@@ -71,16 +74,15 @@ class Fold:
 
 @dataclass(slots=True)
 class _Budget:
-    """How far the file may grow: by one result, and by all of them."""
+    """How far the file may grow by all results; what one frees is for the next."""
 
-    one: int
-    total: int
+    left: int
 
     def grant(self, size: int, freed: int) -> bool:
         growth = size - freed
-        if growth > 0 and (size > self.one or growth > self.total):
+        if growth > max(self.left, 0):
             return False
-        self.total -= growth
+        self.left -= growth
         return True
 
 
@@ -158,7 +160,7 @@ def _is_pure(graph: Graph, node: NodeProto) -> bool:
 def _try_node(state: _Folding, node: NodeProto, budget: _Budget) -> None:
     graph = state.graph
     size = _result_bytes(state, node)
-    freed = sum(map(state.freed_by_a_reader, dict.fromkeys(inputs_of(node))))
+    freed = sum(map(state.freed_by_a_reader, dict.fromkeys(inputs_of(node)))) + node.ByteSize()
     if size is None:
         state.waited |= any(value in state.unknown for value in inputs_of(node))
         return

@@ -131,6 +131,9 @@ class _Turns:
             self.run()  # the first run allocates
             once = self._once()
             self._repeats = max(1, min(_MOST_REPEATS, math.ceil(_BURST / max(once, 1e-9))))
+            if self._repeats == 1:
+                self.seconds.append(once)
+                return
         self.seconds.append(min(self._once() for _ in range(self._repeats)))
 
     def _once(self) -> float:

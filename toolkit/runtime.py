@@ -28,6 +28,8 @@ MAX_IR = 13
 
 MOST_PACKED = 1 << 28
 """Bytes of weights that a session may copy where it computes other numbers without it."""
+_LIGHT = 1 << 26
+"""Bytes of weights of which a second copy does not count."""
 _IN_INT8 = 4
 """The accuracy level of MatMulNBits at which activations are rounded to int8."""
 
@@ -55,10 +57,12 @@ class Session:
         options = _new_options()
         # Its planner for shared buffers is quadratic: 190 s for 20,000 nodes, which run in 0.03 s.
         options.enable_mem_reuse = False
-        # Prepacking copies the weights into another layout: memory and time for one run.
-        if not (model.nbytes() <= MOST_PACKED and _computes_as_packed(model)):
+        # Prepacking copies the weights into another layout: memory and time for one run. Int8
+        # convolutions of many runs take up to five times as long without it and an arena.
+        light = optimize and model.nbytes() <= _LIGHT
+        if not (light or (model.nbytes() <= MOST_PACKED and _computes_as_packed(model))):
             options.add_session_config_entry("session.disable_prepacking", "1")
-        options.enable_cpu_mem_arena = False
+        options.enable_cpu_mem_arena = light
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._open(model, options, custom_ops)

@@ -101,6 +101,10 @@ RULES = (
 )
 
 
+_TABLES = 1 << 23
+"""Bytes that tables in place of functions may add."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compact:
     """Write the model in fewer operators; for the target onnx alone, others go by speed."""
@@ -153,7 +157,7 @@ def _look_up(model: Model, ctx: Context) -> None:
             if graph.begin("table", function.root):
                 tables.write(graph, function, clipped)
     if model.journal.position > start:
-        Fold().run(model, ctx)
+        Fold(_TABLES).run(model, ctx)
         if _count(model) >= count:
             model.journal.undo_to(start)
 

@@ -18,15 +18,16 @@ from passes.quantize.groups import keep_what_pays, keep_what_shrinks
 from passes.quantize.means import ChannelMeans, input_means
 from passes.quantize.observing import with_least_noise
 from passes.quantize.obstacles import quantized_already
-from passes.quantize.plan import Entry, Plan, as_applied, note_left
+from passes.quantize.plan import Plan, as_applied
 from passes.quantize.plan_json import read_plan
 from passes.quantize.saturation import has_vnni, saturating
-from passes.quantize.search import Found, likely, search
+from passes.quantize.search import likely, search
 from passes.quantize.sizes import sizes_on
 from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
 from passes.quantize.static_apply import Format
 from passes.quantize.survey import survey, survey_pointwise
+from passes.quantize.telling import note_returned, note_what
 from passes.quantize.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.troubles import note_troubles, weight_troubles
 from passes.quantize.weight_only import QuantizeWeights
@@ -36,9 +37,7 @@ from toolkit import nodes as nd
 from toolkit.costs import Costs, Progress, costs_in_use
 from toolkit.errors import UsageError
 from toolkit.model import Model
-from toolkit.quality.budgets import decibels
 from toolkit.tolerance import QUANT, Tolerance
-from toolkit.wording import first_of
 
 if TYPE_CHECKING:
     from toolkit.context import Context
@@ -117,12 +116,12 @@ class Quantize:
         if self.smooth:
             Smooth().run(model, ctx)
         Shapes(annotate=False).run(model, ctx)
-        note_troubles(weight_troubles(model), ctx)
-        plan = self.make_plan(model, ctx)
+        tried = plan = self.make_plan(model, ctx)
         means = self._means(model, plan, ctx)
         if plan.quantized():
             plan = self._reduced(model, plan, ctx, means)
-        _note_what(plan, ctx)
+        note_troubles(weight_troubles(model, plan if plan.quantized() else tried), ctx)
+        note_what(plan, ctx)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
         self._apply(model, plan, ctx, means)
@@ -201,7 +200,7 @@ class Quantize:
                 single, plan=replace(single.plan, tensors=surveyed.plan.tensors)
             )
         found = search(trials, surveyed, self.correct_bias, single)
-        _note_returned(found, trials, ctx)
+        note_returned(found, trials, ctx)
         kept = found.plan
         if ctx.prefer == "size":
             kept = keep_what_shrinks(trials, kept)
@@ -213,7 +212,7 @@ class Quantize:
         problem = survey_pointwise if by_themselves else survey
         left = problem(model, kept, sizes, kernels) or surveyed
         found = search(trials, left, self.correct_bias)
-        _note_returned(found, trials, ctx)
+        note_returned(found, trials, ctx)
         return found.plan
 
     def _lift(self, model: Model, ctx: Context) -> None:
@@ -259,36 +258,10 @@ class Quantize:
         layers = saturating(model)
         if not layers:
             return
-        where = "this processor has none" if has_vnni() is False else "as here"
+        where = "this one has none" if has_vnni() is False else "this one has it"
         known = f" ({where})" if has_vnni() is not None else ""
         sums = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
         ctx.note(
-            f"int8 sums of {sums} need a processor with VNNI{known}; for x86 without it: "
+            f"int8 sums of {sums} may overflow on x86 processors without VNNI{known}; for those: "
             "quantize:reduce_range=true"
         )
-
-
-def _note_returned(found: Found, trials: Trials, ctx: Context) -> None:
-    """What went back to floats for the budget, most harmful first."""
-    if not found.holds:
-        ctx.note("nothing is quantized: no part of it in int8 keeps the budget")
-    if not found.returned or not found.holds:
-        return
-    harm = found.harm or {}
-    ordered = sorted(found.returned, key=lambda entry: -harm.get(entry, 0.0))
-    names = [f"{e.label} ({decibels(harm.get(e, 0.0)):.0f} dB alone)" for e in ordered]
-    quality = trials.quality(found.plan)
-    figures = f": {quality.summary()}" if quality is not None else ""
-    ctx.note(f"back to float to keep the budget: {first_of(names)}{figures}")
-
-
-def _note_what(plan: Plan, ctx: Context) -> None:
-    """What is quantized, and one line for each reason why something is not."""
-    kinds: dict[str, list[Entry]] = {}
-    for entry in plan.quantized():
-        if entry.op in (*_LINEAR, *_CONVOLUTIONS) or entry.scheme != "static":
-            kinds.setdefault(f"{entry.scheme} {entry.op}", []).append(entry)
-    if kinds:
-        listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
-        ctx.note(f"in int8: {listed}")
-    note_left(plan, ctx)

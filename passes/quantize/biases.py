@@ -109,17 +109,20 @@ class Biased:
 
 
 def biased_layers(g: Graph, names: Container[str]) -> tuple[list[Biased], list[NodeProto]]:
-    """The quantized layers in their order, and those without a value among `names` or a bias."""
+    """The quantized layers in their order, and those without a value among `names`.
+
+    A product that nothing is added to has no bias to be corrected: it is neither.
+    """
     found: list[Biased] = []
     left: list[NodeProto] = []
     for node in g.nodes:
         if not _is_quantized(g, node):
             continue
         layer = _with_input(g, node, names) or _with_sum(g, node, names)
-        if layer is None:
-            left.append(node)
-        else:
+        if layer is not None:
             found.append(layer)
+        elif nd.is_op(node, *_WITH_BIAS):
+            left.append(node)
     return found, left
 
 

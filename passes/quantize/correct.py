@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MEMORY = 1 << 28
 """Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""
 _FEWEST = 4
-_SECONDS, _ENOUGH = 1.0, 8
+_SECONDS, _ENOUGH = 0.5, 4
 """All samples through the model once, which is done about ten times: of a slow model fewer are
 taken, down to so many."""
 _TRIES = 3
@@ -75,7 +75,7 @@ class CorrectBias:
         layers, left = biased_layers(model.graph, frozenset(observable(floats)))
         if left:
             names = first_of([nd.label(node) for node in left])
-            ctx.note(f"not corrected: {names} (no bias, or no such value in the float model)")
+            ctx.note(f"biases not corrected: {names} (no such value in the float model)")
         if not layers:
             return
         most = _affordable(model, ctx.calibration.feeds, self.samples, ctx.custom_ops)
@@ -90,10 +90,11 @@ class CorrectBias:
             for _ in corrected(model, layers, wanted, feeds, ctx.custom_ops):
                 ends.append(model.journal.position)
         except (Stuck, RuntimeRefused) as stop:
-            ctx.note(f"corrected as far as it went: {stop}")
+            ctx.note(f"biases corrected as far as it went: {stop}")
         kept = _keep_best(model, ends, before, error)
         if kept < len(ends) - 1:
-            ctx.note(f"kept {kept} of {len(ends) - 1} corrections: more would not lower the error")
+            made = len(ends) - 1
+            ctx.note(f"biases corrected in {kept} of {made} layers: more would not lower the error")
 
 
 def _affordable(model: Model, feeds: Feeds, most: int, custom_ops: tuple[str, ...]) -> int:
@@ -102,9 +103,9 @@ def _affordable(model: Model, feeds: Feeds, most: int, custom_ops: tuple[str, ..
     if first is None or most <= _ENOUGH:
         return most
     session = Session(model, custom_ops=custom_ops)
-    started = time.process_time()
+    started = time.thread_time()
     session.run(first)
-    seconds = time.process_time() - started
+    seconds = time.thread_time() - started
     return min(most, max(_ENOUGH, int(_SECONDS / max(seconds, 1e-9))))
 
 

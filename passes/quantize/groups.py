@@ -19,7 +19,7 @@ from passes.quantize.trials import Trials
 from toolkit.bench import Effort, Timing
 from toolkit.result import ModelStats
 
-_EFFORT = Effort(seconds=3.0, least=9, most=100, against=1.0)
+_EFFORT = Effort(seconds=3.0, least=5, most=100, against=1.0)
 _PAYS, _EVEN, _FREE = 0.95, 1.005, 1.03
 """Of the time of the floats: what static layers, dynamic layers and tables must stay below. Static
 ones cost the accuracy: a voice-activity model lost 0.6 points of its decisions for 3 % of time."""
@@ -78,7 +78,8 @@ def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
         if company < timing.ratio:
             said += f", {1 / company:.2f}x beside the others"
         if group.pays(timing) or company < group.limit or trials.ctx.prefer == "size":
-            trials.ctx.note(f"{said} ({_threads(trials)})")
+            smaller = ", and smaller" if timing.ratio >= 1 else ""
+            trials.ctx.note(f"{said}{smaller} ({_threads(trials)})")
             continue
         why = "they do not pay" if group.limit < 1 else "they are slower"
         plan = plan.turned(group.entries, reason=f"{1 / timing.ratio:.2f}x the speed of floats")

@@ -14,7 +14,7 @@ from passes.quantize.survey import PRODUCTS
 from passes.quantize.trials import Trials
 
 SAMPLES = 4
-_SECONDS = 60.0
+_SECONDS = 12.0
 """How long it may take, about: fewer samples where more would take longer."""
 _MOST = 1e6
 """The harm of what does not run, or gives no numbers."""
@@ -30,12 +30,12 @@ def harms(trials: Trials, plan: Plan) -> dict[Entry, float]:
             others.setdefault(entry.op, []).append(entry)
     steps = len(alone) + len(others) + 1
     found: dict[Entry, float] = {}
-    samples, started = SAMPLES, time.monotonic()
+    samples, started = SAMPLES, time.thread_time()
     for index, entry in enumerate(alone):
         trials.ctx.tell("weighing each layer", index / steps)
         found[entry] = min(_MOST, trials.noise(only(plan, [entry]), samples))
         if index == 0:
-            each = (time.monotonic() - started) / samples
+            each = (time.thread_time() - started) / samples
             samples = max(1, min(samples, int(_SECONDS / max(each * steps, 1e-9))))
     if others:
         whole = trials.noise(plan, samples)

@@ -34,7 +34,7 @@ ChannelMeans = Mapping[str, Array]
 """By tensor, of each channel."""
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
-_SAMPLES = 32
+_SAMPLES = 16
 """Means are known soon."""
 
 

@@ -19,11 +19,15 @@ from passes.quantize.trials import Trials
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.observers import Mse, Observer, Percentile
 from toolkit.quality.budgets import decibels
-from toolkit.quality.judge import MOST_SAMPLES
 
 _WAYS: tuple[Observer, ...] = (Mse(), Percentile(99.99))
 _SAMPLES = 16
 """Histograms take long to gather, and the shape of one is known soon."""
+_GATHERING, _SECONDS = 2.0, 4.0
+"""Of a slow model fewer samples are taken: what running it may take, for histograms and for each
+way to be tried."""
+_PLENTY = 0.5
+"""The share of the budget that whole ranges may use up without others being looked for."""
 _LESS = 0.5
 """The share of the noise of whole ranges that a cut must stay below: 3 dB. A cut is at the expense
 of what is rare, such as what a detector is there for: with 1.5 dB less noise by least squares, 6 %
@@ -36,23 +40,27 @@ def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
     static = any(entry.scheme == "static" for entry in best.quantized())
     if ctx.calibration is None or ctx.judge is None or not static:
         return survey
+    if trials.used(best) <= _PLENTY:
+        return survey
     ctx.tell("choosing ranges", 0.0)
-    data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, _SAMPLES))
+    most = min(_SAMPLES, trials.affordable(_GATHERING))
+    data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, most))
     ranged = [entry.tensor for entry in best.tensors]
     seen = data.collect(trials.model, dict.fromkeys(ranged, _WAYS[0])).statistics
     histograms = {name: cast(Histogram, found) for name, found in seen.items()}
-    whole = least = trials.noise(best, MOST_SAMPLES)  # on more than the cut was made for
+    samples = trials.affordable(_SECONDS)  # more than the cut was made for, if it can be
+    whole = least = trials.noise(best, samples)
     chosen = best.tensors
     way = ""
     for observer in _WAYS:
         tensors = tuple(_cut(entry, histograms, observer) for entry in best.tensors)
-        noise = trials.noise(replace(best, tensors=tensors), MOST_SAMPLES)
+        noise = trials.noise(replace(best, tensors=tensors), samples)
         if noise < min(least, _LESS * whole):
             least, chosen, way = noise, tensors, observer.name
     if not way:
         return survey
-    better = f"{decibels(least):.0f} dB instead of {decibels(whole):.0f}"
-    ctx.note(f"ranges of activations by observer={way}, with less noise than minmax: {better}")
+    better = f"{decibels(least):.0f} dB instead of {decibels(whole):.0f} dB"
+    ctx.note(f"ranges of activations by observer={way}: the outputs' SQNR is {better} by minmax")
     return replace(survey, plan=replace(survey.plan, tensors=chosen))
 
 

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,24 +27,34 @@ from toolkit.bench import Effort
 _AS_FAST = 1.01
 _NEXT_TO_NONE = 1.02
 _REFUSED = float("inf")
-_EFFORT = Effort(seconds=4.0, least=5, most=60)
+_EFFORT = Effort(seconds=4.0, least=3, most=60)
 _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
 often at most. Whole regions turn at once: larger steps would miss what is in between."""
-_CORRECTABLE, _FAR = 2.0, 4.0
+_CORRECTABLE, _FAR = 1.5, 4.0
 """How many times the budget a plan may use that corrected biases can bring back; and one of which
 the harmful layers can be returned without losing what makes it fast."""
+_MUCH = 2.0
+"""Regions that save so many times as much as single layers are looked into however far they are
+from the budget: a part of them may still be faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan; what was returned to floats for the sake of the budget, and each one's noise."""
+    """A plan; what was returned to floats for the sake of the budget, and each one's noise.
+
+    Where nothing holds, the plan has no int8, and `tried` is what it was before.
+    """
 
     plan: Plan
     returned: tuple[Entry, ...] = ()
     harm: Mapping[Entry, float] | None = None
-    holds: bool = True
+    tried: Plan | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.tried is None
 
 
 def search(
@@ -61,16 +71,18 @@ def search(
     if single is None:
         return _kept(trials, survey, regions, corrected)
     both = [(survey, regions), (single, single.best())]
-    _, first = both[_first(trials, both)]
+    saved = _savings(trials, both)
+    first = regions if saved[0] >= saved[1] else both[1][1]
     if _holds(trials, first, corrected):
         return Found(first)
     found = [_kept(trials, *both[1], corrected)]
-    if not found[0].holds or trials.holds(regions, _FAR):
+    if not found[0].holds or saved[0] > _MUCH * saved[1] or trials.holds(regions, _FAR):
         found.append(_kept(trials, *both[0], corrected))
     held = [kept for kept in found if kept.holds]
     if len(held) < 2:
         return held[0] if held else found[-1]
-    return held[_first(trials, [(single, held[0].plan), (survey, held[1].plan)])]
+    saved = _savings(trials, [(single, held[0].plan), (survey, held[1].plan)])
+    return held[0] if saved[0] >= saved[1] else held[1]
 
 
 def likely(trials: Trials, survey: Survey, single: Survey | None) -> Plan:
@@ -79,17 +91,15 @@ def likely(trials: Trials, survey: Survey, single: Survey | None) -> Plan:
     return regions if single is None or trials.holds(regions, _FAR) else single.best()
 
 
-def _first(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> int:
-    """The place of the fastest: measured, or by what each saves by its survey."""
+def _savings(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> list[float]:
+    """What each saves: measured, as a share of the floats' time, or by its survey."""
     if not trials.timed:
-        saved = [survey.saving(plan) for survey, plan in plans]
-        return saved.index(max(saved))
+        return [survey.saving(plan) for survey, plan in plans]
     trials.ctx.tell("timing plans", 0.0)
     timings = trials.times({str(at): plan for at, (_, plan) in enumerate(plans)}, _EFFORT)
-    ratios = [
-        timings[str(at)].ratio if str(at) in timings else _REFUSED for at in range(len(plans))
+    return [
+        1 - timings[str(at)].ratio if str(at) in timings else -_REFUSED for at in range(len(plans))
     ]
-    return ratios.index(min(ratios))
 
 
 def _kept(trials: Trials, survey: Survey, plan: Plan, corrected: bool) -> Found:
@@ -154,7 +164,7 @@ def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
         held["harmless"] = chosen
     if not held:
         nothing = start.turned(start.quantized(), reason="the budget does not hold with int8")
-        return Found(nothing, start.quantized(), harm, holds=False)
+        return Found(nothing, start.quantized(), harm, tried=start)
     times = _times(trials, held, survey) if len(held) > 1 else dict.fromkeys(held, 0.0)
     plan = held[min(times, key=lambda name: times[name])]
     kept = {entry.output or entry.node for entry in plan.quantized()}
@@ -163,15 +173,22 @@ def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
 
 
 def _prefixed(trials: Trials, survey: Survey) -> Plan | None:
-    """The shortest float prefix with which the budget holds."""
+    """The shortest float prefix with which the budget holds, by bisection."""
     starts = survey.starts()
     if not starts:
         return None
-    for share in _PREFIXES:
-        plan = survey.best(prefix=_after(starts, share))
+    plans = [survey.best(prefix=_after(starts, share)) for share in _PREFIXES]
+    low, high = -1, len(plans)
+    while high - low > 1:
+        middle = (low + high) // 2
+        trials.ctx.tell("moving the first int8 layer", 1 - (high - low) / (len(plans) + 1))
+        if not plans[middle].quantized() or trials.seems_to_hold(plans[middle]):
+            high = middle
+        else:
+            low = middle
+    for plan in plans[high:]:
         if not plan.quantized():
             return None
-        trials.ctx.tell("moving the first int8 layer", share)
         if trials.holds(plan) and trials.is_proven(plan):
             return plan
     return None
@@ -198,7 +215,7 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
         middle = (low + high) // 2
         trials.ctx.tell("returning what harms to floats", 1 - (high - low) / (_STEPS + 1))
         plan = at(middle)
-        if not plan.quantized() or trials.holds(plan):
+        if not plan.quantized() or trials.seems_to_hold(plan):
             high = middle
         else:
             low = middle
@@ -206,13 +223,23 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
     free = high
     while free < _STEPS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
         free += 1
-    for step in (free, *range(high, _STEPS)):
+    for step in _climbed(free, high, _STEPS):
         plan = at(step)
         if not plan.quantized():
             return None
         if trials.holds(plan) and trials.is_proven(plan):
             return plan
     return None
+
+
+def _climbed(free: int, high: int, end: int) -> Iterator[int]:
+    """What costs nothing first, then the price at which it seems to hold, and dearer ones, in steps
+    that double: each is asked for on all samples."""
+    yield free
+    stride = 1
+    while high < end:
+        yield high
+        high, stride = high + stride, 2 * stride
 
 
 def _after(starts: list[int], share: float) -> int:

@@ -32,6 +32,8 @@ from toolkit.model import Model
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _LIMITS = ("Relu", "Clip")
 _FORBIDDEN, _ALWAYS = 1e9, 1e11
+_HARMFUL = "too harmful for the time it saves"
+_BEFORE = "before the first int8 layer"
 _LEAST_SAVING = 1.0
 """Microseconds that a layer counts for when nobody knows what it saves; it saves bytes anyway."""
 
@@ -72,7 +74,9 @@ class Survey:
         chosen = best_regions(items, values)
         left = [entry for at, entry in self.entries if at not in chosen]
         left += [e for saves, e in self.loose if e not in known or price * known[e] > saves]
-        return self.plan.turned(left, reason="float is faster" if not price else "harmful")
+        turned = self.plan.turned(left, reason="float is faster" if not price else _HARMFUL)
+        before = [entry for at, entry in self.entries if at < prefix]
+        return turned.turned(before, reason=_BEFORE) if before else turned
 
     def time(self, plan: Plan) -> float:
         """Microseconds of what can be int8, and of the conversions, by a plan."""

@@ -11,7 +11,7 @@ from toolkit.model import Model
 from toolkit.types import TensorType
 
 
-def folded(text: str, **options: int) -> Model:
+def folded(text: str, **options: int | None) -> Model:
     model = Model.from_proto(parser.parse_model(text))
     Fold(**options).run(model, Context())
     model.graph.verify()
@@ -96,14 +96,38 @@ def test_a_blow_up_is_refused_and_a_small_one_is_not() -> None:
 def test_many_small_blow_ups_are_bounded_together() -> None:
     count = 40
     body = " ".join(f"e{i} = Expand(w{i}, s) y{i} = Add(x, e{i})" for i in range(count))
-    outputs = ", ".join(f"float[700, 256] y{i}" for i in range(count))
+    outputs = ", ".join(f"float[10, 10] y{i}" for i in range(count))
     weights = ", ".join(f"float w{i} = {{{i}}}" for i in range(count))
     model = folded(f"""
         <ir_version: 8, opset_import: ["" : 17]>
-        main (float[1] x) => ({outputs}) <int64[2] s = {{700, 256}}, {weights}> {{ {body} }}
+        main (float[1] x) => ({outputs}) <int64[2] s = {{10, 10}}, {weights}> {{ {body} }}
     """)
     assert 0 < ops(model).count("Expand") < count
-    assert model.nbytes() < 10 << 20
+    assert model.nbytes() < 4 << 10
+
+
+def test_a_table_of_a_small_model_is_left_to_the_runtime() -> None:
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        main (float[N, 128] x) => (float[N, 256] y) <
+            int64[2] s = {128, 256}, int64[1, 2] at = {0, 1}, float[1, 2] w = {3, 4},
+            float[128] factor = {FACTOR}
+        > {
+            zeros = ConstantOfShape <value: tensor = float[1] {0}> (s)
+            table = ScatterElements <axis = 1> (zeros, at, w)
+            twice = Add(factor, factor)
+            scaled = Mul(x, twice)
+            y = MatMul(scaled, table)
+        }
+    """.replace("FACTOR", ", ".join("1" for _ in range(128)))
+    left = ["ConstantOfShape", "ScatterElements", "Mul", "MatMul"]
+    assert ops(folded(text)) == left
+    assert ops(folded(text, max_bytes=1 << 18)) == ["Mul", "MatMul"]
+    # The weights that a file has anyway are what a table is compared with.
+    large = Model.from_proto(parser.parse_model(text))
+    large.graph.constant(np.ones((4096, 1024), np.float32), hint="unread")
+    Fold().run(large, Context())
+    assert ops(large) == ["Mul", "MatMul"]
 
 
 def test_a_large_weight_that_dies_may_be_folded_whatever_its_size() -> None:

@@ -43,6 +43,21 @@ def test_the_ratio_is_to_the_first() -> None:
     assert not found["a"].sure
 
 
+def test_a_long_run_is_not_repeated() -> None:
+    """One that allocates, and one a round; a short one is repeated to fill its turn."""
+    clock, runs = Clock(), [0, 0]
+
+    def run(which: int, seconds: float) -> Callable[[], None]:
+        def count() -> None:
+            runs[which] += 1
+            clock.now += seconds
+
+        return count
+
+    paired({"long": run(0, 0.1), "short": run(1, 0.001)}, Effort(least=3, most=3), clock)
+    assert runs == [4, 2 + 3 * 3]
+
+
 def test_contenders_take_turns() -> None:
     order: list[str] = []
     clock = Clock()

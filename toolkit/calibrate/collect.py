@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from onnx import ValueInfoProto
+from onnx import ValueInfoProto, helper
 
 from toolkit.calibrate.observers import Observer
 from toolkit.calibrate.statistics import Mismatch, NotFinite, Range, Statistic
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 BUDGET = 1 << 28
 """Bytes of observed tensors in one run, by default."""
+
+_UNKNOWN_ITEM = 4
+"""Bytes of an element whose type nobody knows: what is observed are floats."""
 
 PAUSE_SECONDS = 20.0
 """How often a sweep is written down: what an interruption may lose."""
@@ -187,22 +190,14 @@ def _session(model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> S
 def sweeps_of(
     model: Model, feeds: Iterable[Feed], names: Sequence[str], budget: int, ops: Sequence[str]
 ) -> list[list[str]]:
-    """The tensors of each sweep, such that those of the first feed fit into the budget.
-
-    Sizes are measured: of one tensor, then of twice as many as long as there is room for them.
-    """
+    """The tensors of each sweep, such that those of the first feed fit into the budget."""
     if not names:
         return []
     first = next(iter(feeds))
-    sizes: dict[str, int] = {}
-    at, step = 0, 1
-    while at < len(names):
-        probed = names[at : at + step]
-        found = {n: np.asarray(v).nbytes for n, v in Run(model, probed, ops)(first, 0)}
-        sizes |= found
-        at += step
-        largest = max(sizes.values(), default=1)
-        step = max(1, min(2 * step, budget // (2 * max(largest, 1))))
+    try:
+        sizes = _sizes(model, first, names, ops)
+    except RuntimeRefused:  # of a value that is no tensor
+        sizes = _probed_sizes(model, first, names, budget, ops)
     sweeps: list[list[str]] = [[]]
     room = budget
     for name in names:
@@ -213,6 +208,37 @@ def sweeps_of(
         sweeps[-1].append(name)
         room -= size
     return sweeps
+
+
+def _sizes(model: Model, feed: Feed, names: Sequence[str], ops: Sequence[str]) -> dict[str, int]:
+    """The bytes of tensors on a feed, by one run that counts their elements."""
+    from toolkit.runtime import Session
+
+    copy = model.copy()
+    counts = [copy.graph.op("Size", name) for name in names]
+    copy.graph.set_interface(outputs=[ValueInfoProto(name=count) for count in counts])
+    elements = Session(copy, custom_ops=ops).run(feed, counts)
+    return {n: int(e) * _itemsize(model, n) for n, e in zip(names, elements, strict=True)}
+
+
+def _itemsize(model: Model, name: str) -> int:
+    dtype = model.graph.dtype(name)
+    return helper.tensor_dtype_to_np_dtype(dtype).itemsize if dtype else _UNKNOWN_ITEM
+
+
+def _probed_sizes(
+    model: Model, feed: Feed, names: Sequence[str], budget: int, ops: Sequence[str]
+) -> dict[str, int]:
+    """The bytes of values on a feed: of one, then of twice as many as long as there is room."""
+    sizes: dict[str, int] = {}
+    at, step = 0, 1
+    while at < len(names):
+        probed = names[at : at + step]
+        sizes |= {n: np.asarray(v).nbytes for n, v in Run(model, probed, ops)(feed, 0)}
+        at += step
+        largest = max(sizes.values(), default=1)
+        step = max(1, min(2 * step, budget // (2 * max(largest, 1))))
+    return sizes
 
 
 class _Teller:

@@ -32,12 +32,15 @@ from toolkit.runtime import Session
 MOST_SAMPLES = 128
 """Samples that a judge looks at: enough for flips of a few percent to show."""
 
-_SECONDS, _LEAST_SAMPLES = 30.0, 16
+_SECONDS, _LEAST_SAMPLES = 12.0, 16
 """A verdict should take no longer than that: of a slow model fewer samples are taken, down to so
 many."""
 
-_LOOKED_AT = 8
-"""Samples whose whole outputs tell the kinds, and after which a verdict may be clear."""
+_LOOKED_AT, _LOOKED_AT_FOR = 8, 1.0
+"""Samples whose whole outputs tell the kinds, or fewer when the first ones take so many seconds."""
+
+_AFTER = 4
+"""Samples that are looked at in any case; a verdict may be clear then, or after twice as many."""
 
 _MOST_ELEMENTS = 1 << 19
 """Of an output on one sample; of a larger one some positions are taken."""
@@ -77,10 +80,8 @@ class Judge:
         skipped = set(ignored)
         self._names = [name for name in floats.graph.outputs if name not in skipped]
         session = Session(floats, custom_ops=self._custom_ops)
-        first = list(islice(feeds, _LOOKED_AT))
-        started = time.perf_counter()
-        answers = [self._run(session, feed) for feed in first]
-        self._most = _affordable(most, len(first), time.perf_counter() - started)
+        first, answers, seconds = self._first(session)
+        self._most = _affordable(most, len(first), seconds)
         self._pairs = state_pairs(first[0], answers[0]) if first else {}
         self.kinds = self._kinds(floats, answers)
         del first, answers
@@ -89,6 +90,18 @@ class Judge:
         self._score = self._float_score(session)
 
     # -- the floats
+
+    def _first(self, session: Session) -> tuple[list[Feed], list[dict[str, Array]], float]:
+        """The first feeds with the answers to them, and the seconds that these took."""
+        first: list[Feed] = []
+        answers: list[dict[str, Array]] = []
+        started = time.thread_time()  # which other programs do not add to
+        for feed in islice(self._feeds, _LOOKED_AT):
+            first.append(feed)
+            answers.append(self._run(session, feed))
+            if len(first) >= _AFTER and time.thread_time() - started > _LOOKED_AT_FOR:
+                break
+        return first, answers, time.thread_time() - started
 
     def _kinds(self, floats: Model, answers: Sequence[dict[str, Array]]) -> dict[str, OutputKind]:
         states = self._pairs.values()
@@ -152,8 +165,8 @@ class Judge:
         """How `model` answers, within the budget or not; RuntimeRefused when it does not run.
 
         On the first `samples` only it is for screening, without a user's metric. `deployed` lets
-        the runtime optimize the model first. Once so many times the budget is used as `hopeless`
-        says, the rest of the samples is not looked at.
+        the runtime optimize the model first. Where so many times the budget is used as `hopeless`
+        says, and on the first few samples twice that, the rest of them is not looked at.
         """
         session = Session(model, deployed, self._custom_ops)
         tallies = tallies_of(self.kinds, self.demand, self.real)
@@ -170,9 +183,9 @@ class Judge:
                 for tally in tallies[name]:
                     tally.add(rows, given if _comparable(rows, given) else None)
             count += 1
-            if math.isfinite(hopeless) and count % _LOOKED_AT == 0:
+            if math.isfinite(hopeless) and count >= _AFTER and count & (count - 1) == 0:
                 so_far = self._quality(tallies, count)
-                if not so_far.ok and so_far.used > hopeless:
+                if not so_far.ok and so_far.used > hopeless * (1 + _AFTER / count):
                     return so_far
         found = self._quality(tallies, count)
         if isinstance(self.demand.metric, Score) and samples is None:

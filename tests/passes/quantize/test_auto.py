@@ -344,7 +344,7 @@ def test_no_measure_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (False, "auto", True, "no VNNI"),
         (None, "auto", False, "reduce_range=true"),
         (True, "true", True, ""),
-        (False, "false", False, "this processor has none"),
+        (False, "false", False, "this one has none"),
     ],
 )
 def test_the_range_of_weights(

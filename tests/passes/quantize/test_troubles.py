@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from passes.quantize.dynamic import QuantizeDynamic
 from passes.quantize.troubles import note_troubles, range_troubles, weight_troubles
 from tests.checks import model
 from tests.passes.fuse.constants import floats, typed
@@ -38,6 +39,16 @@ def test_weights() -> None:
     assert "not finite" in str(*weight_troubles(layer((7, 1, np.nan))))
     assert list(weight_troubles(layer((7, 1, 5.0)))) == []
     assert "in 1 of 3 outputs" in str(*weight_troubles(layer((7, 1, 500.0))))
+    assert list(weight_troubles(layer((7, 1, 1e6)))) == [], "the others do not matter"
+
+
+def test_weights_that_stay_float_are_no_trouble() -> None:
+    subject = layer((7, 1, 500.0))
+    plan = QuantizeDynamic(min_elements=1).make_plan(subject)
+    assert len(list(weight_troubles(subject, plan))) == 1
+    assert list(weight_troubles(subject, plan.turned(["y"]))) == []
+    lost = layer((7, 1, np.nan))
+    assert "has to stay float" in str(*weight_troubles(lost, plan.turned(["y"])))
 
 
 def test_zeros_are_no_trouble() -> None:

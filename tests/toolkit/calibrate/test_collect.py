@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.checks import model, parse
-from toolkit.calibrate.collect import collect, observable
+from toolkit.calibrate.collect import collect, observable, sweeps_of
 from toolkit.calibrate.observers import (
     Entropy,
     MinMax,
@@ -144,6 +144,30 @@ def test_a_small_budget_takes_several_sweeps():
     assert small.ranges() == whole.ranges()
     assert told == [(n, 12) for n in range(1, 13)]
     assert observe(feeds(), names, budget=1).sweeps == 5
+
+
+def test_sizes_are_known_after_one_run(monkeypatch):
+    runs = []
+    run = Session.run
+
+    def counted(self, feed, outputs=None):
+        runs.append(outputs)
+        return run(self, feed, outputs)
+
+    monkeypatch.setattr(Session, "run", counted)
+    assert sweeps_of(model(CHAIN), feeds(), list("xabcy"), 50, ()) == [
+        ["x", "a"],
+        ["b", "c"],
+        ["y"],
+    ]
+    assert len(runs) == 1
+
+
+def test_a_sequence_is_no_obstacle():
+    text = """g (float[2] x) => (float[2] y)
+        { s = SequenceConstruct (x, x) i = Constant <value_int = 1> () y = SequenceAt (s, i) }"""
+    found = observe([{"x": np.ones(2, np.float32)}], dict.fromkeys("xsy", MinMax()), text)
+    assert found.range("y") == Range(0, 1)
 
 
 def test_a_second_run_is_instant(tmp_path, monkeypatch):

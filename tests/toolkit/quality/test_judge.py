@@ -113,7 +113,7 @@ def test_what_is_hopeless_is_not_looked_at_to_the_end():
     collapsed, good = linear(np.zeros_like(W)), linear(coarse(W, 127))
     assert judge.verdict(collapsed).samples == len(FEEDS)
     early = judge.verdict(collapsed, hopeless=3.0)
-    assert early.samples == 8 < len(FEEDS)
+    assert early.samples == 4 < len(FEEDS)
     assert not early.ok
     assert judge.verdict(good, hopeless=3.0) == judge.verdict(good)
 
@@ -141,9 +141,20 @@ def test_samples_come_from_all_over_the_data():
     assert firsts == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
 
 
+def test_a_slow_model_is_known_by_fewer_answers(monkeypatch):
+    clock = iter(range(0, 10000, 10))
+    monkeypatch.setattr("toolkit.quality.judge.time.thread_time", lambda: float(next(clock)))
+    ran = []
+    run = Judge._run
+    monkeypatch.setattr(Judge, "_run", lambda *a: ran.append(1) or run(*a))
+    judge = Judge(linear(W), FEEDS)
+    assert judge.verdict(linear(W)).samples == 16
+    assert len(ran) == 4 + 16 + 16
+
+
 def test_of_a_slow_model_fewer_samples_are_taken():
     assert _affordable(128, 8, 0.1) == 128
-    assert _affordable(128, 8, 8) == 30
+    assert _affordable(128, 8, 4) == 24
     assert _affordable(128, 8, 80) == 16
     assert _affordable(4, 8, 80) == 4
 
