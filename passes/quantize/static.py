@@ -32,6 +32,7 @@ from passes.quantize.static_useful import useful
 from passes.quantize.troubles import note_troubles, range_troubles
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
+from toolkit.calibrate.statistics import Range
 from toolkit.errors import UsageError
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -203,7 +204,7 @@ class QuantizeStatic:
         self, model: Model, region: Region, found: Calibration, left: Mapping[int, str]
     ) -> Plan:
         tensors = {
-            name: self._tensor(model.graph, name, found)
+            name: self._tensor(model.graph, name, _range(region, name, found))
             for name in region.tensors()
             if name not in found.failed
         }
@@ -230,9 +231,20 @@ class QuantizeStatic:
             axis=axis,
         )
 
-    def _tensor(self, g: Graph, name: str, found: Calibration) -> TensorEntry:
-        seen = useful(g, name, found.range(name))
-        return TensorEntry(name, self.activations, self.symmetric, seen.low, seen.high)
+    def _tensor(self, g: Graph, name: str, seen: Range) -> TensorEntry:
+        used = useful(g, name, seen)
+        return TensorEntry(name, self.activations, self.symmetric, used.low, used.high)
+
+
+def _range(region: Region, name: str, found: Calibration) -> Range:
+    """What calibration tells of a tensor; of a Softmax all that it can give, in steps of 1 / 256.
+
+    onnxruntime's kernel overflows with shorter steps, and takes a whole number of them for 1.
+    """
+    maker = region.makers.get(name)
+    if maker is not None and nd.is_op(maker.node, "Softmax"):
+        return Range(0.0, 255 / 256)
+    return found.range(name)
 
 
 def _without_range(site: Site, region: Region, found: Calibration) -> str:

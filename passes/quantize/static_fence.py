@@ -6,9 +6,9 @@ many times slower than floats. A `Sum` of one operand in front of the Q, which t
 removes nor fuses, keeps them as they are.
 
 A MatMul in 8 bits with a float result is not fused at all when a Q is among its readers; behind a
-`Sum`, it is. Of matrices, it is fused with an `Add` of a bias into a Gemm of floats, but not with a
-`Sum`. x Sigmoid(x) of floats behind a DQ would get a DQ for each of its two readers: as one
-operator it needs one.
+`Sum`, it is. Of matrices, and of tensors whose sizes are all known, it is fused with an `Add` of a
+bias into a Gemm of floats, but not with a `Sum`. x Sigmoid(x) of floats behind a DQ would get a DQ
+for each of its two readers: as one operator it needs one.
 """
 
 from __future__ import annotations
@@ -66,9 +66,12 @@ def _part_from_bias(g: Graph, node: NodeProto) -> None:
     if not nd.is_op(node, "MatMul") or len(users) != 1 or not nd.is_op(users[0], "Add"):
         return
     (bias,) = users
+    shape = g.shape(result)
+    if shape is not None and len(shape) > 2 and not all(isinstance(size, int) for size in shape):
+        return  # these are not fused
     readers = g.users(_last(g, bias))
-    if (g.rank(result) or 2) > 2 or (readers and all(_leads_to_q(g, user) for user in readers)):
-        return  # of tensors they are not fused; in front of a Q they become one kernel on bytes
+    if readers and all(_leads_to_q(g, user) for user in readers):
+        return  # in front of a Q they become one kernel on bytes
     if any(map(g.is_const, bias.input)) and g.begin("keep-bias", bias):
         g.set_op(bias, "Sum")
 

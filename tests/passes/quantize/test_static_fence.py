@@ -93,6 +93,8 @@ def test_a_bias_behind_a_matmul() -> None:
     one = "h = MatMul (x, m) y = Add (h, b)"
     quantized(rows, constants, one, "MatMulIntegerToFloat Sum")
     quantized(deep, constants, one, "MatMulIntegerToFloat Add")
+    known = "g (float[2, 5, 16] x) => (float[2, 5, 8] y)"
+    quantized(known, constants, one, "MatMulIntegerToFloat Sum")
     two = "h = MatMul (x, m) a = Add (h, b) r = Relu (a) y = MatMul (r, n)"
     quantized(rows, constants, two, "QGemm MatMulIntegerToFloat", atol=0.5)
 
