@@ -132,9 +132,10 @@ class QuantizeStatic:
         else:
             plan = read_plan(self.plan, model)
         apply_static(model, plan, ctx, self.format)
-        ctx.plans.append(as_applied(model, plan))
-        if not plan.quantized():
-            model.journal.undo_to(start)
+        done = as_applied(model, plan)
+        ctx.plans.append(done)
+        if not done.quantized():
+            model.journal.undo_to(start)  # lifted for nothing
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
         """What this pass would do: an entry for every layer, and the range of every tensor."""

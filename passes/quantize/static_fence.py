@@ -46,10 +46,8 @@ def _is_view(g: Graph, value: str) -> bool:
 
 def _keep_float(g: Graph, node: NodeProto) -> None:
     result = _last(g, node)
-    readers = g.users(result)
-    if g.is_output(result) or g.is_captured(result) or not readers:
-        return
-    if all(_leads_to_q(g, user) for user in readers) and g.begin("keep-float", node):
+    readers = g.users(result)  # where it is an output too, that reads what the Q leaves of it
+    if readers and all(_leads_to_q(g, user) for user in readers) and g.begin("keep-float", node):
         _insert(g, result, readers)
 
 
@@ -106,7 +104,7 @@ def _last(g: Graph, node: NodeProto) -> str:
 
 def _leads_to_q(g: Graph, node: NodeProto) -> bool:
     """Whether the node is a Q, or passes on to one alone what it reads, so that the Q moves up."""
-    while nd.is_op(node, *_PASSING):
+    while nd.is_op(node, *_PASSING) or bounds_of(g, node) is not None:
         users = g.users(node.output[0])
         if len(users) != 1 or g.use_count(node.output[0]) != 1:
             return False

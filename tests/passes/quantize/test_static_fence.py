@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnxruntime import InferenceSession
 
 from passes.quantize.static import QuantizeStatic
 from tests import ort
@@ -39,6 +40,21 @@ def test_a_float_convolution_between_two(limit: str) -> None:
     Calibrated(item).run(bare, Context(target="onnx"))
     assert operators(bare)["Sum"] == 0
     assert deployed(bare).count("QLinearConv") == 3, "no fence is needed any more"
+
+
+@pytest.mark.parametrize("move", ["", "Relu (c)", "Transpose <perm = [0, 1, 3, 2]> (c)"])
+@pytest.mark.parametrize("op", ["Conv (a, v, b)", "Softmax <axis = 1> (a)"])
+def test_an_output_does_not_keep_the_runtime_from_it(op: str, move: str) -> None:
+    """It would be given what the Q behind it leaves, or be computed with other weights."""
+    signature = IMAGE.replace(" y)", " y, float[N, 8, 8, 8] c)")
+    last = f"m = {move} y = Conv (m, v)" if move else "y = Conv (c, v)"
+    text = typed(signature, CONSTANTS, f"{FIRST} [keep] c = {op} {last}", 21)
+    subject = model(text)
+    Calibrated(QuantizeStatic(exclude=("keep",))).run(subject, Context())
+    fed = random_feeds(subject)
+    proto = subject.inlined_proto()
+    as_deployed = InferenceSession(proto.SerializeToString()).run(["c"], fed)[0]
+    np.testing.assert_allclose(as_deployed, ort.run(proto, fed, ["c"])[0], atol=1e-5)
 
 
 def test_only_what_the_runtime_would_fuse_is_fenced() -> None:
