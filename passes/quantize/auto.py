@@ -25,7 +25,7 @@ from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
 from passes.quantize.static_apply import Format, not_for
 from passes.quantize.survey import survey, survey_pointwise
 from passes.quantize.trials import Trials, apply_all, correct, is_correctable
-from passes.quantize.troubles import note_troubles, weight_troubles
+from passes.quantize.troubles import note_hard
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.costs import Costs, Progress, costs_in_use
@@ -121,24 +121,28 @@ class Quantize:
         if self.smooth:
             Smooth().run(model, ctx)
         Shapes(annotate=False).run(model, ctx)
-        note_troubles(weight_troubles(model), ctx)
+        note_hard(model, ctx)
         plan = self.make_plan(model, ctx)
         means = self._means(model, plan, ctx)
         if plan.quantized():
             plan = self._reduced(model, plan, ctx, means)
-        _note_what(plan, ctx)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
-        self._apply(model, plan, ctx, means)
-        if plan.quantized():
+        done = self._apply(model, plan, ctx, means)
+        _note_what(done, ctx)
+        note_left(plan, ctx)
+        if done.quantized():
             self._note_saturation(model, ctx)
 
-    def _apply(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
+    def _apply(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
+        """Write a plan; what was written of it."""
         apply_all(model, plan, ctx, self.format, means)
-        ctx.plans.append(as_applied(model, plan))
-        if self.correct_bias and is_correctable(plan, ctx):
+        done = as_applied(model, plan)
+        ctx.plans.append(done)
+        if self.correct_bias and is_correctable(done, ctx):
             ctx.tell("correcting biases", 0.0)
             correct(model, ctx)
+        return done
 
     def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
         return input_means(model, plan, ctx) if self.correct_bias else {}
@@ -291,7 +295,7 @@ def _note_returned(found: Found, trials: Trials, ctx: Context) -> None:
 
 
 def _note_what(plan: Plan, ctx: Context) -> None:
-    """What is quantized, and one line for each reason why something is not."""
+    """What is quantized."""
     kinds: dict[str, list[Entry]] = {}
     for entry in plan.quantized():
         if entry.op in (*_LINEAR, *_CONVOLUTIONS) or entry.scheme != "static":
@@ -299,4 +303,3 @@ def _note_what(plan: Plan, ctx: Context) -> None:
     if kinds:
         listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
         ctx.note(f"in int8: {listed}")
-    note_left(plan, ctx)

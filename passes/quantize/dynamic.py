@@ -18,6 +18,7 @@ from passes.quantize.arithmetic import Unfit
 from passes.quantize.layers import Layer, Linear, Table, layer_of, readers_of
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.recurrent import Recurrent, RecurrentWriter, recurrent_of
+from passes.quantize.troubles import note_hard
 from passes.quantize.writing import Writer
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
@@ -87,6 +88,7 @@ class QuantizeDynamic:
             if reason:
                 ctx.note(reason)
                 return
+            note_hard(model, ctx)
             plan = self.make_plan(model, on_runtime=ctx.target.startswith("ort"))
             for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
                 ctx.note(f"no node matches '{pattern}'")

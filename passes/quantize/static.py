@@ -29,7 +29,7 @@ from passes.quantize.static_region import Region, Results, as_made, behind_limit
 from passes.quantize.static_sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
-from passes.quantize.troubles import note_troubles, range_troubles
+from passes.quantize.troubles import note_hard, note_troubles, range_troubles
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
 from toolkit.calibrate.statistics import Range
@@ -125,6 +125,7 @@ class QuantizeStatic:
             ctx.note(reason)
             return
         if self.plan is None:
+            note_hard(model, ctx)
             plan = self.make_plan(model, ctx)
             for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
                 ctx.note(f"no node matches '{pattern}'")

@@ -94,6 +94,20 @@ def test_with_data_convolutions_are_static() -> None:
     assert "static Conv" in said
 
 
+def test_what_is_said_is_what_was_done() -> None:
+    """One of the layers turns out to have weights that no scale fits."""
+    weights = np.full((64, 128), 1e-6)
+    weights[0] = 1e6
+    constants = f"{stored('v', weights)}, {floats('w', 64, 128)}"
+    signature = "g (float[N, 64] x) => (float[N, 128] y, float[N, 128] z)"
+    subject = Model.from_proto(
+        parse(typed(signature, constants, "y = MatMul (x, w) z = MatMul (x, v)", 21))
+    )
+    _, done = quantize(subject)
+    assert "in int8: 1 dynamic MatMul" in done.notes
+    assert any("'z' stays float" in note for note in done.notes)
+
+
 def test_layers_that_do_not_pay_stay_float() -> None:
     """The first one, of three channels, by the table of costs."""
     result = with_data()[1]
