@@ -1,8 +1,8 @@
 """Dynamic int8: weights are quantized now, activations as they come. It needs no data.
 
 Linear layers with constant weights compute in integers, and tables that rows are taken from hold a
-quarter of the bytes. LSTMs compute in integers on onnxruntime. Convolutions are left alone: their
-dynamic kernel is slower than floats.
+quarter of the bytes. LSTMs compute in integers on onnxruntime. Convolutions are left alone unless
+somebody asks for them: their dynamic kernel is slower than floats.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from onnx import NodeProto
 
 from passes.quantize.arithmetic import Unfit
+from passes.quantize.dynamic_conv import Convolution, ConvolutionWriter, convolution_of
 from passes.quantize.layers import Layer, Linear, Table, layer_of, readers_of
 from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
 from passes.quantize.recurrent import Recurrent, RecurrentWriter, recurrent_of
@@ -44,13 +45,16 @@ _QUANTIZED = frozenset(
 """Operators of which one is enough to know that somebody has quantized the model."""
 
 
+Dynamic: TypeAlias = Layer | Recurrent | Convolution
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """A layer with weights, where it is, and why it cannot be quantized, if so."""
 
     graph: Graph
     node: NodeProto
-    layer: Layer | Recurrent | None
+    layer: Dynamic | None
     reason: str = ""
 
 
@@ -68,6 +72,9 @@ class QuantizeDynamic:
     )
     embeddings: bool = field(
         default=True, metadata={"help": "Quantize the tables of Gather too, by rows."}
+    )
+    convolutions: bool = field(
+        default=False, metadata={"help": "Quantize convolutions too: smaller, and slower."}
     )
     include: tuple[str, ...] = field(
         default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
@@ -100,7 +107,7 @@ class QuantizeDynamic:
 
     def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
         """What this pass would do, for every node that has weights."""
-        found = list(layers_in(model))
+        found = list(layers_in(model, self.convolutions))
         entries = {id(item.node): self._entry(item, on_runtime) for item in found}
         for item in found:
             if isinstance(item.layer, Table) and entries[id(item.node)].scheme == "dynamic":
@@ -118,7 +125,7 @@ class QuantizeDynamic:
         if layer is None:
             return Entry.of(node, reason=item.reason)
         is_table = isinstance(layer, Table)
-        size = layer.size if isinstance(layer, Recurrent) else layer.weight.size
+        size = layer.weight.size if isinstance(layer, Linear | Table) else layer.size
         reason = ""
         if not Selection(self.include, self.exclude).takes(node):
             reason = "excluded"
@@ -130,7 +137,7 @@ class QuantizeDynamic:
             reason = f"fewer than {self.min_elements} weights"
         if reason:
             return Entry.of(node, reason=reason)
-        axis = 0 if is_table else 1 if self.per_channel else None
+        axis = _axes(layer)[0] if is_table or self.per_channel else None
         return Entry.of(node, scheme="dynamic", reduce_range=self.reduce_range, axis=axis)
 
 
@@ -147,9 +154,9 @@ def read_plan(path: Path, model: Model) -> Plan:
 
 def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize what the plan calls dynamic; other schemes are for other passes."""
-    chosen: list[tuple[Found, Layer | Recurrent, Entry]] = []
+    chosen: list[tuple[Found, Dynamic, Entry]] = []
     waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "dynamic"}
-    for item in layers_in(model):
+    for item in layers_in(model, convolutions=True):
         entry = plan.find(item.node)
         if entry is None or entry.scheme != "dynamic":
             continue
@@ -160,10 +167,12 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
         chosen.append((item, item.layer, entry))
     for entry in waiting.values():
         raise UsageError(
-            f"{entry.label} cannot be dynamic: it is no linear layer, table or LSTM of constants"
+            f"{entry.label} cannot be dynamic: it is no linear layer, table or LSTM of constants, "
+            "nor a convolution"
         )
     tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
     writer, recurrent = Writer(frozenset(tables)), RecurrentWriter()
+    convolutions = ConvolutionWriter()
     for item, layer, entry in chosen:
         start = model.journal.position
         try:
@@ -171,6 +180,8 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
                 writer.linear(item.graph, layer, entry)
             elif isinstance(layer, Recurrent):
                 recurrent.write(item.graph, layer, entry)
+            elif isinstance(layer, Convolution):
+                convolutions.write(item.graph, layer, entry)
             else:
                 writer.table(item.graph, layer, entry)
         except Unfit as unfit:
@@ -178,8 +189,15 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
             ctx.note(f"{nd.label(item.node)} stays float: it has {unfit}")
 
 
-def _require_supported(entry: Entry, layer: Layer | Recurrent) -> None:
-    axes = (0,) if isinstance(layer, Table) else (1, None)
+def _axes(layer: Dynamic) -> tuple[int | None, ...]:
+    """Along which scales may lie; first the one that outputs are along."""
+    if isinstance(layer, Table):
+        return (0,)
+    return (0, None) if isinstance(layer, Convolution) else (1, None)
+
+
+def _require_supported(entry: Entry, layer: Dynamic) -> None:
+    axes = _axes(layer)
     if entry.weight != "int8" or not entry.symmetric or entry.axis not in axes:
         listed = " or ".join(str(axis).lower() for axis in axes)
         raise UsageError(
@@ -188,12 +206,14 @@ def _require_supported(entry: Entry, layer: Layer | Recurrent) -> None:
         )
 
 
-def layers_in(model: Model) -> Iterator[Found]:
-    """The nodes with constant weights, in all graphs."""
+def layers_in(model: Model, convolutions: bool = False) -> Iterator[Found]:
+    """The nodes with constant weights, in all graphs; those of convolutions for who asks."""
     for graph in list(model.graphs()):
         for node in list(graph.nodes):
             try:
                 layer = layer_of(graph, node) or recurrent_of(graph, node)
+                if layer is None and convolutions:
+                    layer = convolution_of(graph, node)
             except Miss as miss:
                 yield Found(graph, node, None, str(miss))
             else:

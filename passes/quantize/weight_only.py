@@ -36,7 +36,6 @@ from passes.quantize.plan import (
     note_left,
 )
 from passes.quantize.plan import Method as MethodName
-from passes.quantize.recurrent import Recurrent
 from passes.quantize.streaming import Compensated, HalfQuadratic, Method, Nearest
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
@@ -275,10 +274,10 @@ class _Job:
 def _layers(model: Model) -> Iterator[_Weighted]:
     """The layers of which weights alone can be quantized, and why others cannot."""
     for item in layers_in(model):
-        if isinstance(item.layer, Recurrent):
-            yield _Weighted(item.graph, item.node, None, "a recurrent layer")
-        else:
+        if item.layer is None or isinstance(item.layer, Linear | Table):
             yield _Weighted(item.graph, item.node, item.layer, item.reason)
+        else:
+            yield _Weighted(item.graph, item.node, None, "a recurrent layer")
 
 
 def _jobs(model: Model, plan: Plan) -> Iterator[_Job]:
