@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
+from passes.operands import given
+from passes.quantize.static_qdq import OUTPUT_TYPES
 from passes.quantize.static_sites import bounds_of
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -38,6 +40,24 @@ def fence(g: Graph, written: set[int]) -> None:
             _keep_float(g, node)
         elif nd.is_op(node, "Sigmoid") and _is_view(g, node.input[0]):
             _join_silu(g, node)
+
+
+def part_signed(g: Graph, written: set[int]) -> None:
+    """Keep biases apart from products of int8, for any target.
+
+    From opset 21 on the runtime does not load what it makes of both (see `static_qdq`).
+    """
+    if g.opset() < OUTPUT_TYPES:
+        return
+    for node in list(g.nodes):
+        if id(node) in written and nd.is_op(node, "MatMul") and _is_signed(g, node.input[0]):
+            _part_from_bias(g, node)
+
+
+def _is_signed(g: Graph, value: str) -> bool:
+    maker = g.producer(value)
+    zero = given(maker, 2) if maker is not None and _is_view(g, value) else ""
+    return bool(zero) and g.dtype(zero) == TensorProto.INT8
 
 
 def _is_view(g: Graph, value: str) -> bool:

@@ -148,3 +148,17 @@ def test_other_types_other_opsets_and_what_the_runtime_leaves_alone_need_no_pair
     assert signed("Transpose (a)", opset=20) == 2
     assert signed("Transpose (a)", item=QuantizeStatic()) == 2
     assert signed("Flatten (a)") == 2
+
+
+def test_a_bias_behind_a_signed_product() -> None:
+    """With any target: what the runtime would make of it, it does not load."""
+    signature = "g (float[2, 5, 16] x) => (float[2, 5, 8] y)"
+    constants = f"{floats('m', 16, 8)}, {floats('b', 8)}"
+    for opset, op in ((21, "Sum"), (20, "Add")):
+        subject = model(typed(signature, constants, "h = MatMul (x, m) y = Add (h, b)", opset))
+        Calibrated(SIGNED).run(subject, Context(target="onnx"))
+        assert operators(subject)[op] == 1
+        InferenceSession(subject.inlined_proto().SerializeToString())
+    unsigned = model(typed(signature, constants, "h = MatMul (x, m) y = Add (h, b)", 21))
+    Calibrated().run(unsigned, Context(target="onnx"))
+    assert operators(unsigned)["Add"] == 1
