@@ -164,7 +164,8 @@ class Quantize:
         """Everything that can be quantized, as the options say."""
         plan = Plan()
         if self.mode in ("auto", "dynamic"):
-            plan = plan.merged(self._dynamic().make_plan(model))
+            on_runtime = ctx.target.startswith("ort")
+            plan = plan.merged(self._dynamic().make_plan(model, on_runtime))
         if self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None):
             made = self._static().make_plan(model, ctx)
             plan = plan.merged(made)

@@ -94,6 +94,16 @@ def test_with_data_convolutions_are_static() -> None:
     assert "static Conv" in said
 
 
+@pytest.mark.parametrize(("target", "kept"), [("onnx", "LSTM"), ("ort-cpu", "DynamicQuantizeLSTM")])
+def test_only_the_runtime_gets_operators_of_its_own(target: str, kept: str) -> None:
+    signature = "g (float[5, N, 32] x) => (float[5, 1, N, 32] y)"
+    constants = f"{floats('w', 1, 128, 32)}, {floats('r', 1, 128, 32)}"
+    text = typed(signature, constants, "y = LSTM <hidden_size = 32> (x, w, r)", 21)
+    subject = Model.from_proto(parse(text))
+    quantize(subject, target=target)
+    assert ops(subject) == {kept: 1}
+
+
 def test_what_is_said_is_what_was_done() -> None:
     """One of the layers turns out to have weights that no scale fits."""
     weights = np.full((64, 128), 1e-6)
