@@ -30,6 +30,7 @@ from passes.quantize.static_sites import CARRIERS, COMBINERS, PRODUCTS, Site, si
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
 from passes.quantize.troubles import note_hard, note_troubles, range_troubles
+from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
 from toolkit.calibrate.statistics import Range
@@ -125,6 +126,7 @@ class QuantizeStatic:
             ctx.note(reason)
             return
         if self.plan is None:
+            Shapes(annotate=False).run(model, ctx)  # only 32-bit floats are quantized
             note_hard(model, ctx)
             plan = self.make_plan(model, ctx)
             for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
