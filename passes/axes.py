@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-TO_THE_END = (1 << 31) - 1
-"""Ends of slices from here on mean "all the rest": exporters write INT32_MAX or INT64_MAX."""
+TO_THE_END = 1_000_000_000
+"""Ends of slices from here on mean "all the rest": PyTorch's exporters write INT32_MAX or
+INT64_MAX, TensorFlow's writes 10^9. No axis is that long."""
 
 
 def positive_axis(axis: int, rank: int) -> int:

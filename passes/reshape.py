@@ -4,6 +4,7 @@
     reshape-target    [batch, length, 12, 64] of a [batch, length, 768] becomes [0, 0, 12, 64]
     expand-target     [batch, 12, length, 64] of a [batch, 1, length, 64] becomes [1, 12, 1, 1]
     same-contents     integers with equal symbolic contents are computed once
+    size-of-input     [batch, 4] is read from an input, not from a value computed of it
 
 In a Reshape target, 0 copies the size of the input at the same place, which is right for empty
 tensors too. -1 is "whatever is left", which no runtime accepts once another size is 0. So -1 only
@@ -20,17 +21,23 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from passes.views import VIEWS
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.symbolic import Dim, Expr, is_positive
 from toolkit.tolerance import EXACT, Tolerance
-from toolkit.types import Shape
+from toolkit.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from toolkit.context import Context
 
+_PICKING = ("Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
+
 _CONTENT_TYPES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
+
+_Run = tuple[str, list[int]]
+"""An input with neighbouring axes of it, or no name with numbers."""
 
 Contents = tuple[int, tuple[int, ...], tuple[Dim, ...]]
 """Element type, shape and elements of an integer value: what makes two of them equal."""
@@ -65,12 +72,16 @@ class _Sweep:
     graph: Graph
     constants: dict[Contents, str] = field(default_factory=dict[Contents, str])
     seen: dict[Contents, str] = field(default_factory=dict[Contents, str])
+    sizes: dict[Dim, tuple[str, int]] = field(default_factory=dict[Dim, tuple[str, int]])
+    """The input, and its axis, that has a symbolic size."""
 
     def run(self) -> None:
         for value in self.graph.inputs:
             contents = _contents(self.graph, value)
             if contents is not None:
                 self.seen.setdefault(contents, value)
+            for axis, size in enumerate(self.graph.shape(value) or ()):
+                self.sizes.setdefault(size, (value, axis))
         for node in self.graph.nodes:
             if node not in self.graph:
                 continue
@@ -98,10 +109,70 @@ class _Sweep:
             return
         first = self.seen.get(contents)
         if first is None or not graph.is_defined(first):
-            self.seen[contents] = value
+            self.seen[contents] = self._from_inputs(node, value, contents) or value
         elif not graph.is_output(value) and graph.begin("same-contents", node):
             graph.replace(value, first)
             graph.prune(node)
+
+    def _from_inputs(self, node: NodeProto, value: str, contents: Contents) -> str | None:
+        """Sizes as the inputs have them, so that nothing is computed or kept for its shape."""
+        graph, (dtype, shape, sizes) = self.graph, contents
+        measured = self._measured(node)
+        if measured is None or len(shape) != 1 or graph.opset() < 15 or graph.is_output(value):
+            return None
+        runs = self._runs(sizes)
+        if not runs or (len(runs) > 1 and not self._is_read_otherwise(measured)):
+            return None
+        if not graph.begin("size-of-input", node):
+            return None
+        parts = [self._run(run, node) for run in runs]
+        found = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, at=node, axis=0)
+        graph.learn_type(found, TensorType(TensorProto.INT64, shape))
+        if dtype != TensorProto.INT64:
+            found = graph.op("Cast", found, at=node, to=dtype)
+            graph.learn_type(found, TensorType(dtype, shape))
+        graph.replace(value, found)
+        graph.prune(node)
+        return found
+
+    def _measured(self, node: NodeProto) -> str | None:
+        """The value whose Shape it takes sizes from, if that is computed and the sizes are read."""
+        if all(nd.is_op(reader, *_PICKING) for reader in self.graph.users(node.output[0])):
+            return None  # what is picked of it follows
+        maker: NodeProto | None = node
+        while maker is not None and nd.is_op(maker, *_PICKING):
+            maker = self.graph.producer(maker.input[0])
+        if maker is None or not nd.is_op(maker, "Shape"):
+            return None
+        return maker.input[0] if self.graph.producer(maker.input[0]) is not None else None
+
+    def _is_read_otherwise(self, value: str) -> bool:
+        """Whether a value, or what it is a view of, has readers that rules would find alone."""
+        maker = self.graph.producer(value)
+        while self.graph.use_count(value) == 1 and nd.is_op(maker, *VIEWS) and maker is not None:
+            value = maker.input[0]
+            maker = self.graph.producer(value)
+        return self.graph.use_count(value) > 1
+
+    def _runs(self, sizes: Sequence[Dim]) -> list[_Run]:
+        """The sizes as numbers and neighbouring axes of inputs; nothing where one is neither."""
+        runs: list[_Run] = []
+        for size in sizes:
+            source, axis = ("", size) if isinstance(size, int) else self.sizes.get(size, ("", None))
+            if not isinstance(axis, int):
+                return []
+            last, places = runs[-1] if runs else ("", [])
+            if places and last == source and (not source or places[-1] + 1 == axis):
+                places.append(axis)
+            else:
+                runs.append((source, [axis]))
+        return runs
+
+    def _run(self, run: _Run, node: NodeProto) -> str:
+        source, places = run
+        if not source:
+            return self._constant((TensorProto.INT64, (len(places),), tuple(places)))
+        return self.graph.op("Shape", source, at=node, start=places[0], end=places[-1] + 1)
 
     def _constant(self, contents: Contents) -> str:
         """An initializer with these numbers, made once for each graph."""

@@ -31,10 +31,10 @@ from toolkit.types import Shape
 
 x = var("x")
 
-_VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
-@rewrite(op.any(*_VIEWS)(x, ...))
+@rewrite(op.any(*VIEWS)(x, ...))
 def view_without_effect(g: Graph, x: str, node: NodeProto) -> str | None:
     if same_shape(g, x, node.output[0]):
         return x
@@ -60,7 +60,7 @@ def _flat_already(g: Graph, x: str, node: NodeProto) -> bool:
     return g.rank(x) == 2 and nd.attr(node, "axis", 1) in (1, -1)
 
 
-@rewrite(op.any(*_VIEWS)(op.any(*_VIEWS)(x, ...).shared().named("inner"), ...))
+@rewrite(op.any(*VIEWS)(op.any(*VIEWS)(x, ...).shared().named("inner"), ...))
 def view_and_back(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
     """Two views that end in the shape that they started from."""
     if same_shape(g, x, node.output[0]):
@@ -72,7 +72,7 @@ def view_and_back(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | 
     return x if first is not None and second is not None and set(first) == set(second) else None
 
 
-@rewrite(op.Reshape(op.any(*_VIEWS)(x, ...).shared().named("inner"), var("shape")))
+@rewrite(op.Reshape(op.any(*VIEWS)(x, ...).shared().named("inner"), var("shape")))
 def reshape_of_view(g: Graph, x: str, inner: NodeProto, shape: str, node: NodeProto) -> str | None:
     """The last shape counts. Where it says "as before" (0), before must have been the same."""
     if nd.attr(node, "allowzero", 0):
@@ -119,7 +119,7 @@ def merged_axes(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | No
     return unsqueeze(g, x, _unsqueezed(first, second), at=node)
 
 
-@rewrite(op.any("Flatten", "Squeeze", "Unsqueeze")(op.any(*_VIEWS)(x, ...), ...), opset=5)
+@rewrite(op.any("Flatten", "Squeeze", "Unsqueeze")(op.any(*VIEWS)(x, ...), ...), opset=5)
 def view_of_view(g: Graph, x: str, node: NodeProto) -> str | None:
     """A Reshape does for two, if it can be told the shape."""
     target = reshape_target(g.shape(x), g.shape(node.output[0]))
@@ -132,7 +132,7 @@ def reshape_by_ones(g: Graph, x: str, shape: str, node: NodeProto) -> str | None
     return None if g.is_const(shape) else _by_ones(g, x, node)
 
 
-@rewrite(op.any(*_VIEWS)(op.any(*_VIEWS)(x, ...).shared(), ...), opset=13)
+@rewrite(op.any(*VIEWS)(op.any(*VIEWS)(x, ...).shared(), ...), opset=13)
 def views_by_ones(g: Graph, x: str, node: NodeProto) -> str | None:
     """Views that together only add axes of size 1, or only drop some."""
     return _by_ones(g, x, node)
@@ -198,6 +198,31 @@ def transpose_of_transpose(g: Graph, x: str, inner: NodeProto, node: NodeProto) 
     return x if whole == sorted(whole) else transpose(g, x, whole, at=node)
 
 
+@rewrite(
+    op.Transpose(op.any("Squeeze", "Unsqueeze")(op.Transpose(x).named("first"), ...).named("ones"))
+)
+def transposes_around_ones(
+    g: Graph, x: str, first: NodeProto, ones: NodeProto, node: NodeProto
+) -> str | None:
+    """Two Transposes are one, where only axes of size 1 come or go between."""
+    outer, inner, axes = permutation(g, node), permutation(g, first), _axes(g, ones)
+    if outer is None or inner is None or axes is None:
+        return None
+    if nd.is_op(ones, "Unsqueeze"):
+        old = [axis for axis in range(len(outer)) if axis not in axes]
+        perm = [inner[old.index(axis)] for axis in outer if axis not in axes]
+        added = [place for place, axis in enumerate(outer) if axis in axes]
+        return unsqueeze(g, _transposed(g, x, perm, node), added, at=node)
+    kept = [axis for place, axis in enumerate(inner) if place not in axes]
+    ranks = sorted(kept)
+    less = squeeze(g, x, sorted(inner[axis] for axis in axes), at=node)
+    return _transposed(g, less, [ranks.index(kept[place]) for place in outer], node)
+
+
+def _transposed(g: Graph, x: str, perm: list[int], node: NodeProto) -> str:
+    return x if perm == sorted(perm) else transpose(g, x, perm, at=node)
+
+
 RULES = (
     view_without_effect,
     view_and_back,
@@ -206,6 +231,7 @@ RULES = (
     view_of_view,
     transpose_without_effect,
     transpose_of_transpose,
+    transposes_around_ones,
 )
 
 BY_ONES = (reshape_by_ones, views_by_ones)

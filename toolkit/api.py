@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from toolkit.calibrate.data import Calib
 from toolkit.choices import OpsetLimit, Prefer, Validate
 from toolkit.context import Pass, Progress
 from toolkit.model import Model, Source
@@ -14,8 +15,7 @@ from toolkit.registry import parse_passes
 from toolkit.result import Result
 
 if TYPE_CHECKING:
-    from toolkit.calibrate.data import Calib
-    from toolkit.feeds import Sample
+    from toolkit.feeds import Feed, Sample
     from toolkit.quality.demand import Function
 
 
@@ -26,7 +26,7 @@ def load(path: str | os.PathLike[str]) -> Model:
 
 def optimize(
     source: Source,
-    passes: str | Sequence[Pass | str] = "simplify",
+    passes: str | Pass | Sequence[Pass | str] = "simplify",
     target: str = "ort-cpu",
     validate: Validate = "each",
     *,
@@ -34,7 +34,7 @@ def optimize(
     samples: Sequence[Sample] = (),
     seed: int = 0,
     custom_ops: Sequence[str] = (),
-    calib: Calib | None = None,
+    calib: Calib | str | os.PathLike[str] | Iterable[Feed] | None = None,
     max_drop: float | str | None = None,
     metric: str | Function | None = None,
     prefer: Prefer = "speed",
@@ -43,20 +43,21 @@ def optimize(
 ) -> Result:
     """Run passes over a model and prove the result against the original.
 
-    `passes` is a string as on the command line (`"fold,cleanup"`) or a list of passes, rewrite
-    rules and such strings. `opset` is the newest opset that they may lift the model to where they
-    would take a newer one than it has; `"keep"` means none at all. `samples` are real inputs to
-    validate with, as dicts of arrays by input name or as .npz files; besides them, inputs are made
-    up inside each input's domain. `calib` names the data that quantization measures ranges with, as
-    `Calib("samples.npz")`. The source is never modified. Raises `NotProven` when the result
-    differs from the original beyond the tolerance of its passes.
+    `passes` is a string as on the command line (`"fold,cleanup"`), a pass, or a list of passes,
+    rewrite rules and such strings. `opset` is the newest opset that they may lift the model to
+    where they would take a newer one than it has; `"keep"` means none at all. `samples` are real
+    inputs to validate with, as dicts of arrays by input name or as .npz files; besides them, inputs
+    are made up inside each input's domain. `calib` is the data that quantization measures ranges
+    with: what `--calib` takes, an iterable of feeds, or a `Calib` with options besides. The source
+    is never modified. Raises `NotProven` when the result differs from the original beyond the
+    tolerance of its passes.
 
     What quantizing may cost is in the budgets of `toolkit.quality.budgets`, or `max_drop` says it,
     as 0.01, by the `metric` sqnr, cosine, top1 or error, or by a function of the outputs that knows
     the labels; `max_drop="off"` lets everything pass. With `prefer="size"` layers may come out
     slower than they were; `measure=False` times nothing.
     """
-    listed = [passes] if isinstance(passes, str) else passes
+    listed = passes if isinstance(passes, Sequence) and not isinstance(passes, str) else [passes]
     pipeline = Pipeline(
         [p for item in listed for p in (parse_passes(item) if isinstance(item, str) else [item])],
         validate=validate,
@@ -65,7 +66,7 @@ def optimize(
         seed=seed,
         custom_ops=tuple(custom_ops),
         opset=opset,
-        calib=calib,
+        calib=calib if calib is None or isinstance(calib, Calib) else Calib(calib),
         max_drop=max_drop,
         metric=metric,
         prefer=prefer,

@@ -125,7 +125,9 @@ class _Plugins:
         if not self.plugins:
             return f"unknown pass {name!r}: no passes are installed, reinstall the toolkit"
         known = sorted(self.names())
-        message = f"unknown pass {name!r}{suggestion(name, known) or ':'} known: {', '.join(known)}"
+        close = suggestion(name, known)
+        hint = f"{close} see `toolkit passes`" if close else f": known: {', '.join(known)}"
+        message = f"unknown pass {name!r}{hint}"
         broken = "; ".join(f"{p.origin}: {p.problem}" for p in self.plugins if p.problem)
         return f"{message}; a plugin could not be loaded, {broken}" if broken else message
 

@@ -42,6 +42,18 @@ def neutral_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
     return x if fits(g, c, x, node.output[0]) else None
 
 
+@rewrite(
+    op.any("Add", "Or")(x, op.Expand(zeros, var("shape"))),
+    op.any("Mul", "And")(x, op.Expand(ones, var("shape"))),
+    opset=8,
+)
+def neutral_operand_widened(g: Graph, x: str, c: str, shape: str, node: NodeProto) -> str | None:
+    """x + zeros(shape), x and ones(shape): x, widened to that shape"""
+    if g.rank(c) != 0:
+        return None
+    return g.op("Expand", x, shape, at=node)
+
+
 # -- the same twice
 
 
@@ -119,6 +131,27 @@ def condition_of_where(g: Graph, c: str, where: NodeProto, node: NodeProto) -> s
     if kept == other:
         return None
     return c if kept else g.op("Not", c, at=node)
+
+
+_otherwise = op.Cast(op.Not(var("c")).shared()).shared()
+
+
+_chosen = (op.Cast(var("c")).shared().named("flag") * x).shared()
+_other = (_otherwise * var("other")).shared()
+
+
+@rewrite(_chosen + _other, opset=9)
+def where_by_factors(
+    g: Graph, c: str, x: str, other: str, flag: NodeProto, node: NodeProto
+) -> str | None:
+    """float(c) * x + float(not c) * y = where(c, x, y). (Not where 0 * inf was NaN.)"""
+    if g.dtype(c) != TensorProto.BOOL or g.dtype(flag.output[0]) not in _SELECTED:
+        return None
+    return g.op("Where", c, x, other, at=node)
+
+
+_SELECTED = (TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64)
+"""Element types that the runtime has a Where for, in all versions."""
 
 
 # -- limits
@@ -223,6 +256,7 @@ def _limit(g: Graph, dtype: int, value: float | None) -> str:
 
 RULES = (
     neutral_operand,
+    neutral_operand_widened,
     double_negation,
     negated_difference,
     negated_operand,
@@ -232,6 +266,7 @@ RULES = (
     known_condition,
     where_of_equals,
     where_not,
+    where_by_factors,
     condition_of_where,
     clip_nowhere,
     clip_of_clip,

@@ -5,6 +5,7 @@
     Gather(Flatten(x), l arange(b)[:, None] + arange(l)) = x
     Gather(table, arange(l) + 2)                     = Slice(table, 2, l + 2)
     y + Gather(table, zeros)                         = y + table[0]
+    Gather(table, where(i < 0, i + rows, i))         = Gather(table, i)
 
 Exporters write masks and positions like this. `passes.indices` tells what an index holds. All of
 it holds for runs that do not fail: a Gather out of range fails where a Slice ends.
@@ -284,6 +285,29 @@ def counted_in_narrow_integers(
     return g.op("Mul", total.output[0], wide, at=node)
 
 
+at = var("at")
+_from_the_end = op.Add(at, const("rows"))
+_is_negative = op.Less(at | op.Cast(at), const("zero"))
+
+
+@rewrite(op.Gather(x, op.Where(_is_negative, _from_the_end, at)), opset=11)
+def gather_from_the_end(
+    g: Graph, x: str, at: str, rows: str, zero: str, node: NodeProto
+) -> str | None:
+    """An index below 0 counts from the end anyway."""
+    axis: int = nd.attr(node, "axis", 0)
+    size = (g.shape(x) or ())[axis:][:1]
+    limit, shift = g.const(zero), g.const(rows)
+    if limit is None or shift is None or limit.size != 1 or shift.size != 1:
+        return None
+    if limit.reshape(-1)[0] != 0 or size != (int(shift.reshape(-1)[0]),):
+        return None
+    return g.op("Gather", x, at, at=node, axis=axis) if g.dtype(at) in _INDICES else None
+
+
+_INDICES = (TensorProto.INT32, TensorProto.INT64)
+
+
 # -- known conditions
 
 
@@ -304,5 +328,6 @@ RULES = (
     gather_nd_of_rows,
     gather_in_order,
     gather_of_positions,
+    gather_from_the_end,
     operand_of_one_row,
 )

@@ -130,6 +130,26 @@ def concat_inputs(g: Graph, x: str, node: NodeProto) -> str | None:
     return flat[0] if len(flat) == 1 else g.op("Concat", *flat, at=node, axis=axis)
 
 
+@rewrite(op.Reshape(op.Concat(op.Unsqueeze(var(), ...).shared(), ...).named("stack"), ...))
+def stack_that_is_flattened(g: Graph, stack: NodeProto, node: NodeProto) -> str | None:
+    """Pieces that are joined along an axis of their own, which the next one then takes in."""
+    shape, axis = g.shape(stack.output[0]), _axis(g, stack, 1)
+    if shape is None or not 0 <= axis < len(shape) - 1:
+        return None
+    pieces: list[str] = []
+    for value in stack.input:
+        maker = g.producer(value)
+        if maker is None or not nd.is_op(maker, "Unsqueeze"):
+            return None
+        if positive_axes(int_operand(g, maker, "axes", 1), len(shape)) != [axis]:
+            return None
+        pieces.append(maker.input[0])
+    merged = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+    if g.shape(node.output[0]) != merged:
+        return None
+    return g.op("Concat", *pieces, at=node, axis=axis)
+
+
 def _axis(g: Graph, node: NodeProto, default: int) -> int:
     """The attribute `axis`, counted from the front where the rank is known."""
     axis = nd.attr(node, "axis", default)
@@ -294,6 +314,7 @@ RULES = (
     pad_by_nothing,
     concat_of_one,
     concat_inputs,
+    stack_that_is_flattened,
     split_into_one,
     gather_of_all,
     gather_keeping_its_axis,

@@ -5,6 +5,8 @@
     einsum of two matrices    matmul, with transposes around it
     unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
     exp(x) / sum(exp(x))      softmax(x)
+    transpose(a b)            transpose(b) transpose(a), where one is transposed anyway
+    product of flattened rows matmul along the last axis
 
 Powers are for the target to spell, see `passes.lower.powers`.
 """
@@ -18,15 +20,15 @@ from typing import TYPE_CHECKING, ClassVar
 from onnx import NodeProto
 
 from passes.axes import positive_axes
-from passes.fuse import einsum, onehot_indices
-from passes.operands import int_operand, same_shape
+from passes.fuse import einsum, flattened, onehot_indices
+from passes.operands import int_operand, permutation, same_shape, transpose
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
-from toolkit.pattern import number, op, product, var
+from toolkit.pattern import const, number, op, product, var
 from toolkit.rules import Miss, apply_rules, rewrite
 from toolkit.tolerance import FLOAT, Tolerance
-from toolkit.types import FLOATS
+from toolkit.types import FLOATS, TensorType
 
 if TYPE_CHECKING:
     from toolkit.context import Context
@@ -40,6 +42,57 @@ def product_with_reciprocal(g: Graph, x: str, y: str, node: NodeProto) -> str:
     if not same_shape(g, y, node.output[0]) or g.dtype(y) not in FLOATS:
         raise Miss(f"'{y}' is not of the shape of the result")
     return g.op("Div", x, y, at=node)
+
+
+_turned = op.Transpose(var()).shared()
+
+
+_product = (op.MatMul(_turned, y) | op.MatMul(x, _turned)).named("product")
+_factor = const("factor", where=lambda array: array.size == 1)
+
+
+@rewrite(
+    op.Transpose(_product),
+    op.Transpose(op.Mul(_product, _factor).named("scale")),
+    op.Transpose(op.Div(_product, _factor).named("scale")),
+)
+def transpose_of_product(
+    g: Graph, product: NodeProto, factor: str | None, scale: NodeProto | None, node: NodeProto
+) -> str:
+    """(A B)^T = B^T A^T, for matrices of which one is transposed anyway, and a factor"""
+    rank = g.rank(product.output[0])
+    if rank is None or rank < 2 or any(g.rank(name) != rank for name in product.input):
+        raise Miss("its operands have not as many axes as the product")
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    if list(permutation(g, node) or ()) != swap:
+        raise Miss("it does more than to turn each matrix")
+    left, right = (_turned_by(g, name, swap, product) for name in product.input)
+    result = g.op("MatMul", right, left, at=node)
+    if scale is None or factor is None:
+        return result
+    if (g.rank(factor) or 0) > rank:
+        raise Miss("its factor adds axes")
+    known = g.type(node.output[0])
+    if known is not None:
+        g.learn_type(result, known)
+    return g.op(scale.op_type, result, factor, at=node)
+
+
+def _turned_by(g: Graph, value: str, swap: list[int], product: NodeProto) -> str:
+    """The transpose of each matrix; two Transposes in a row are one, or none."""
+    maker = g.producer(value)
+    perm = permutation(g, maker) if maker is not None and nd.is_op(maker, "Transpose") else None
+    if maker is None or perm is None:
+        source, whole = value, swap
+    else:
+        source, whole = maker.input[0], [perm[axis] for axis in swap]
+    if whole == sorted(whole):
+        return source
+    turned = transpose(g, source, whole, at=product)
+    shape = g.shape(value)
+    if shape is not None:
+        g.learn_type(turned, TensorType(g.dtype(value), tuple(shape[axis] for axis in swap)))
+    return turned
 
 
 # -- reductions
@@ -99,17 +152,19 @@ def softmax(g: Graph, x: str, largest: NodeProto | None, sum: NodeProto, node: N
 
 RULES = (
     product_with_reciprocal,
+    transpose_of_product,
     softmax,
     sum_as_mean,
     reduction_that_keeps_axes,
     *onehot_indices.RULES,
     *einsum.RULES,
+    *flattened.RULES,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FuseArithmetic:
-    """Write quotients, means, one-hot products and einsums in their plainest form."""
+    """Write quotients, means, einsums and products of rows in their plainest form."""
 
     name: ClassVar[str] = "fuse-arithmetic"
     tolerance: ClassVar[Tolerance] = FLOAT

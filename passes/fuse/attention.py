@@ -5,13 +5,14 @@ The two products and the softmax between them are the pattern; all that varies i
 result is the standard's Attention (opset 23) on tokens [batch, sequence, heads * size] where the
 operands can be had that way, otherwise on [batch, heads, sequence, size].
 
-Rows that are masked as a whole: an exporter writes `where(isnan(p), 0, p)` behind the softmax, and
-the operator gives 0 for them too. Without that guard the original gives NaN, and the fused model 0.
+Rows that are masked as a whole: an exporter writes `where(isnan(p), 0, p)` behind the softmax, or
+the mask once more (Keras), and the operator gives 0 for them too. Without that guard the original
+gives NaN, and the fused model 0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,7 +23,14 @@ from passes.fuse.cache import cached_attention
 from passes.fuse.folded_bias import bias_in_another_shape
 from passes.fuse.head_groups import Groups
 from passes.fuse.head_norms import norm_before_move
-from passes.fuse.heads import Form, Operand, heads_apart, heads_restored, mismatch
+from passes.fuse.heads import (
+    Form,
+    Operand,
+    heads_apart,
+    heads_merged,
+    heads_restored,
+    mismatch,
+)
 from passes.fuse.packed import packed_heads, split_before_view
 from passes.fuse.scores import Scores, keeps_matrices, read_scores
 from passes.operands import int_vector, permutation, squeeze, transpose
@@ -49,15 +57,22 @@ _VIEWS = [op.Reshape, op.Squeeze, op.Unsqueeze]
 
 _weights = op.Softmax(var("scores")).named("softmax")
 _guarded = op.Where(op.IsNaN(_weights), 0, _weights).named("guard")
-_probabilities = optional(_VIEWS, maybe_cast(_weights | _guarded))
+_masked_again = op.Where(var("kept"), _weights, 0).named("guard")
+_probabilities = optional(_VIEWS, maybe_cast(_weights | _guarded | _masked_again))
 
 
 @rewrite(op.MatMul(_probabilities.when(keeps_matrices), var("v")), opset=23)
 def attention(
-    g: Graph, scores: str, v: str, softmax: NodeProto, guard: NodeProto | None, node: NodeProto
+    g: Graph,
+    scores: str,
+    v: str,
+    softmax: NodeProto,
+    guard: NodeProto | None,
+    kept: str | None,
+    node: NodeProto,
 ) -> str:
     """softmax(scale * Q K^T + bias) V"""
-    return _attend(g, read_scores(g, scores), v, softmax, guard, node)
+    return _attend(g, _read(g, scores, kept), v, softmax, guard, node)
 
 
 @rewrite(op.MatMul(var("v"), op.Transpose(_probabilities).named("turn")), opset=23)
@@ -67,6 +82,7 @@ def attention_turned(
     v: str,
     softmax: NodeProto,
     guard: NodeProto | None,
+    kept: str | None,
     turn: NodeProto,
     node: NodeProto,
 ) -> str:
@@ -79,8 +95,23 @@ def attention_turned(
         raise Miss(f"{nd.label(turn)} does more than to turn each matrix")
     upright = transpose(g, v, swap, at=node)
     g.learn_type(upright, TensorType(g.dtype(v), tuple(shape[axis] for axis in swap)))
-    result = _attend(g, read_scores(g, scores), upright, softmax, guard, node)
+    result = _attend(g, _read(g, scores, kept), upright, softmax, guard, node)
     return transpose(g, result, swap, at=node)
+
+
+def _read(g: Graph, value: str, kept: str | None) -> Scores:
+    """The scores; masked with minus infinity where what is masked is set to 0 once more, behind.
+
+    Else a row that is masked as a whole would attend to everything alike, there to nothing.
+    """
+    found = read_scores(g, value)
+    if kept is None:
+        return found
+    own = [bias for bias in found.biases if bias.value == kept and bias.replaces]
+    if len(own) != 1 or own[0].where_true:
+        raise Miss("what is set to 0 behind the softmax is not what is masked before it")
+    found.biases[found.biases.index(own[0])] = replace(own[0], masked=-np.inf)
+    return found
 
 
 def _attend(
@@ -99,7 +130,12 @@ def _attend(
         raise Miss("query, key and value are not of one type that Attention takes")
     if found.head_scale:
         found.query = _scaled_by_head(g, found, node)
-    if g.rank(value) == 4 and g.rank(found.query) == g.rank(found.key) == 3:
+    ranks = {g.rank(found.query), g.rank(found.key)}
+    is_merged = g.rank(value) == g.rank(node.output[0]) == 3 and ranks == {4}
+    if is_merged:
+        # Only the product with the values is for all heads at once.
+        value = heads_restored(g, value, node)
+    elif g.rank(value) == 4 and ranks == {3}:
         # The scores were computed for all heads at once, and taken apart for their mask.
         found.query, found.key = (
             heads_restored(g, name, node) for name in (found.query, found.key)
@@ -112,6 +148,8 @@ def _attend(
     result = Operands.of(g, found, value).write(found, guard is not None, node)
     if grouped is not None:
         result = grouped.apart(result, node)
+    if is_merged:
+        result = heads_merged(g, result, node)
     return result if g.dtype(v) == dtype else g.op("Cast", result, at=node, to=g.dtype(v))
 
 
@@ -244,11 +282,7 @@ class Operands:
             g.learn_type(result, TensorType(dtype, shape))
         if rank == 3 and batch == 1:
             return squeeze(g, result, [0], at=node)
-        if rank == 3:
-            length = g.op("Shape", result, at=node, start=2, end=3)
-            ends = int_vector(g, [-1]), length, int_vector(g, [size])
-            result = g.op("Reshape", result, g.op("Concat", *ends, at=node, axis=0), at=node)
-        return result
+        return heads_merged(g, result, node) if rank == 3 else result
 
 
 RULES = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from passes.fuse.factors import Axis, Factor, Source, Trace, int_product, leaves, size_of
-from passes.operands import reshape, transpose
+from passes.operands import int_vector, reshape, transpose
 from toolkit.graph import Graph
 from toolkit.symbolic import Dim
 from toolkit.types import TensorType
@@ -182,7 +182,7 @@ class Operand:
 
 
 def heads_restored(g: Graph, value: str, at: NodeProto) -> str:
-    """What was [batch, heads, a, b] before its first axes were merged, as that again.
+    """What was [batch, heads, a, b], or tokens, before its first axes were merged, as the former.
 
     The value itself where that cannot be told. Its last two axes may have changed places since.
     """
@@ -200,7 +200,11 @@ def heads_restored(g: Graph, value: str, at: NodeProto) -> str:
             sizes = tuple(size_of(source.axes[axis]) for axis in perm)
             g.learn_type(turned, TensorType(g.dtype(value), sizes))
             return turned
-    return value
+    operand = Operand(g, value, scaled=False)
+    form = operand.tokens()
+    if form is None or not operand.keeps_heads(form):
+        return value
+    return heads_apart(g, operand.write(form, at), form.heads, form.size, at)
 
 
 def heads_apart(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> str:
@@ -213,6 +217,13 @@ def heads_apart(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> 
         g.learn_type(apart, TensorType(dtype, (batch, sequence, heads, size)))
         g.learn_type(moved, TensorType(dtype, (batch, heads, sequence, size)))
     return moved
+
+
+def heads_merged(g: Graph, value: str, at: NodeProto) -> str:
+    """[batch, heads, a, b] as [batch * heads, a, b]; nothing may be empty that -1 stands for."""
+    length = g.op("Shape", value, at=at, start=2, end=None)
+    target = g.op("Concat", int_vector(g, [-1]), length, at=at, axis=0)
+    return g.op("Reshape", value, target, at=at)
 
 
 def mismatch(query: Form, key: Form, value: Form, operand: Operand) -> str:

@@ -43,7 +43,7 @@ def square(value: Pattern) -> Pattern:
 
 
 def mean(value: Pattern, name: str) -> Pattern:
-    return op.ReduceMean(value, ...).named(name)
+    return (op.ReduceMean(value, ...) | op.GlobalAveragePool(value)).named(name)
 
 
 def over_root(numerator: Pattern, spread: Pattern) -> tuple[Pattern, ...]:

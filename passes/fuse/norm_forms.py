@@ -49,6 +49,8 @@ def reduced_axes(g: Graph, x: str, *reductions: NodeProto | None) -> tuple[int, 
         if node is None:
             continue
         axes = int_operand(g, node, "axes", 1, absent=[])
+        if nd.is_op(node, "GlobalAveragePool") and rank is not None:
+            axes = list(range(2, rank))
         if axes == [] and not nd.attr(node, "noop_with_empty_axes", 0) and rank is not None:
             axes = list(range(rank))
         positive = positive_axes(axes, rank)

@@ -39,7 +39,7 @@ class FuseNorms:
     tolerance: ClassVar[Tolerance] = FLOAT
     idempotent: ClassVar[bool] = True
     cores: ClassVar[Cores] = {
-        "layer-norm": ("ReduceMean > Sqrt",),
+        "layer-norm": ("ReduceMean > Sqrt", "GlobalAveragePool > Sqrt"),
         "rms-norm": ("ReduceMean > Sqrt",),
     }
 

@@ -93,11 +93,12 @@ def _step(g: Graph, node: NodeProto, value: str, found: Scores) -> str:
         return node.input[0]
     if op == "Cast" and g.dtype(node.input[0]) in FLOATS and g.dtype(value) in FLOATS:
         return node.input[0]
-    if op in _VIEWS and keeps_matrices(g, value):
+    grouped_before = _before_views(g, value) if op in _VIEWS else None
+    if grouped_before is not None:
         if found.head_scale:
             raise Miss(f"{nd.label(node)} regroups the heads before they are scaled")
         _added_to(found, g.shape(value))
-        return node.input[0]
+        return grouped_before
     raise Miss(f"{nd.label(node)} stands between query . key and the softmax")
 
 
@@ -110,14 +111,22 @@ def _added_to(found: Scores, scores: Shape | None) -> None:
 
 
 def keeps_matrices(g: Graph, value: str) -> bool:
-    """Whether a view regroups the batch only: the last two axes are what they were."""
-    node = g.producer(value)
-    if not nd.is_op(node, *_VIEWS) or node is None:
-        return True
-    before, after = g.shape(node.input[0]), g.shape(value)
-    if before is None or after is None or min(len(before), len(after)) < 2:
-        return False
-    return before[-2:] == after[-2:]
+    """Whether a value is no view, or one that regroups the batch: its last axes are as before."""
+    return not nd.is_op(g.producer(value), *_VIEWS) or _before_views(g, value) is not None
+
+
+def _before_views(g: Graph, value: str) -> str | None:
+    """What a chain of views makes `value` of, as soon as the last two axes are those of `value`."""
+    after, name = g.shape(value), value
+    for _ in range(_LONGEST_CHAIN):
+        node = g.producer(name)
+        if after is None or len(after) < 2 or node is None or not nd.is_op(node, *_VIEWS):
+            return None
+        name = node.input[0]
+        before = g.shape(name)
+        if before is not None and len(before) >= 2 and before[-2:] == after[-2:]:
+            return name
+    return None
 
 
 def _pass_bias(g: Graph, node: NodeProto, found: Scores) -> str:

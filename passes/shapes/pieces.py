@@ -26,6 +26,7 @@ from passes.shapes.facts import (
     scalar,
     vector,
 )
+from toolkit import nodes as nd
 from toolkit.symbolic import Dim, ceildiv, floordiv, maximum
 
 
@@ -195,7 +196,7 @@ def _pads(op: Op) -> list[Dim] | None:
 def range_(op: Op) -> Answer:
     dtype = op.dtype(0) or op.dtype(1)
     if dtype not in (INT64, INT32):
-        return None  # floats: ONNX's own inference computes them from constants
+        return _range_of_floats(op, dtype)
     start, limit, delta = (op.contents(i) for i in range(3))
     if start is None or limit is None or delta is None:
         return Fact(dtype, (None,))
@@ -207,6 +208,18 @@ def range_(op: Op) -> Answer:
     if isinstance(count, int) and count <= MOST_CONTENTS:
         data = vector([first + place * step for place in range(count)])
     return Fact(dtype, (count,), data)
+
+
+def _range_of_floats(op: Op, dtype: int) -> Answer:
+    """Of constants, ONNX's own inference computes it; TensorFlow counts to a size as a float."""
+    start, delta = op.const(0), op.const(2)
+    maker = op.known.graph.producer(op.inputs[1])
+    if start is None or delta is None or maker is None or not nd.is_op(maker, "Cast"):
+        return None
+    limit = op.known.contents(maker.input[0])
+    if limit is None or limit.size != 1 or (start.item(), delta.item()) != (0, 1):
+        return None
+    return Fact(dtype, (maximum(limit.item(), 0),))
 
 
 def compress(op: Op) -> Answer:

@@ -236,6 +236,7 @@ def models(here):
         ("./models.py:bare", "needs an example"),
         ("./models.py:unknown", ("'com.nowhere' is unknown", "--custom-ops")),
         (".", "no front end takes '.'"),
+        ("model.onnx", ("in ONNX already", "toolkit optimize")),
     ],
 )
 def test_sources_that_are_none(refused, models, source, says):

@@ -32,6 +32,17 @@ def command(monkeypatch):
     return install
 
 
+def test_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit", "optimize", "absent.onnx"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "'absent.onnx' does not exist" in done.stderr
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\nfrom toolkit.cli.main import main\nmain(['--help'])\n"
@@ -40,6 +51,14 @@ def test_help_imports_nothing_heavy():
     done = run_python(code)
     assert done.returncode == 0, done.stderr
     assert "LOADED []" in done.stdout
+
+
+@pytest.mark.parametrize(("command", "hints"), [("optimize", True), ("inspect", False)])
+def test_a_second_argument_is_not_the_output(capsys, command, hints):
+    assert cli.main([command, "in.onnx", "out.onnx"]) == 2
+    told = capsys.readouterr().err
+    assert "unexpected extra argument(s) (out.onnx)" in told
+    assert ("-o FILE" in told) is hints
 
 
 def test_no_arguments_is_help(capsys):

@@ -86,6 +86,37 @@ def test_the_report_reads_well_at_80_columns(run, noisy):
         assert any(line.startswith(label) for line in lines)
 
 
+def test_passes_that_had_nothing_to_do_are_only_named(run, noisy):
+    done = run("optimize", noisy)
+    table, _, rest = done.out.partition("\nunchanged ")
+    rows = {line.split(" ")[0] for line in table.splitlines()}
+    idle = {name.strip() for name in rest.split("\nnodes")[0].split(",")}
+    assert idle >= {"inline", "shapes"}
+    # a pass that ran twice and did something once is no idle one
+    assert rows >= {"fold", "reshape", "dead"}
+    assert not rows & idle
+    assert "skipped" not in done.out
+
+
+def test_nothing_to_do_at_all(run, noisy, tmp_path):
+    assert run("optimize", noisy, "-o", tmp_path / "small.onnx", "-q").code == 0
+    done = run("optimize", tmp_path / "small.onnx")
+    assert done.out.startswith("unchanged  inline")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_pass_or_status_is_cut(run, noisy, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = run("optimize", noisy, "--passes", "fuse")
+    assert "fuse-activations   applied" in done.out
+    assert "…" not in done.out
+
+
+def test_the_opset_is_told_where_it_changes(run, noisy):
+    assert "opset      17 -> 23" in run("optimize", noisy, "--passes", "opset").out
+    assert "\nopset" not in run("optimize", noisy).out
+
+
 def test_the_input_is_untouched_and_nothing_else_appears(run, noisy, tmp_path):
     before = listing(tmp_path)
     run("optimize", noisy)

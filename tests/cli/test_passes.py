@@ -52,6 +52,7 @@ def test_one_pass(capsys):
     assert "squash (pass, from acme)" in out
     assert "Largest [bold]thing[/bold] to squash." in out
     assert "(required)" in out
+    assert "int, by default 1024" in out
 
 
 def test_an_unknown_pass_suggests(capsys):

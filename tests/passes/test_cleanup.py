@@ -243,6 +243,48 @@ def test_neutral_operands_where_the_rank_is_unknown() -> None:
     check(CLEANUP, changed, "y = Reshape (x, shape)", inputs=feed)
 
 
+def test_a_neutral_operand_that_widens_leaves_an_expand() -> None:
+    header = "g (bool[N, 1, S] x, int64[k] s) => (bool[N, H, S] y) <bool on = {1}, bool off = {0}>"
+    feed = {"x": np.array([[[True, False]]]), "s": np.array([1, 3, 2])}
+    for nodes in (
+        "o = Expand (on, s) y = And (o, x)",
+        "o = Expand (off, s) y = Or (x, o)",
+    ):
+        check(CLEANUP, f"{header} {{ {nodes} }}", "y = Expand (x, s)", inputs=feed)
+    for nodes in (
+        "o = Expand (off, s) y = And (o, x)",
+        "o = Expand (on, s) y = Xor (x, o)",
+    ):
+        check(CLEANUP, f"{header} {{ {nodes} }}", near_miss=True, inputs=feed)
+    more = header.replace("bool on = {1}", "bool[1, 1, 1, 1] on = {1}").replace("[N, H,", "[1,N,H,")
+    text = f"{more} {{ o = Expand (on, s) y = And (o, x) }}"
+    check(CLEANUP, text, near_miss=True, inputs=feed)
+
+
+SELECTED = "g (bool[N] c, bool[N] d, {0}[N] x, {0}[N] z) => ({0}[N] y)"
+
+
+@pytest.mark.parametrize(("kind", "to"), [("float", 1), ("int32", 6), ("int64", 7)])
+def test_a_sum_of_two_that_exclude_each_other_is_a_choice(kind: str, to: int) -> None:
+    """How TensorFlow's exporter writes a selection."""
+    flags = f"n = Not (c) a = Cast <to = {to}> (c) b = Cast <to = {to}> (n) "
+    nodes = flags + "e = Mul (x, a) f = Mul (b, z) y = Add (f, e)"
+    gone(SELECTED.format(kind), nodes, "y = Where (c, x, z)")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "n = Not (d) a = Cast <to = 1> (c) b = Cast <to = 1> (n)",  # two conditions
+        "n = Identity (d) a = Cast <to = 1> (c) b = Cast <to = 1> (d)",
+        "n = Not (c) a = Cast <to = 1> (n) b = Cast <to = 1> (n)",
+    ],
+)
+def test_other_weighted_sums_are_no_choice(nodes: str) -> None:
+    header = SELECTED.format("float").replace("=> (", "=> (bool[N] n, ")
+    stays(header, nodes + " e = Mul (x, a) f = Mul (b, z) y = Add (f, e)")
+
+
 def test_old_broadcasting_by_attribute_stays() -> None:
     signature = "g (float[2, 3] x) => (float[2, 3] y) <float[2] k = {0, 0}>"
     stays(signature, "y = Add <axis = 0, broadcast = 1> (x, k)", opset=6, run=False)
@@ -590,6 +632,31 @@ def test_transposes() -> None:
     stays(TRANSPOSE.format("C, B, A"), "y = Transpose (x)")
 
 
+@pytest.mark.parametrize("first", ["0, 2, 1, 3", "3, 1, 0, 2"])
+def test_two_transposes_around_axes_of_one_element(first: str) -> None:
+    signature = "g (float[A, B, C, D] x) => (float[P, Q, R, S, T] y) <int64[1] at = {1}>"
+    middle = "b = Unsqueeze (a, at)"
+    added = check(
+        CLEANUP,
+        typed(f"""{signature} {{ a = Transpose <perm = [{first}]> (x) {middle}
+            y = Transpose <perm = [0, 3, 1, 2, 4]> (b) }}"""),
+    )
+    assert [n.op_type for n in added.graph.nodes].count("Transpose") == (first != "0, 2, 1, 3")
+    signature = (
+        "g (float[A, B, 1, D] x) => (float[P, Q, R] y) <int64[1] at = {1}, int64[1] last = {2}>"
+    )
+    turn = "a = Transpose <perm = [3, 2, 0, 1]> (x) b = Squeeze (a, at) "
+    gone(signature, turn + "y = Transpose <perm = [1, 2, 0]> (b)", "y = Squeeze (x, last)")
+
+
+def test_a_transpose_that_others_read_stays_beside_axes_of_one_element() -> None:
+    stays(
+        "g (float[A, B, C] x) => (float[P, Q, R, S] y, float[B, A, C] z) <int64[1] at = {1}>",
+        """a = Transpose <perm = [1, 0, 2]> (x) z = Exp (a) b = Unsqueeze (a, at)
+        y = Transpose <perm = [1, 2, 0, 3]> (b)""",
+    )
+
+
 def test_a_transpose_between_two_outputs() -> None:
     gone(
         "g (float[A, B] x) => (float[B, A] y, float[A, B] z)",
@@ -918,3 +985,38 @@ def test_rounding_to_integers_and_back_stays() -> None:
         f"g (float[N] x) => (float[N] y) {weights}",
         "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)",
     )
+
+
+# -- pieces that are stacked and flattened
+
+STACK = "g (float[N, 2, 3] x, float[N, 2, 3] z) => (float[N, {}] y) <int64[1] a = {{1}}, "
+STACK += "int64[1] b = {{2}}, int64[3] rows = {{0, 4, 3}}, int64[3] ends = {{0, 2, 6}}, "
+STACK += "int64[3] odd = {{0, 6, 2}}>"
+
+
+def test_pieces_that_are_stacked_and_flattened_are_joined() -> None:
+    """How Keras turns a rotary embedding by half."""
+    stacked = "p = Unsqueeze (x, {0}) q = Unsqueeze (z, {0}) s = Concat <axis = {1}> (p, q)"
+    gone(
+        STACK.format("4, 3"),
+        stacked.format("a", 1) + " y = Reshape (s, rows)",
+        "y = Concat <axis = 1> (x, z)",
+    )
+    gone(
+        STACK.format("2, 6"),
+        stacked.format("b", -2) + " y = Reshape (s, ends)",
+        "y = Concat <axis = 2> (x, z)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes"),
+    [
+        ("2, 6", "p = Unsqueeze (x, a) q = Unsqueeze (z, a) s = Concat <axis = 1> (p, q)"),
+        ("2, 6", "p = Unsqueeze (x, b) q = Unsqueeze (z, b) s = Concat <axis = 3> (p, q)"),
+        ("6, 2", "p = Unsqueeze (x, b) q = Unsqueeze (z, b) s = Concat <axis = 2> (p, q)"),
+    ],
+)
+def test_other_stacks_stay(shape: str, nodes: str) -> None:
+    target = "odd" if shape == "6, 2" else "ends"
+    stays(STACK.format(shape), f"{nodes} y = Reshape (s, {target})")

@@ -402,3 +402,42 @@ def test_a_table_cut_to_a_length_is_not_expanded_to_it_in_vain() -> None:
 @pytest.mark.parametrize(("width", "node"), [(1, "Add (x, e)"), (3, "Add (e, e)")])
 def test_a_table_that_is_expanded_beyond_the_other_operand_stays(width: int, node: str) -> None:
     assert cut_table(width, node)["Expand"] == 1
+
+
+# -- indices that count from the end
+
+FROM_THE_END = """agraph (int32[N, S] i) => (float[N, S, 2] y)
+    <float[3, 2] table = {1, 2, 3, 4, 5, 6}, int32 zero = {0}, float none = {0},
+     int32 rows = {3}, int32 fewer = {2}> {
+    NEGATIVE  e = Add (i, rows)  at = Where (n, e, i)  y = Gather (table, at) }"""
+SIGNS = {"i": np.array([[0, -1, 2, -3]], np.int32)}
+
+
+@pytest.mark.parametrize(
+    "negative", ["n = Less (i, zero)", "f = Cast <to = 1> (i) n = Less (f, none)"]
+)
+def test_an_index_that_is_made_positive_needs_not_be(negative: str) -> None:
+    """How TensorFlow writes an embedding."""
+    assert left(FROM_THE_END.replace("NEGATIVE", negative), SIGNS) == {"Gather": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Add (i, rows)", "Add (i, fewer)"),
+        ("Less (i, zero)", "Less (i, rows)"),
+        ("Where (n, e, i)", "Where (n, i, e)"),
+    ],
+)
+def test_other_choices_of_an_index_stay(old: str, new: str) -> None:
+    text = FROM_THE_END.replace("NEGATIVE", "n = Less (i, zero)").replace(old, new)
+    feed = {"i": np.array([[-3, -2, -1]], np.int32)}
+    check(Cleanup(), text, near_miss=True, inputs=feed)
+
+
+def test_a_slice_that_ends_far_away_is_all_of_it() -> None:
+    """How TensorFlow's exporter writes that there is no end."""
+    text = """agraph (float[N] x) => (float[N] y) <int64[1] zero = {0}, int64[1] end = {LAST}> {
+        a = Slice (x, zero, end)  y = Exp (a) }"""
+    assert left(text.replace("LAST", "1000000000")) == {"Exp": 1}
+    check(Cleanup(), text.replace("LAST", "999999999"), near_miss=True)

@@ -205,6 +205,47 @@ def test_equal_integers_are_computed_once() -> None:
     )
 
 
+MEASURED = """
+    g (float[b, s] x, float[b, s] w) => (TYPE[n, m] y)
+    <int64[1] one = {1}, int64[1] two = {2}, TYPE number = {3}>
+    { z = Mul (x, w) shape = Shape (z) n = Slice (shape, one, two) target = Concat <axis = 0> (n, n)
+      y = Expand (number, target) }
+"""
+
+
+def test_a_size_is_read_from_an_input_not_from_what_is_computed_of_it() -> None:
+    changed = rewritten(MEASURED.replace("TYPE", "float"))
+    shapes = [node for node in changed.graph.nodes if node.op_type == "Shape"]
+    assert [node.input[0] for node in shapes if len(node.attribute) == 2] == ["x"]
+    assert all(changed.graph.is_unused(node.output[0]) for node in shapes if not node.attribute)
+    narrow = MEASURED.replace("shape = Shape (z)", "wide = Shape (z) shape = Cast <to = 6> (wide)")
+    narrow = narrow.replace("Concat <axis = 0> (n, n)", "Cast <to = 7> (m)")
+    narrow = narrow.replace("target =", "m = Concat <axis = 0> (n, n) target =")
+    changed = rewritten(narrow.replace("TYPE", "float"))
+    assert "Slice" not in {
+        node.op_type for node in changed.graph.nodes if not changed.graph.is_unused(node.output[0])
+    }
+
+
+BESIDE = """
+    g (float[b, s] x, float[s, 4] w) => (float[b, 4] z, float[c] y) <float number = {3}>
+    { z = MatMul (x, w) READER sizes = Shape (z) y = Expand (number, TARGET) }
+"""
+
+
+def test_sizes_of_what_others_read_come_from_inputs_and_numbers() -> None:
+    """(b, 4) is the Shape of an input and a number: nothing else then reads z for its shape."""
+    text = BESIDE.replace("float[c] y", "float[b, 4] y, float[b, 4] u").replace("TARGET", "sizes")
+    changed = rewritten(text.replace("READER", "u = Exp (z)"))
+    assert {node.input[0] for node in changed.graph.nodes if node.op_type == "Shape"} == {"x"}
+    alone = text.replace("float[b, 4] z, ", "").replace(", float[b, 4] u", "").replace("READER", "")
+    rewritten(alone, near_miss=True)
+
+
+def test_a_size_of_an_input_is_read_as_before() -> None:
+    rewritten(MEASURED.replace("TYPE", "float").replace("Shape (z)", "Shape (x)"), near_miss=True)
+
+
 def test_equal_sizes_of_other_type_or_rank_are_other_values() -> None:
     rewritten(
         """

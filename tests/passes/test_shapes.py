@@ -274,6 +274,19 @@ def test_expand_and_range_and_friends() -> None:
     assert shape(model, "o").endswith(", 5]")
 
 
+def test_a_range_that_counts_to_a_size_as_a_float() -> None:
+    """How TensorFlow writes the positions of a causal mask."""
+    text = """
+        g (float[h, w] z, float limit) => (y)
+        <int64 one = {1}, float zero = {0}, float step = {1}>
+        { s = Shape(z)  n = Gather(s, one)  f = Cast<to=1>(n)  y = Range(zero, f, step) }
+    """
+    assert shape(sound(text)) == "[w]"
+    assert shape(sound(text.replace("step = {1}", "step = {2}"))) != "[w]"
+    assert shape(sound(text.replace("zero = {0}", "zero = {1}"))) != "[w]"
+    assert shape(sound(text.replace("(zero, f,", "(zero, limit,"))) != "[w]"
+
+
 # -- what is declared
 
 

@@ -190,7 +190,10 @@ class TestGrammar:
     def test_unknown_pass_suggests(self, site):
         message = error("sqash")
         assert "unknown pass 'sqash': did you mean 'squash'?" in message
-        assert "polish" in message
+        assert "toolkit passes" in message
+
+    def test_unknown_pass_that_is_like_none(self, site):
+        assert "polish" in error("zzz")
 
     @pytest.mark.parametrize(
         ("text", "reason"),

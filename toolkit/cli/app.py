@@ -44,6 +44,7 @@ app = typer.Typer(
     name="toolkit",
     cls=_Group,
     help="Smaller, faster ONNX graphs, each pass proven against the original model.",
+    epilog="Where to start: toolkit optimize model.onnx --passes fuse --time",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},

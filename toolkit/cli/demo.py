@@ -41,7 +41,10 @@ def demo(
         return
     with tempfile.TemporaryDirectory(prefix="toolkit-demo-") as folder:
         _run(screen, Path(folder))
-    screen.print("\nThe models are gone again; --out FOLDER keeps them.")
+    screen.print(
+        "\nThe models are gone again; --out FOLDER keeps them. With one of yours:\n"
+        "toolkit optimize model.onnx --passes fuse --time"
+    )
 
 
 def _run(screen: Console, folder: Path) -> None:
@@ -57,15 +60,17 @@ def _run(screen: Console, folder: Path) -> None:
 
 
 def _optimize(screen: Console, original: Path) -> None:
-    from toolkit.api import optimize
-    from toolkit.report.console import print_result, progress_bar
+    from toolkit.api import load, optimize
+    from toolkit.cli.timing import speed_of
+    from toolkit.report.console import line, print_result, progress_bar
 
     screen.rule("1. a vision transformer as exporters write it", align="left", characters="-")
-    screen.print("$ toolkit optimize demo.onnx --passes fuse\n", style="bold")
+    screen.print("$ toolkit optimize demo.onnx --passes fuse --time\n", style="bold")
     with progress_bar(wanted=True) as progress:
         result = optimize(original, "fuse", progress=progress)
     result.save(original.with_suffix(".opt.onnx"))
-    print_result(screen, result)
+    print_result(screen, result, load(original).opsets[""])
+    line(screen, "speed", str(speed_of(result.model, load(original), (), 0, (), shown=True)))
 
 
 def _catch(screen: Console, model: Model) -> None:

@@ -224,6 +224,8 @@ def _finish(
 
 def _require_output(output: str | None, source: str, show_map: bool) -> None:
     """Raise unless the result can be put there, before the work starts."""
+    if source.endswith(".onnx"):
+        raise UsageError(f"'{source}' is in ONNX already: toolkit optimize takes it")
     if output is None:
         if not show_map:
             raise UsageError("-o FILE is missing: say where to write the model")

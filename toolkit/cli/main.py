@@ -25,6 +25,9 @@ _BAD, _DEFECT, _PIPE_CLOSED = 2, 70, 141
 _LIBRARY_WORDS = re.compile(r"Value error, |, unable to parse \w+ as an? \w+")
 """What typer's own library adds to its messages."""
 
+_WRITERS = ("optimize", "export")
+"""Commands that other tools give a second argument, the output."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; without arguments, show the help."""
@@ -53,6 +56,8 @@ def _run(given: list[str]) -> int:
         result = app(args=given, prog_name="toolkit", standalone_mode=False)
     except typer.TyperException as error:
         message = _LIBRARY_WORDS.sub("", error.format_message())
+        if "unexpected extra argument" in message and given[0] in _WRITERS:
+            message += ": the output is -o FILE, and --passes a,b has no spaces"
         return _fail(error, message.replace("Input should", "it should"), _BAD)
     sys.stdout.flush()
     return result if isinstance(result, int) else 0

@@ -13,19 +13,17 @@ import typer
 from toolkit.choices import Prefer, Target, Validate
 from toolkit.cli import arguments as args
 from toolkit.cli import calibration
+from toolkit.cli.destinations import Destinations
 from toolkit.cli.interrupts import Interrupted
-from toolkit.cli.output import JsonReport, PlanFile, Written, output_file
+from toolkit.cli.output import JsonReport, SideFile, output_file
 from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import NotProven, UsageError
-from toolkit.files import require_writable, sidecar_of
 
 if TYPE_CHECKING:
     from toolkit.context import Pass
-    from toolkit.model import Model
 
 _QUANTIZING = "Quantizing"
-_MAY_NEED_A_SIDECAR = 1 << 30
-"""Bytes of weights from which on a model may come to exceed what fits into one file (2 GiB)."""
 
 
 def optimize(
@@ -40,7 +38,8 @@ def optimize(
         str,
         typer.Option(
             metavar="PASSES",
-            help="Passes in order, as in fold,./my.py:MyRule; `toolkit passes` lists them.",
+            help="Passes in order, as in fuse,quantize or fold,./my.py:MyRule; "
+            "`toolkit passes` lists them.",
         ),
     ] = "simplify",
     target: Annotated[
@@ -90,28 +89,31 @@ def optimize(
         ),
     ] = None,
     seed: args.Seed = 0,
+    time: TimeBoth = False,
     custom_ops: args.CustomOps = None,
     external_data: args.ExternalData = False,
     json_file: args.JsonFile = None,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the report as a page for a browser."),
+    ] = None,
     quiet: args.Quiet = False,
 ) -> None:
     """Run passes over a model, prove the result against the original, and write it."""
-    destination = output_file(output, model)
-    for path in [destination, sidecar_of(destination)] if external_data else [destination]:
-        require_writable(path)
     report = JsonReport(json_file)
-    report.require(destination)
+    plan_file, page_file = SideFile.of("--plan", plan), SideFile.of("--html", html)
+    into = Destinations(output_file(output, model), external_data, report, plan_file, page_file)
+    into.require()
     if samples and validate == "off":
         raise UsageError("--sample is of no use with --validate off")
     given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
-    plan_file = PlanFile.of(plan)
-    plan_file.require_apart([Written("the output", destination), *report.files])
 
     from toolkit.pipeline import Pipeline
     from toolkit.registry import parse_passes
     from toolkit.report.console import console, line, print_passes, print_result, progress_bar
 
     shown = not quiet and not report.on_stdout
+    libraries = args.libraries(custom_ops)
     try:
         # what a user's pass prints goes to standard error: standard output is the report's
         with progress_bar(shown) as progress, redirect_stdout(sys.stderr):
@@ -126,7 +128,7 @@ def optimize(
                 opset=args.opset_limit(opset),
                 samples=samples or (),
                 seed=seed,
-                custom_ops=args.libraries(custom_ops),
+                custom_ops=libraries,
                 calib=given.calib(seed),
                 max_drop=max_drop,
                 metric=metric,
@@ -135,32 +137,37 @@ def optimize(
                 progress=progress,
             )
             loaded = read_model(model)
-            written = [
-                *_files_of(destination, loaded, external_data),
-                *report.files,
-                *plan_file.files,
-            ]
-            require_apart(written, [loaded], [*(samples or ()), *given.files()], custom_ops)
+            read = [*(samples or ()), *given.files()]
+            require_apart(into.files(loaded), [loaded], read, custom_ops)
+            opset_before = loaded.opsets.get("")
             result = pipeline.run(loaded)
     except NotProven as error:
         if shown:
             print_passes(console(), error.passes)
         hint = "; --validate each finds the pass and undoes it" if validate == "final" else ""
         failure = NotProven(f"{error}{hint}", error.passes)
-        report.write(_failed(model, failure))
+        into.write_failure(_failed(model, failure))
         raise failure from error
-    with _told(destination) as done:
-        # the report first, so that it cannot fail once the model is there
-        shown_as = {**result.to_json(), "output": result.after.to_json(destination)}
-        with plan_file.staged(result.plans), report.staged(shown_as):
-            result.save(destination, external_data)
-        done.append(destination)
+    speed = None
+    if time:
+        speed = speed_of(result.model, read_model(model), samples, seed, libraries, shown)
+    with _told(into.model) as done:
+        told = {**result.to_json(), "output": result.after.to_json(into.model)}
+        if speed is not None:
+            told["speed"] = speed.to_json()
+        into.write(result, told, (opset_before, result.model.opsets.get("")))
+        done.append(into.model)
         if shown:
             out = console()
-            print_result(out, result)
-            line(out, "written", str(destination))
+            print_result(out, result, opset_before)
+            if speed is not None:
+                line(out, "speed", str(speed))
+            line(out, "written", str(into.model))
             if plan is not None:
-                line(out, "plan", plan_file.told(result.plans))
+                missing = "nothing was quantized: it is not written"
+                line(out, "plan", plan if result.plans else missing)
+            if html is not None:
+                line(out, "report", html)
 
 
 def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:
@@ -173,13 +180,6 @@ def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:
     if idle is not None:
         option = idle.replace("_", "-")
         raise UsageError(f"--{option} is of no use: none of the passes quantizes, add quantize")
-
-
-def _files_of(destination: Path, model: Model, external_data: bool) -> list[Written]:
-    files = [Written("the output", destination)]
-    if external_data or model.nbytes() >= _MAY_NEED_A_SIDECAR:
-        files.append(Written("the output's data file", sidecar_of(destination)))
-    return files
 
 
 def _failed(model: Path, error: NotProven) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,23 +88,24 @@ class JsonReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanFile:
-    """Where `--plan` goes: a file, or nowhere."""
+class SideFile:
+    """A text that a command writes beside the model: to a file, or nowhere."""
 
+    label: str
     path: Path | None
 
     @classmethod
-    def of(cls, given: str | None) -> PlanFile:
+    def of(cls, label: str, given: str | None) -> SideFile:
         """Raises unless it can be written."""
         if given is None:
-            return cls(None)
+            return cls(label, None)
         path = _file(given)
         require_writable(path)
-        return cls(path)
+        return cls(label, path)
 
     @property
     def files(self) -> list[Written]:
-        return [] if self.path is None else [Written("--plan", self.path)]
+        return [] if self.path is None else [Written(self.label, self.path)]
 
     def require_apart(self, others: Sequence[Written]) -> None:
         """Raise when it is one of the files that the command writes besides."""
@@ -113,23 +114,21 @@ class PlanFile:
                 if same_file(file.path, other.path):
                     raise UsageError(f"{file} is {other.label} too: name another file")
 
-    def told(self, plans: Sequence[str]) -> str:
-        return str(self.path) if plans else "nothing was quantized: it is not written"
-
     @contextmanager
-    def staged(self, plans: Sequence[str]) -> Generator[None]:
-        """Write the plans as one, and let it appear if the body succeeds."""
-        if self.path is None or not plans:
+    def staged(self, content: Callable[[], str | None]) -> Generator[None]:
+        """Write what is asked for only now, and let it appear if the body succeeds."""
+        text = content() if self.path is not None else None
+        if self.path is None or text is None:
             yield
             return
-        with staged_text(self.path, _joined(plans)):
+        with staged_text(self.path, text):
             yield
 
 
-def _joined(plans: Sequence[str]) -> str:
-    """One plan of several: their lists, one behind the other."""
-    if len(plans) == 1:
-        return plans[0]
+def joined(plans: Sequence[str]) -> str | None:
+    """One plan of several: their lists, one behind the other; None of none."""
+    if len(plans) < 2:
+        return plans[0] if plans else None
     whole: dict[str, Any] = {}
     for plan in plans:
         for key, value in json.loads(plan).items():

@@ -17,14 +17,20 @@ if TYPE_CHECKING:
     from toolkit.context import Pass
 
 
+_DEFAULT, _WITH_DATA = "fuse,quantize-dynamic", "fuse,quantize-static"
+"""Linear layers need no data; convolutions do."""
+
+
 def sensitivity(
     model: args.ModelPath,
     passes: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="PASSES", help="Passes in order, the last of which quantizes; as in optimize."
+            metavar="PASSES",
+            help=f"Passes in order, the last of which quantizes; by default {_DEFAULT}, and "
+            f"{_WITH_DATA} where that finds nothing and --calib brings samples.",
         ),
-    ] = "fuse,quantize-dynamic",
+    ] = None,
     calib: calibration.Source = None,
     calib_samples: calibration.MostSamples = None,
     tokenizer: calibration.Tokenizer = None,
@@ -55,7 +61,7 @@ def sensitivity(
     from toolkit.report.sensitivity import print_sensitivity
     from toolkit.validate import Validator
 
-    before, quantizer = _split(parse_passes(passes), passes)
+    before, quantizer = _split(parse_passes(passes or _DEFAULT), passes or _DEFAULT)
     given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
     source = given.calib(seed)
     libraries = args.libraries(custom_ops)
@@ -76,7 +82,15 @@ def sensitivity(
                 custom_ops=libraries, calibration=data, floats=floats, judge=judge, measure=False
             )
 
-        found = quantize_by(quantizer, floats, context)
+        try:
+            found = quantize_by(quantizer, floats, context)
+        except UsageError as error:
+            if passes is not None:
+                raise
+            if data is None:
+                raise UsageError(f"{error}; convolutions need samples: --calib SOURCE") from error
+            _, quantizer = _split(parse_passes(_WITH_DATA), _WITH_DATA)
+            found = quantize_by(quantizer, floats, context)
         layers = alone(judge, found.variants, compared, progress)
         values = added_up(
             floats, found.whole, samples.feeds, samples=compared, custom_ops=libraries

@@ -11,6 +11,7 @@ import typer
 from toolkit.cli import arguments as args
 from toolkit.cli.output import JsonReport
 from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import RuntimeRefused, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def verify(
     ] = 1e-4,
     samples: args.Samples = None,
     seed: args.Seed = 0,
+    time: TimeBoth = False,
     custom_ops: args.CustomOps = None,
     json_file: args.JsonFile = None,
 ) -> int:
@@ -38,7 +40,7 @@ def verify(
     report.require()
 
     from toolkit.report.comparison import print_comparison
-    from toolkit.report.console import console
+    from toolkit.report.console import console, line
     from toolkit.verification import verify as compare
 
     libraries = args.libraries(custom_ops)
@@ -52,11 +54,17 @@ def verify(
             seed=seed,
             custom_ops=libraries,
         )
+        shown = not report.on_stdout
+        first, second = models
+        speed = speed_of(second, first, samples, seed, libraries, shown) if time else None
     except RuntimeRefused as refusal:
         raise _worded(refusal, models, libraries) from refusal
-    report.write(comparison.to_json())
-    if not report.on_stdout:
+    timed = {} if speed is None else {"speed": speed.to_json()}
+    report.write({**comparison.to_json(), **timed})
+    if shown:
         print_comparison(console(), comparison, tolerance)
+        if speed is not None:
+            line(console(), "speed of B", str(speed))
     return 0 if comparison.ok else 1
 
 

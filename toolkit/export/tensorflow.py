@@ -7,6 +7,7 @@
     a .tflite file                      as its signature does, else as its tensors
 
 A size that the model leaves open stays open: the first axis as `batch`, others by input and axis.
+Those that the model only takes alike, as ids and their mask, have one name.
 """
 
 from __future__ import annotations
@@ -159,9 +160,27 @@ class _Function:
         ]
         function = tf.function(self.call, input_signature=signature)
         made, _ = self.tf2onnx.convert.from_function(
-            function, input_signature=signature, opset=opset
+            function,
+            input_signature=signature,
+            opset=opset,
+            custom_op_handlers={"Erfc": (_write_erfc, [])},
         )
         return made
+
+
+def _write_erfc(ctx: Any, node: Any, name: str, _arguments: Any) -> None:
+    """erfc(x) = 1 - erf(x): TensorFlow has a GELU of it, and tf2onnx 1.17 does not know it."""
+    dtype, shape, outputs = (
+        ctx.get_dtype(node.output[0]),
+        ctx.get_shape(node.output[0]),
+        node.output,
+    )
+    whole = ctx.make_const(f"{name}_one", np.array(1, np.float32)).output[0]
+    if dtype != 1:
+        whole = ctx.make_node("Cast", [whole], attr={"to": dtype}).output[0]
+    ctx.remove_node(node.name)
+    error = ctx.make_node("Erf", node.input, shapes=[shape], dtypes=[dtype])
+    ctx.make_node("Sub", [whole, error.output[0]], outputs=outputs, shapes=[shape], dtypes=[dtype])
 
 
 def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Function:
@@ -246,7 +265,39 @@ def _example(model: _Source, request: Request) -> tuple[Feed, Axes]:
         }
         for value in model.inputs
     }
+    _tie(model, feed, axes)
     return feed, {name: dims for name, dims in axes.items() if dims}
+
+
+def _tie(model: _Source, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
+    """Give one name to open sizes that the model does not take one without the other."""
+    if isinstance(model, Lite):  # whose sizes are set by hand, and stay so after a failure
+        return
+    places = [(name, axis) for name, dims in axes.items() for axis in dims if axis]
+    left = [place for place in places if not _runs(model, feed, [place])]
+    while left and _runs(model, feed, left):
+        together = list(left)
+        for place in left[1:]:
+            fewer = [other for other in together if other != place]
+            if _runs(model, feed, fewer):
+                together = fewer
+        first, axis = together[0]
+        for name, other in together:
+            axes[name][other] = axes[first][axis]
+        left = [place for place in left if place not in together]
+
+
+def _runs(model: _Source, feed: Feed, longer: Sequence[tuple[str, int]]) -> bool:
+    """Whether the model takes inputs that are longer by one along these axes."""
+    changed = dict(feed)
+    for name, axis in longer:
+        last = np.take(changed[name], [-1], axis=axis)
+        changed[name] = np.concatenate([changed[name], last], axis=axis)
+    try:
+        model(changed)
+    except Exception:  # whatever the framework makes of it
+        return False
+    return True
 
 
 def _given(model: _Source, example: Any) -> Feed:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from toolkit.report.console import table
 
 if TYPE_CHECKING:
+    from toolkit.options import OptionInfo
     from toolkit.registry import PassInfo
 
 
 def print_catalogue(out: Console, rows: list[PassInfo]) -> None:
     """A row for each pass and group."""
-    made = table("pass", "what it does", "options", ratios=(0, 3, 2))
+    made = table("pass", "what it does, and its options", ratios=(0, 1))
     for row in rows:
-        what = f"group: {row.summary}" if row.kind == "group" else row.summary
-        options = "\n".join(
-            option.name if option.default is None else f"{option.name}={option.default}"
-            for option in row.options
-        )
-        made.add_row(row.name, what, options, style="red" if row.kind == "broken" else None)
+        what = Text(f"group: {row.summary}" if row.kind == "group" else row.summary)
+        if row.options:
+            what.append("\n" + ", ".join(map(_with_default, row.options)), "dim")
+        made.add_row(row.name, what, style="red" if row.kind == "broken" else None)
     out.print(made)
     out.print("\nOne in detail: toolkit passes NAME")
 
@@ -38,10 +38,20 @@ def print_pass(out: Console, row: PassInfo) -> None:
         )
     if not row.options:
         return
-    made = table("option", "type", "default", "meaning", ratios=(0, 0, 0, 1))
+    made = table("option", "meaning", ratios=(0, 1))
     for option in row.options:
-        default = "(required)" if option.default is None else option.default
-        made.add_row(option.name, option.type, default, option.doc)
+        made.add_row(option.name, _meaning(option))
     out.print()
     out.print(made)
     out.print(f"\nAs in: --passes {row.name}:{row.options[0].name}=VALUE")
+
+
+def _with_default(option: OptionInfo) -> str:
+    return option.name if option.default is None else f"{option.name}={option.default}"
+
+
+def _meaning(option: OptionInfo) -> Text:
+    """What an option is for; below it what it takes, and what it is by default."""
+    default = "(required)" if option.default is None else f"by default {option.default or 'none'}"
+    told = Text(f"{option.doc}\n" if option.doc else "")
+    return told.append(f"{option.type}, {default}", "dim")

@@ -25,6 +25,8 @@ _STATUS_STYLE: dict[Status, str] = {
     "skipped": "yellow",
 }
 _LABEL_WIDTH = 11
+_NARROW = 72
+"""Columns below which the table of passes does without what its last column tells too."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -33,10 +35,10 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(*columns: str, right: tuple[str, ...] = (), ratios: tuple[int, ...] = ()) -> Table:
-    """An empty table: the first column is bold, those in `right` hold numbers.
+    """An empty table: the first column is bold, those in `right` hold numbers, unbroken.
 
     With `ratios` it is as wide as the console: columns with a 0 take what they need, unbroken,
-    and the others share the rest.
+    and the others share the rest. Names that are too long are broken, never cut.
     """
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, name in enumerate(columns):
@@ -45,7 +47,8 @@ def table(*columns: str, right: tuple[str, ...] = (), ratios: tuple[int, ...] = 
             style="bold" if index == 0 else None,
             justify="right" if name in right else "left",
             ratio=(ratios[index] or None) if ratios else None,
-            no_wrap=bool(ratios) and not ratios[index],
+            no_wrap=name in right or (bool(ratios) and not ratios[index]),
+            overflow="fold",
         )
     return made
 
@@ -54,8 +57,8 @@ def line(out: Console, label: str, value: str, style: str = "") -> None:
     """`label     value`, the value wrapped under itself; a single word is never broken."""
     body = Text(value, style=style)
     if " " not in value:
-        body.no_wrap, body.overflow = True, "ignore"
-        out.print(Text(f"{label:<{_LABEL_WIDTH}}", style="bold") + body, soft_wrap=True)
+        head = (f"{label:<{_LABEL_WIDTH}}", "bold")
+        out.print(Text.assemble(head, body, no_wrap=True, overflow="ignore"), soft_wrap=True)
         return
     grid = Table.grid(padding=0)
     grid.add_column(width=_LABEL_WIDTH, style="bold", no_wrap=True)
@@ -67,10 +70,13 @@ def line(out: Console, label: str, value: str, style: str = "") -> None:
 # optimize ----------------------------------------------------------------------------------------
 
 
-def print_result(out: Console, result: Result) -> None:
-    """The passes, what they changed, before and after, the proof."""
+def print_result(out: Console, result: Result, opset: int | None = None) -> None:
+    """The passes, what they changed, before and after, the proof; `opset` is the original's."""
     print_passes(out, result.passes)
     _print_before_after(out, result.before, result.after)
+    lifted = result.model.opsets.get("", opset)
+    if opset is not None and lifted != opset:
+        line(out, "opset", f"{opset} -> {lifted}")
     line(out, "proof", result.proof)
     for note in result.notes:
         line(out, "note", note)
@@ -78,26 +84,41 @@ def print_result(out: Console, result: Result) -> None:
 
 
 def print_passes(out: Console, passes: Sequence[PassResult]) -> None:
-    """The table of passes, what they had to say, and an empty line."""
+    """A row for each pass that did something, the names of the others, and an empty line."""
     if not passes:
         return
-    out.print(_pass_table(passes))
-    for row in passes:
+    telling = [row for row in passes if _tells(row)]
+    idle = dict.fromkeys(row.name for row in passes if not _tells(row))
+    for row in telling:
+        idle.pop(row.name, None)
+    if telling:
+        out.print(_pass_table(telling, out.width >= _NARROW))
+    for row in telling:
         _print_notes(out, row)
-    out.print()
+    if telling:
+        out.print()
+    if idle:
+        line(out, "unchanged", ", ".join(idle), "dim")
 
 
-def _pass_table(passes: Sequence[PassResult]) -> Table:
-    made = table("pass", "status", "rewrites", "error", "time", right=("rewrites", "error", "time"))
-    made.add_column("which")
+def _tells(row: PassResult) -> bool:
+    """Whether there is more to say of a pass than that it had nothing to do."""
+    return row.status in ("applied", "reverted") or bool(row.undone or row.notes)
+
+
+def _pass_table(passes: Sequence[PassResult], counted: bool) -> Table:
+    numbers = ("rewrites", "error", "time") if counted else ("error", "time")
+    columns = ("pass", "status", *numbers, "which")
+    made = table(*columns, right=numbers, ratios=(*(0 for _ in columns[1:]), 1))
     for row in passes:
+        count = [f"{row.rewrites:,}" if row.rewrites else ""] if counted else []
         made.add_row(
             row.name,
             Text(row.status, style=_STATUS_STYLE[row.status]),
-            f"{row.rewrites:,}" if row.rewrites else "",
+            *count,
             text.error(row.error),
             text.duration(row.seconds),
-            row.reason if row.status == "skipped" else text.top(row.rules, most=4),
+            text.top(row.rules, most=4),
         )
     return made
 

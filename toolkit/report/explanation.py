@@ -32,9 +32,10 @@ def print_explanation(out: Console, found: Explanation) -> None:
     style = "yellow" if found.unfused else "green" if fused else ""
     done = f"{text.count(fused, 'place')} by {text.count(len(found.fused), 'rule')}"
     line(out, "fused", done if fused else "nothing", style)
-    line(out, "left", text.count(len(found.unfused), "core"), style)
+    left = text.count(len(found.unfused), "place")
+    line(out, "unfused", left if found.unfused else "nothing that the rules look for", style)
     if found.besides:
-        line(out, "besides", text.top(found.besides, most=6))
+        line(out, "besides", f"rewrites by {text.top(found.besides, most=6)}")
     line(out, "nodes", f"{found.nodes[0]:,} -> {found.nodes[1]:,}")
     line(out, "time", text.duration(found.seconds))
     for problem in found.problems:
@@ -53,7 +54,7 @@ def _print_fused(out: Console, rows: Sequence[Fused]) -> None:
 
 
 def _print_unfused(out: Console, core: Unfused) -> None:
-    out.print(Text("unfused".ljust(_LABEL_WIDTH), style="bold yellow") + Text(core.core))
+    out.print(Text.assemble(("unfused".ljust(_LABEL_WIDTH), "bold yellow"), core.core))
     if core.nearest is None:
         _print_detail(out, "nearest", f"none: {core.reason}")
     else:

@@ -32,7 +32,7 @@ def print_exported(out: Console, exported: Exported) -> None:
         line(out, "note", note, "yellow")
     if exported.companions:
         line(out, "beside it", ", ".join(sorted(exported.companions)))
-    line(out, "time", text.duration(exported.seconds))
+    line(out, "in all", text.duration(exported.seconds))
 
 
 def _print_graph(out: Console, graph: ExportedGraph) -> None:

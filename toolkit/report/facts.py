@@ -22,7 +22,8 @@ def print_facts(out: Console, facts: ModelFacts, most: int) -> None:
     _print_head(out, facts)
     _print_values(out, "input", facts.inputs)
     _print_values(out, "output", facts.outputs)
-    out.print()
+    if facts.dynamic:
+        out.print()
     for name, places in facts.dynamic.items():
         line(out, "dynamic", f"{name if name != '?' else 'no name'}: {', '.join(places)}")
     _print_ops(out, facts)

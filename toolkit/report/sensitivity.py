@@ -21,16 +21,22 @@ def print_sensitivity(
     """The layers that hurt most, and values from all along the graph, `most` of each."""
     made = table("layer, quantized alone", "SQNR", "of the budget", right=("SQNR", "of the budget"))
     for row in sorted(layers, key=_harm)[:most]:
-        used = "" if row.used is None else f"{row.used:.0%}"
-        made.add_row(row.label, row.reason or _decibels(row), used)
+        made.add_row(row.label, row.reason or _decibels(row), _share(row.used))
     out.print(made)
     _print_rest(out, layers, most, "layer")
+    out.print("fewest decibels hurt most; quantize:exclude=NAME leaves a layer float")
     out.print()
     made = table("value, all quantized", "SQNR", right=("SQNR",))
     for row in _spread(values, most):
         made.add_row(row.label, _decibels(row))
     out.print(made)
     _print_rest(out, values, most, "value")
+
+
+def _share(used: float | None) -> str:
+    if used is None:
+        return ""
+    return "< 1 %" if 0 < used < 0.01 else f"{100 * used:.0f} %"
 
 
 def _harm(row: Row) -> float:

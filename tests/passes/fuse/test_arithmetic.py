@@ -256,3 +256,54 @@ def test_einsums_with_a_weight_are_linear_maps(
 )
 def test_other_einsums_with_a_weight_stay(equation: str, shapes: tuple[str, str, str]) -> None:
     check(FUSE, linear(equation, *shapes), near_miss=True)
+
+
+# -- transposes
+
+PRODUCT = "g (float[N,3,4] a, float[N,5,4] b) => (float[N,3,5] y)"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "after"),
+    [
+        ("b", "r = Transpose <perm = [0, 2, 1]> (a)", "l = Transpose <perm = [0, 2, 1]> (b)"),
+        (
+            "t = Transpose <perm = [1, 0, 2]> (c) l = Transpose <perm = [1, 0, 2]> (t)",
+            "r = Transpose <perm = [0, 2, 1]> (a)",
+            "t = Transpose <perm = [1, 0, 2]> (c) l = Transpose <perm = [1, 2, 0]> (t)",
+        ),
+    ],
+    ids=["one is transposed", "both are"],
+)
+def test_a_transposed_product_of_transposes(left: str, right: str, after: str) -> None:
+    """How TensorFlow writes query . key, seen from the key."""
+    signature = PRODUCT.replace("b) =>", "b, float[N,5,4] c) =>")
+    name = "l" if "=" in left else left
+    nodes = f"""{left if "=" in left else ""} {right} p = MatMul ({name}, r)
+        y = Transpose <perm = [0, 2, 1]> (p)"""
+    becomes(signature, nodes, f"{after} y = MatMul (a, l)")
+
+
+def test_a_factor_on_the_way_to_a_transpose_stays_behind_the_product() -> None:
+    signature = PRODUCT + " <float[1] half = {0.5}>"
+    nodes = """r = Transpose <perm = [0, 2, 1]> (a) p = MatMul (b, r) s = Mul (half, p)
+        y = Transpose <perm = [0, 2, 1]> (s)"""
+    after = "l = Transpose <perm = [0, 2, 1]> (b) p = MatMul (a, l) y = Mul (p, half)"
+    becomes(signature, nodes, after)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "p = MatMul (b, d) y = Transpose <perm = [0, 2, 1]> (p)",
+        """l = Transpose <perm = [0, 1, 2]> (b) r = Transpose <perm = [0, 2, 1]> (a)
+        p = MatMul (l, r) z = Transpose <perm = [0, 2, 1]> (p) y = Add (z, z)
+        u = Exp (p)""",
+        """l = Transpose <perm = [0, 1, 2]> (b) r = Transpose <perm = [0, 2, 1]> (a)
+        p = MatMul (l, r) z = Transpose <perm = [2, 0, 1]> (p)
+        y = Transpose <perm = [1, 0, 2]> (z)""",
+    ],
+    ids=["none is transposed", "the product is read", "the batch moves"],
+)
+def test_other_transposed_products_stay(nodes: str) -> None:
+    stays(PRODUCT.replace("b) =>", "b, float[N,4,3] d) =>"), nodes)

@@ -189,3 +189,84 @@ def test_scores_that_are_taken_apart_for_their_mask() -> None:
 def test_heads_that_were_merged_in_another_order_are_a_near_miss() -> None:
     turned = "qt = Transpose <perm = [1, 0, 2, 3]> (q) " + MERGED.format(q="qt")
     check(Fuse(), merged(turned), near_miss=True)
+
+
+def test_scores_that_are_taken_apart_by_two_views() -> None:
+    views = "s5 = Reshape (s3, apart5) s4 = Squeeze (s5, last)"
+    text = merged(MERGED.format(q="q").replace("s4 = Reshape (s3, apart)", views))
+    more = "int64[5] apart5 = {2, 3, 5, 6, 1}, int64[1] last = {4}, float half"
+    result, _ = fused(text.replace("float half", more, 1))
+    assert not census(result)["MatMul"]
+    turned = more.replace("{2, 3, 5, 6, 1}", "{2, 3, 6, 5, 1}")
+    swapped = text.replace("float half", turned, 1).replace("[5, 6] m", "[6, 5] m")
+    swapped = swapped.replace("float[2, 3, 6, 4] v", "float[2, 3, 5, 4] v")
+    check(Fuse(), swapped.replace("float[2, 3, 5, 4] y", "float[2, 3, 6, 4] y"), near_miss=True)
+
+
+# -- values for all heads at once, behind scores with their heads apart
+
+TOKENS = f"""{HEADER}g (float[N, S, 12] x, float[N, T, 12] c, float[N, T, 12] z)
+    => (float[M, S, 4] y)
+    <int64[4] heads = {{0, 0, 3, 4}}, int64[1] any = {{-1}}, int64[1] four = {{4}},
+     int64[3] most = {{-1, 7, 4}}, float half = {{0.5}}> {{
+    x4 = Reshape (x, heads) q = Transpose <perm = [0, 2, 1, 3]> (x4)
+    c4 = Reshape (c, heads) kt = Transpose <perm = [0, 2, 3, 1]> (c4)
+    z4 = Reshape (z, heads) v4 = Transpose <perm = [0, 2, 1, 3]> (z4)
+    qk = MatMul (q, kt) s = Mul (qk, half) p4 = Softmax <axis = -1> (s)
+    sizes = Shape <start = 2, end = 4> (s) merged = Concat <axis = 0> (any, sizes)
+    p = Reshape (p4, merged)
+    t = Shape <start = 1, end = 2> (z) rows = Concat <axis = 0> (any, t, four)
+    v = Reshape (v4, rows) y = MatMul (p, v)
+}}"""
+
+
+def test_values_that_are_merged_behind_the_softmax() -> None:
+    result, node = fused(TOKENS)
+    assert attributes(node)["q_num_heads"] == 3
+    assert not census(result)["MatMul"]
+
+
+def test_values_that_were_merged_in_another_order_are_a_near_miss() -> None:
+    turned = TOKENS.replace(
+        "v4 = Transpose <perm = [0, 2, 1, 3]>", "v4 = Transpose <perm = [2, 0, 1, 3]>"
+    )
+    check(Fuse(), turned, near_miss=True)
+
+
+# -- the mask once more behind the softmax, as Keras has it
+
+TWICE = f"""{HEADER}g (float[N, 2, S, 4] q, float[N, 2, 4, T] kt, float[N, 2, T, 4] v,
+    bool[N, 1, S, T] keep, bool[N, 1, S, T] other) => (float[N, 2, S, 4] y)
+    <float low = {{-3e38}}, float zero = {{0}}> {{
+    qk = MatMul (q, kt) s = Where (keep, qk, low) w = Softmax <axis = -1> (s)
+    p = Where (keep, w, zero) y = MatMul (p, v)
+}}"""
+
+
+def kept_rows() -> dict[str, np.ndarray]:
+    """Keys that are masked here and there, and one query that may look at none."""
+    draw = np.random.default_rng(0)
+    keep = draw.random((2, 1, 5, 7)) < 0.6
+    keep[:, :, 3] = False
+    sizes = {"q": (2, 2, 5, 4), "kt": (2, 2, 4, 7), "v": (2, 2, 7, 4)}
+    arrays = {name: draw.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    return arrays | {"keep": keep, "other": ~keep}
+
+
+def test_a_mask_before_and_behind_the_softmax() -> None:
+    """A query that may look at nothing gets 0, not the mean of all values."""
+    result, _ = fused(TWICE, kept_rows())
+    assert not census(result)["MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Where (keep, w, zero)", "Where (other, w, zero)"),
+        ("Where (keep, w, zero)", "Where (keep, zero, w)"),
+        ("Where (keep, qk, low)", "Where (keep, low, qk)"),
+        ("Where (keep, qk, low)", "Add (qk, zero)"),
+    ],
+)
+def test_another_choice_behind_the_softmax_is_a_near_miss(old: str, new: str) -> None:
+    check(Fuse(), TWICE.replace(old, new), near_miss=True, inputs=kept_rows())

@@ -244,6 +244,15 @@ def test_layer_norm_as_a_line(inverse: str) -> None:
     becomes(start + "j = Neg (m) c = Mul (j, k) e = Add (c, b) y = Add (a, e)", LN)
 
 
+def test_layer_norm_by_pooling() -> None:
+    """How TensorFlow's exporter writes means along the last of three axes."""
+    core = VARIANCE.replace("ReduceMean (x, last)", "GlobalAveragePool (x)")
+    core = core.replace("ReduceMean (q, last)", "GlobalAveragePool (q)")
+    end = "s = Sqrt (v) n = Div (d, s) k = Mul (n, w) y = Add (b, k)"
+    becomes(core + end, LN)
+    stays(core.replace("GlobalAveragePool (q)", "GlobalMaxPool (q)") + end)
+
+
 def test_layer_norm_without_scale_or_bias() -> None:
     core = VARIANCE + "s = Sqrt (v) n = Div (d, s) "
     head = "y = LayerNormalization <axis = -1, epsilon = 0.00001> "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import toolkit
 from passes.quantize import auto
 from passes.quantize.auto import Quantize
 from passes.quantize.plan import Plan
@@ -225,6 +226,17 @@ def test_behind_fuse() -> None:
     pipeline = Pipeline(parse_passes("fuse,quantize"), calib=Calib(feeds(subject)), measure=False)
     done = pipeline.run(subject).passes[-1]
     assert (done.name, done.status) == ("quantize", "applied")
+
+
+def test_samples_may_be_given_as_they_are(tmp_path: Path) -> None:
+    """`toolkit.optimize` takes a pass, and feeds or a path, without a wrapper for either."""
+    subject = network()
+    data = feeds(subject)
+    np.savez(tmp_path / "samples.npz", x=np.concatenate([feed["x"] for feed in data]))
+    for source in (data, str(tmp_path / "samples.npz"), tmp_path / "samples.npz"):
+        done = toolkit.optimize(subject, AUTO, calib=source, measure=False).passes[-1]
+        assert (done.name, done.status) == ("quantize", "applied")
+        assert any("static Conv" in note for note in done.notes)
 
 
 # -- accuracy

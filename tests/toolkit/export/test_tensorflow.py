@@ -1,5 +1,6 @@
 """TensorFlow: Keras models and files, SavedModel folders, TFLite files."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -172,3 +173,50 @@ def test_a_saved_model_without_signatures(tmp_path):
     (tmp_path / "saved_model.pb").write_text("no model")
     with pytest.raises(UsageError, match="cannot be read"):
         toolkit.export(tmp_path)
+
+
+def test_a_gelu():
+    """TensorFlow writes it by erfc, which tf2onnx does not know."""
+    model = keras.Sequential([layers.Input((10,)), layers.Dense(20, activation="gelu")])
+    graph = toolkit.export(model).only
+    assert graph.proof.ok
+    result = toolkit.optimize(graph.model, "fuse", target="onnx")
+    assert [node.op_type for node in result.model.graph.nodes][-1] == "Gelu"
+
+
+def test_sizes_that_go_together_have_one_name():
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    mask = keras.Input((None,), dtype="float32", name="mask")
+    other = keras.Input((None,), dtype="int32", name="other")
+    table = layers.Embedding(10, 4)
+    both = layers.concatenate([table(ids), mask[..., None]])
+    longer = layers.concatenate([both[..., :4], table(other)], axis=1)
+    graph = toolkit.export(keras.Model([ids, mask, other], longer)).only
+    names = {name: graph.model.graph.shape(name) for name in graph.model.graph.feeds}
+    assert names["ids"] == names["mask"]
+    assert names["ids"] != names["other"]
+
+
+def encoder(length=None):
+    """Two layers of a transformer on padded texts."""
+    ids = keras.Input((length,), dtype="int32", name="ids")
+    padding = keras.Input((length,), dtype="int32", name="padding")
+    x = layers.Embedding(100, 32)(ids)
+    mask = (padding != 0)[:, None, :]
+    for _ in range(2):
+        attended = layers.MultiHeadAttention(4, 8)(x, x, attention_mask=mask)
+        x = layers.LayerNormalization(epsilon=1e-6)(x + attended)
+        wide = layers.Dense(64, activation=lambda value: keras.activations.gelu(value, True))(x)
+        x = layers.LayerNormalization(epsilon=1e-6)(x + layers.Dense(32)(wide))
+    return keras.Model([ids, padding], x)
+
+
+@pytest.mark.parametrize("length", [None, 16])
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_transformer_is_fused_as_a_whole(length, opset):
+    exported = toolkit.export(encoder(length), opset=opset).only.model
+    result = toolkit.optimize(exported, "fuse", target="onnx")
+    found = Counter(node.op_type for node in result.model.graph.nodes)
+    assert (found["Attention"], found["LayerNormalization"], found["Gelu"]) == (2, 4, 2)
+    assert found["MatMul"] == 8
+    assert not {"Softmax", "Einsum", "Transpose", "Squeeze"} & set(found)

@@ -1,0 +1,103 @@
+"""`--time`: how fast a model is beside another one, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolkit.cli.arguments import NO_VALUE
+
+if TYPE_CHECKING:
+    from toolkit.model import Model
+
+TimeBoth = Annotated[
+    bool,
+    typer.Option(
+        "--time",
+        metavar=NO_VALUE,
+        help="Time both models on this machine, in turn and on one thread, and say how fast.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How many times as fast the second of two models is, and between what at 95 %."""
+
+    times: float
+    low: float
+    high: float
+    seconds: tuple[float, float]
+    """Of a run on one feed, of either."""
+    feeds: int
+    sizes: str
+
+    def __str__(self) -> str:
+        first, second = (f"{1000 * seconds:.3g} ms" for seconds in self.seconds)
+        on = "1 feed" if self.feeds == 1 else f"{self.feeds} feeds"
+        where = f"{on} ({self.sizes})" if self.sizes else on
+        times = f"{self.times:.2f}x ({self.low:.2f}x to {self.high:.2f}x)"
+        return f"{times}, {first} -> {second} a run, one thread, on {where}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "times": round(self.times, 4),
+            "low": round(self.low, 4),
+            "high": round(self.high, 4),
+            "seconds": {"before": self.seconds[0], "after": self.seconds[1]},
+            "feeds": self.feeds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Untimed:
+    """Why two models could not be timed."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"not timed: {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"reason": self.reason}
+
+
+def speed_of(
+    model: Model,
+    original: Model,
+    samples: Sequence[Path] | None,
+    seed: int,
+    libraries: Sequence[str],
+    shown: bool,
+) -> Speed | Untimed:
+    """Time a model and its original in turn, on the samples, else on inputs that are made up."""
+    from toolkit.bench import latency
+    from toolkit.errors import RuntimeRefused
+    from toolkit.feeds import make_feeds
+    from toolkit.report.console import steps_bar
+
+    try:
+        with steps_bar(shown, "timing both models"):
+            made = make_feeds(original, samples or (), seed, custom_ops=libraries)
+            feeds = made.feeds[: len(samples or ())] or made.feeds
+            if not feeds:
+                return Untimed(made.refusal)
+            found = latency({"original": original, "model": model}, feeds, custom_ops=libraries)
+    except RuntimeRefused as refusal:
+        return Untimed(str(refusal))
+    timing = found["model"]
+    if timing.low <= 0:
+        return Untimed("a run is shorter than this system's clock can tell")
+    sizes = {} if samples else made.sizes
+    return Speed(
+        times=1 / timing.ratio,
+        low=1 / timing.high,
+        high=1 / timing.low,
+        seconds=(found["original"].seconds / len(feeds), timing.seconds / len(feeds)),
+        feeds=len(feeds),
+        sizes="; ".join(f"{name} {', '.join(map(str, of))}" for name, of in sizes.items()),
+    )
