@@ -133,167 +133,158 @@ _CLIP_TEXT = {
 }
 _CLIP_VISION = {**_LAYERS, "image_size": 224, "patch_size": 32}
 
-ROWS = (
-    Row("bert", "default", "BertModel", _BERT),
-    Row("deberta-v2", "default", "DebertaV2Model", _DEBERTA),
-    Row("modernbert", "default", "ModernBertModel", _MODERN),
-    Row("xlm-roberta", "pooling", "XLMRobertaModel", _BERT),
-    Row("longformer", "default", "LongformerModel", {**_BERT, "attention_window": 32}),
-    Row("mpnet", "pooling", "MPNetModel", _BERT),
-    Row("t5", "pooling", "T5Model", _T5),
-    Row("bert", "question-answering", "BertForQuestionAnswering", {**_BERT, "num_labels": 2}),
-    Row("distilbert", "question-answering", "DistilBertForQuestionAnswering", _DISTIL),
-    Row("roberta", "text-classification", "RobertaForSequenceClassification", _BERT),
-    Row("albert", "text-classification", "AlbertForSequenceClassification", _BERT),
-    Row("gpt2", "text-classification", "GPT2ForSequenceClassification", _GPT2),
-    Row("bart", "zero-shot-classification", "BartForSequenceClassification", _BART),
-    Row("deberta-v2", "zero-shot-classification", "DebertaV2ForSequenceClassification", _DEBERTA),
-    Row("electra", "token-classification", "ElectraForTokenClassification", _BERT),
-    Row("layoutlm", "token-classification", "LayoutLMForTokenClassification", _BERT),
-    Row(
-        "canine",
-        "token-classification",
-        "CanineForTokenClassification",
-        {**_LAYERS, "num_hash_buckets": 512},
-    ),
-    Row("camembert", "fill-mask", "CamembertForMaskedLM", _BERT),
-    Row("modernbert", "fill-mask", "ModernBertForMaskedLM", _MODERN),
-    Row("bloom", "text-generation", "BloomForCausalLM", {"vocab_size": VOCABULARY, "n_layer": 2}),
-    Row("qwen2", "text-generation", "Qwen2ForCausalLM", _LLAMA),
-    Row("mamba", "text-generation", "MambaForCausalLM", {**_BERT, "hidden_size": 256}),
-    Row(
-        "mamba2",
-        "text-generation",
-        "Mamba2ForCausalLM",
-        {**_LAYERS, "vocab_size": VOCABULARY, "num_heads": 12, "head_dim": 64, "n_groups": 2},
-    ),
-    Row("gpt2", "text-generation-with-past", "GPT2LMHeadModel", _GPT2),
-    Row("llama", "text-generation-with-past", "LlamaForCausalLM", _LLAMA),
-    Row("qwen3", "text-generation-with-past", "Qwen3ForCausalLM", {**_LLAMA, **_WIDE}),
-    Row(
-        "mistral",
-        "text-generation-with-past",
-        "MistralForCausalLM",
-        {**_LLAMA, "sliding_window": 16},
-    ),
-    Row(
-        "gemma3",
-        "text-generation-with-past",
-        "Gemma3ForCausalLM",
-        {**_LLAMA, **_WIDE, "sliding_window": 16},
-    ),
-    Row(
-        "mixtral",
-        "text-generation-with-past",
-        "MixtralForCausalLM",
-        {**_LLAMA, "num_local_experts": 4},
-    ),
-    Row("phi3", "text-generation-with-past", "Phi3ForCausalLM", _LLAMA),
-    Row(
-        "opt", "text-generation-with-past", "OPTForCausalLM", {**_BERT, "word_embed_proj_dim": 384}
-    ),
-    Row(
-        "gpt-neox",
-        "text-generation-with-past",
-        "GPTNeoXForCausalLM",
-        {**_BERT, "num_attention_heads": 6},
-    ),
-    Row("t5", "text2text-generation", "T5ForConditionalGeneration", _T5),
-    Row("bart", "text2text-generation", "BartForConditionalGeneration", _BART),
-    Row("marian", "text2text-generation", "MarianMTModel", _MARIAN),
-    Row("led", "text2text-generation", "LEDForConditionalGeneration", _LED),
-    Row(
-        "trocr",
-        "image-to-text",
-        "VisionEncoderDecoderModel",
-        {},
-        {"encoder": ("ViTConfig", _LAYERS), "decoder": ("TrOCRConfig", _TROCR)},
-    ),
-    Row("vit", "image-classification", "ViTForImageClassification", _LAYERS),
-    Row("resnet", "image-classification", "ResNetForImageClassification", _RESNET),
-    Row(
-        "convnext",
-        "image-classification",
-        "ConvNextForImageClassification",
-        {"depths": [1, 1, 2, 1], "hidden_sizes": [48, 96, 192, 384], "num_labels": LABELS},
-    ),
-    Row(
-        "swin",
-        "image-classification",
-        "SwinForImageClassification",
-        {"depths": [2, 2], "num_heads": [3, 6], "embed_dim": 96, "num_labels": LABELS},
-    ),
-    Row("mobilenet-v2", "image-classification", "MobileNetV2ForImageClassification"),
-    Row("dinov2", "image-feature-extraction", "Dinov2Model", _LAYERS),
-    Row("convnext", "image-feature-extraction", "ConvNextModel", {"depths": [1, 1, 1, 1]}),
-    Row("clip-vision", "image-feature-extraction", "CLIPVisionModel", _CLIP_VISION),
-    Row(
-        "detr",
-        "object-detection",
-        "DetrForObjectDetection",
-        _DETR,
-        {"backbone_config": _BACKBONE},
-    ),
-    Row(
-        "yolos",
-        "object-detection",
-        "YolosForObjectDetection",
-        {**_LAYERS, "image_size": [224, 288], "num_detection_tokens": 20},
-    ),
-    Row(
-        "segformer",
-        "semantic-segmentation",
-        "SegformerForSemanticSegmentation",
-        {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 160, 256], "num_labels": LABELS},
-    ),
-    Row(
-        "mobilevit",
-        "semantic-segmentation",
-        "MobileViTForSemanticSegmentation",
-        {"num_labels": LABELS},
-    ),
-    Row("wav2vec2", "audio-classification", "Wav2Vec2ForSequenceClassification", _WAV2VEC2),
-    Row(
-        "audio-spectrogram-transformer",
-        "audio-classification",
-        "ASTForAudioClassification",
-        {**_LAYERS, "max_length": 256},
-    ),
-    Row("hubert", "automatic-speech-recognition", "HubertForCTC", _WAV2VEC2),
-    Row("wavlm", "automatic-speech-recognition", "WavLMForCTC", _WAV2VEC2),
-    Row(
-        "wav2vec2",
-        "automatic-speech-recognition",
-        "Wav2Vec2ForCTC",
-        {**_WAV2VEC2, "feat_extract_norm": "layer"},
-    ),
-    Row("whisper", "automatic-speech-recognition", "WhisperForConditionalGeneration", _WHISPER),
-    Row(
-        "clip",
-        "feature-extraction",
-        "CLIPModel",
-        {},
-        {
-            "text_config": ("CLIPTextConfig", _CLIP_TEXT),
-            "vision_config": ("CLIPVisionConfig", _CLIP_VISION),
-        },
-    ),
-    Row(
-        "siglip",
-        "feature-extraction",
-        "SiglipModel",
-        {},
-        {
-            "text_config": (
-                "SiglipTextConfig",
-                {
-                    **_CLIP_TEXT,
-                    "hidden_size": 384,
-                    "projection_size": 384,
-                    "num_attention_heads": 6,
-                },
-            ),
-            "vision_config": ("SiglipVisionConfig", _CLIP_VISION),
-        },
-    ),
+_MODELS: dict[str, list[tuple[Any, ...]]] = {
+    "default": [
+        ("bert", "BertModel", _BERT),
+        ("deberta-v2", "DebertaV2Model", _DEBERTA),
+        ("modernbert", "ModernBertModel", _MODERN),
+        ("longformer", "LongformerModel", {**_BERT, "attention_window": 32}),
+    ],
+    "pooling": [
+        ("xlm-roberta", "XLMRobertaModel", _BERT),
+        ("mpnet", "MPNetModel", _BERT),
+        ("t5", "T5Model", _T5),
+    ],
+    "question-answering": [
+        ("bert", "BertForQuestionAnswering", {**_BERT, "num_labels": 2}),
+        ("distilbert", "DistilBertForQuestionAnswering", _DISTIL),
+    ],
+    "text-classification": [
+        ("roberta", "RobertaForSequenceClassification", _BERT),
+        ("albert", "AlbertForSequenceClassification", _BERT),
+        ("gpt2", "GPT2ForSequenceClassification", _GPT2),
+    ],
+    "zero-shot-classification": [
+        ("bart", "BartForSequenceClassification", _BART),
+        ("deberta-v2", "DebertaV2ForSequenceClassification", _DEBERTA),
+    ],
+    "token-classification": [
+        ("electra", "ElectraForTokenClassification", _BERT),
+        ("layoutlm", "LayoutLMForTokenClassification", _BERT),
+        ("canine", "CanineForTokenClassification", {**_LAYERS, "num_hash_buckets": 512}),
+    ],
+    "fill-mask": [
+        ("camembert", "CamembertForMaskedLM", _BERT),
+        ("modernbert", "ModernBertForMaskedLM", _MODERN),
+    ],
+    "text-generation": [
+        ("bloom", "BloomForCausalLM", {"vocab_size": VOCABULARY, "n_layer": 2}),
+        ("qwen2", "Qwen2ForCausalLM", _LLAMA),
+        ("mamba", "MambaForCausalLM", {**_BERT, "hidden_size": 256}),
+        (
+            "mamba2",
+            "Mamba2ForCausalLM",
+            {**_LAYERS, "vocab_size": VOCABULARY, "num_heads": 12, "head_dim": 64, "n_groups": 2},
+        ),
+    ],
+    "text-generation-with-past": [
+        ("gpt2", "GPT2LMHeadModel", _GPT2),
+        ("llama", "LlamaForCausalLM", _LLAMA),
+        ("qwen3", "Qwen3ForCausalLM", {**_LLAMA, **_WIDE}),
+        ("mistral", "MistralForCausalLM", {**_LLAMA, "sliding_window": 16}),
+        ("gemma3", "Gemma3ForCausalLM", {**_LLAMA, **_WIDE, "sliding_window": 16}),
+        ("mixtral", "MixtralForCausalLM", {**_LLAMA, "num_local_experts": 4}),
+        ("phi3", "Phi3ForCausalLM", _LLAMA),
+        ("opt", "OPTForCausalLM", {**_BERT, "word_embed_proj_dim": 384}),
+        ("gpt-neox", "GPTNeoXForCausalLM", {**_BERT, "num_attention_heads": 6}),
+    ],
+    "text2text-generation": [
+        ("t5", "T5ForConditionalGeneration", _T5),
+        ("bart", "BartForConditionalGeneration", _BART),
+        ("marian", "MarianMTModel", _MARIAN),
+        ("led", "LEDForConditionalGeneration", _LED),
+    ],
+    "image-to-text": [
+        (
+            "trocr",
+            "VisionEncoderDecoderModel",
+            {},
+            {"encoder": ("ViTConfig", _LAYERS), "decoder": ("TrOCRConfig", _TROCR)},
+        ),
+    ],
+    "image-classification": [
+        ("vit", "ViTForImageClassification", _LAYERS),
+        ("resnet", "ResNetForImageClassification", _RESNET),
+        (
+            "convnext",
+            "ConvNextForImageClassification",
+            {"depths": [1, 1, 2, 1], "hidden_sizes": [48, 96, 192, 384], "num_labels": LABELS},
+        ),
+        (
+            "swin",
+            "SwinForImageClassification",
+            {"depths": [2, 2], "num_heads": [3, 6], "embed_dim": 96, "num_labels": LABELS},
+        ),
+        ("mobilenet-v2", "MobileNetV2ForImageClassification"),
+    ],
+    "image-feature-extraction": [
+        ("dinov2", "Dinov2Model", _LAYERS),
+        ("convnext", "ConvNextModel", {"depths": [1, 1, 1, 1]}),
+        ("clip-vision", "CLIPVisionModel", _CLIP_VISION),
+    ],
+    "object-detection": [
+        ("detr", "DetrForObjectDetection", _DETR, {"backbone_config": _BACKBONE}),
+        (
+            "yolos",
+            "YolosForObjectDetection",
+            {**_LAYERS, "image_size": [224, 288], "num_detection_tokens": 20},
+        ),
+    ],
+    "semantic-segmentation": [
+        (
+            "segformer",
+            "SegformerForSemanticSegmentation",
+            {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 160, 256], "num_labels": LABELS},
+        ),
+        ("mobilevit", "MobileViTForSemanticSegmentation", {"num_labels": LABELS}),
+    ],
+    "audio-classification": [
+        ("wav2vec2", "Wav2Vec2ForSequenceClassification", _WAV2VEC2),
+        (
+            "audio-spectrogram-transformer",
+            "ASTForAudioClassification",
+            {**_LAYERS, "max_length": 256},
+        ),
+    ],
+    "automatic-speech-recognition": [
+        ("hubert", "HubertForCTC", _WAV2VEC2),
+        ("wavlm", "WavLMForCTC", _WAV2VEC2),
+        ("wav2vec2", "Wav2Vec2ForCTC", {**_WAV2VEC2, "feat_extract_norm": "layer"}),
+        ("whisper", "WhisperForConditionalGeneration", _WHISPER),
+    ],
+    "feature-extraction": [
+        (
+            "clip",
+            "CLIPModel",
+            {},
+            {
+                "text_config": ("CLIPTextConfig", _CLIP_TEXT),
+                "vision_config": ("CLIPVisionConfig", _CLIP_VISION),
+            },
+        ),
+        (
+            "siglip",
+            "SiglipModel",
+            {},
+            {
+                "text_config": (
+                    "SiglipTextConfig",
+                    {
+                        **_CLIP_TEXT,
+                        "hidden_size": 384,
+                        "projection_size": 384,
+                        "num_attention_heads": 6,
+                    },
+                ),
+                "vision_config": ("SiglipVisionConfig", _CLIP_VISION),
+            },
+        ),
+    ],
+}
+"""By task: the architecture, the class, its settings and its parts."""
+
+ROWS = tuple(
+    Row(architecture, task, *how)
+    for task, models in _MODELS.items()
+    for architecture, *how in models
 )

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from measure import child_environment
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -52,16 +54,12 @@ class Worker:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None:
-            environment = os.environ | {
-                "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-                "OMP_NUM_THREADS": "1",
-            }
             self._child = subprocess.Popen(
                 [sys.executable, str(HERE / self.script), str(self.core), *self.arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=environment,
+                env=child_environment(1),
             )
             self._read(self._child, self.timeout)  # it says that it is ready
         return self._child

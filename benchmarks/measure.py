@@ -44,7 +44,11 @@ def measure(peer: str, source: Path, target: Path, cores: int, timeout: float) -
     start = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_env(cores)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=child_environment(cores),
         )
         try:
             outcome = _watch(child, start, timeout)
@@ -101,7 +105,7 @@ def anonymous_bytes(pid: int) -> int:
     return sum(int(fields.get(key, "0 kB").split()[0]) for key in ("RssAnon", "RssShmem")) * 1024
 
 
-def _env(cores: int) -> dict[str, str]:
+def child_environment(cores: int) -> dict[str, str]:
     """The project's own packages are importable, and no library starts more threads than cores."""
     paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     return os.environ | {

@@ -30,7 +30,7 @@ import corpus
 import numpy as np
 from claims import Claim
 from fusion_workers import CLOCKS
-from measure import MEGABYTE, _env, anonymous_bytes
+from measure import MEGABYTE, anonymous_bytes, child_environment
 from publishing import RESULTS, progress, publish, setting
 from quantization_claims import claims
 from quantization_results import FLOAT, Row, Run, markdown
@@ -64,7 +64,7 @@ def quantize(tool: str, model: Path, calib: Path, target: Path, timeout: float) 
     command = [sys.executable, str(HERE / "quantization_tools.py"), tool]
     command += [str(model), str(calib), str(target)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(command, stdout=out, stderr=log, env=_env(2))
+        child = subprocess.Popen(command, stdout=out, stderr=log, env=child_environment(2))
         start, peak = time.perf_counter(), 0
         while child.poll() is None:
             peak = max(peak, anonymous_bytes(child.pid))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onnx import FunctionProto, NodeProto
 
-from passes.calls import drop_uncalled
 from passes.schema import facts_of
 from toolkit import nodes as nd
+from toolkit.calls import called_by, calls_among, key_of, reached
 from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.tolerance import EXACT, Tolerance
@@ -135,8 +135,16 @@ def _drop_initializers(graph: Graph) -> None:
             graph.drop_initializer(name)
 
 
+def drop_uncalled(model: Model) -> None:
+    """Keep the functions that a graph calls, and those that they call."""
+    needed = reached(calls_among(model.functions), map(called_by, model.nodes()))
+    kept = [function for function in model.functions if key_of(function) in needed]
+    if len(kept) < len(model.functions) and model.journal.begin("unused-function", ""):
+        model.set_functions(kept)
+
+
 def _drop_imports(model: Model) -> None:
-    used = {nd.domain_of(node) for graph in model.graphs() for node in graph.nodes}
+    used = {nd.domain_of(node) for node in model.nodes()}
     for function in model.functions:
         used |= _domains_of(function)
     for domain in sorted(set(model.opsets) - used - {""}):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from onnx import GraphProto, ModelProto
 
 from toolkit import nodes as nd
-from toolkit.adapters import Editor, apply, keep_description, observed, require
+from toolkit.adapters import Editor, apply, keep_description, observed
 from toolkit.errors import ToolkitError, UsageError
+from toolkit.extras import require
 from toolkit.model import Model
 from toolkit.tolerance import FLOAT, Tolerance
 
@@ -28,7 +29,7 @@ class OnnxSim:
     tolerance: ClassVar[Tolerance] = FLOAT
 
     def run(self, model: Model, ctx: Context) -> None:
-        onnxsim = require("onnxsim", "onnxsim")
+        onnxsim = require("onnxsim", "adapters", "onnxsim is not installed")
         if len(ctx.custom_ops) > 1:
             raise UsageError("onnxsim takes one --custom-ops library, not several")
         library = ctx.custom_ops[0] if ctx.custom_ops else None

@@ -210,7 +210,7 @@ def _inferred_types(state: _Folding, node: NodeProto) -> dict[str, TensorType | 
         else:
             dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
             types[value] = to_proto(TensorType(dtype, array.shape))
-            if array.size <= _SMALL:
+            if array.size <= _SMALL and array.dtype.kind != "O":  # no shape is told by strings
                 data[value] = numpy_helper.from_array(array, value)
     opset = graph.opset()
     try:

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from onnx import FunctionProto, NodeProto
 
-from passes.calls import all_nodes, called_by, drop_uncalled, key_of, recursive
+from passes.dead import drop_uncalled
 from passes.schema import schema_of
 from toolkit import nodes as nd
+from toolkit.calls import all_nodes, called_by, key_of
 from toolkit.clone import clone
 from toolkit.context import Context
 from toolkit.graph import Graph
@@ -28,7 +29,6 @@ class InlineFunctions:
         functions = {key_of(f): f for f in model.functions}
         if not functions:
             return
-        endless = recursive(functions)
         pending = [(graph, node) for graph in model.graphs() for node in graph.nodes]
         while pending:
             graph, node = pending.pop()
@@ -36,8 +36,7 @@ class InlineFunctions:
             if function is None:
                 pending.extend((child, n) for child in graph.subgraphs(node) for n in child.nodes)
                 continue
-            obstacle = "it calls itself" if key_of(function) in endless else ""
-            obstacle = obstacle or _miscalled(node, function) or _obstacle(model, function)
+            obstacle = _miscalled(node, function) or _obstacle(model, function)
             if obstacle:
                 ctx.note(f"function {function.name} kept: {obstacle}")
             elif graph.begin("inline-function", node):

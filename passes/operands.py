@@ -15,7 +15,7 @@ from onnx import NodeProto, TensorProto
 from passes.axes import positive_axes
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
-from toolkit.symbolic import Dim, Expr
+from toolkit.symbolic import Dim, Expr, is_positive
 from toolkit.types import Shape
 
 # -- reading
@@ -129,22 +129,29 @@ def broadcast(*shapes: Shape) -> Shape | None:
     return tuple(reversed(sizes))
 
 
-def reshape_target(source: Shape | None, result: Shape | None) -> list[int] | None:
+def reshape_target(
+    source: Shape | None, result: Shape | None, inferred: int | None = None
+) -> list[int] | None:
     """What a Reshape has to be told to make `result` of `source`, at every run; None if it cannot.
 
-    A size that varies is copied (0) from the same place, or is the only one and left to the
-    runtime (-1). The two do not mix: next to an empty dimension nothing can be inferred.
+    A size that varies is copied (0) from the same place, which is right for empty tensors too, or
+    is the only one that is left to the runtime (-1). That needs all others to be positive for sure,
+    because next to an empty dimension nothing can be inferred; unless it is at the place that the
+    model itself had left to the runtime, `inferred`.
     """
     if source is None or result is None:
         return None
     target: list[int] = []
     for place, size in enumerate(result):
-        if isinstance(size, int):
-            target.append(size or -2)
-        else:
-            target.append(0 if place < len(source) and source[place] == size else -1)
-    if -2 in target or target.count(-1) > 1 or (-1 in target and 0 in target):
-        return None
+        copied = place < len(source) and source[place] == size
+        if size == 0 and not copied:
+            return None
+        target.append(size if isinstance(size, int) else 0 if copied else -1)
+    if -1 in target:
+        left = target.index(-1)
+        others = (*result[:left], *result[left + 1 :])
+        if -1 in target[left + 1 :] or (left != inferred and not all(map(is_positive, others))):
+            return None
     return target
 
 

@@ -6,10 +6,7 @@
     same-contents     integers with equal symbolic contents are computed once
     size-of-input     [batch, 4] is read from an input, not from a value computed of it
 
-In a Reshape target, 0 copies the size of the input at the same place, which is right for empty
-tensors too. -1 is "whatever is left", which no runtime accepts once another size is 0. So -1 only
-takes the place of a symbolic size where all the others are surely positive, or where the original
-said -1 itself.
+What a Reshape can be told in numbers is up to `passes.operands.reshape_target`.
 """
 
 from __future__ import annotations
@@ -21,11 +18,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from passes.operands import reshape_target
 from passes.views import VIEWS
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
-from toolkit.symbolic import Dim, Expr, is_positive
+from toolkit.symbolic import Dim, Expr
 from toolkit.tolerance import EXACT, Tolerance
 from toolkit.types import Shape, TensorType
 
@@ -237,25 +235,15 @@ def symbolic_target(
 
     `strict`: in `wanted`, 0 is a size (allowzero); in the answer it always copies.
     """
-    if strict and 0 in wanted:
-        return None
-    inferred = list(wanted).index(-1) if -1 in wanted else None
-    sizes = list(wanted)
+    sizes, had = list(wanted), source or ()
+    inferred = sizes.index(-1) if -1 in sizes else None
     if inferred is not None and result is not None and len(result) == len(sizes):
         sizes[inferred] = result[inferred]  # what is left to the runtime is often a plain number
-    numbers: list[int] = []
-    for place, size in enumerate(sizes):
-        copied = source is not None and place < len(source) and source[place] == size
-        numbers.append(size if isinstance(size, int) else 0 if copied else -1)
-    if numbers.count(-1) > 1:
-        return None
-    if -1 in numbers:
-        left = numbers.index(-1)
-        others = (size for place, size in enumerate(sizes) if place != left)
-        as_before = left == inferred and not strict
-        if not as_before and not all(map(is_positive, others)):
-            return None
-    return numbers
+    if not strict:
+        for place, size in enumerate(had[: len(sizes)]):
+            if sizes[place] == 0:
+                sizes[place] = size
+    return reshape_target(had, tuple(sizes), None if strict else inferred)
 
 
 def expand_target(wanted: Sequence[Dim], shape: Shape) -> list[int] | None:

@@ -19,12 +19,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from toolkit.errors import UsageError
+from toolkit.extras import require
 from toolkit.model import Model
 from toolkit.tolerance import FLOAT, Tolerance
 
@@ -68,7 +67,7 @@ def from_graphsurgeon(
     """
 
     def run(proto: ModelProto) -> ModelProto | None:
-        surgeon = require("onnx_graphsurgeon", "onnx-graphsurgeon")
+        surgeon = require("onnx_graphsurgeon", "adapters", "onnx-graphsurgeon is not installed")
         graph = surgeon.import_onnx(proto)
         # Going through the tool already changes the spelling of things: what counts as the
         # function's work is the difference to an export without it.
@@ -86,8 +85,8 @@ def from_onnxscript(
     """A pass from onnxscript rewrite rules: one, a sequence of them, or a RewriteRuleSet."""
 
     def run(proto: ModelProto) -> ModelProto | None:
-        rewriter = require("onnxscript.rewriter", "onnxscript")
-        ir = require("onnxscript.ir", "onnxscript")
+        rewriter = require("onnxscript.rewriter", "adapters", "onnxscript is not installed")
+        ir = require("onnxscript.ir", "adapters", "onnxscript is not installed")
         if isinstance(rules, rewriter.RewriteRuleSet):
             rule_set = rules
         else:
@@ -129,16 +128,6 @@ def keep_description(changed: ModelProto, original: ModelProto) -> None:
     for name in ("metadata_props", "training_info"):
         changed.ClearField(name)
         getattr(changed, name).extend(getattr(original, name))
-
-
-def require(module: str, package: str) -> Any:
-    """Import an optional dependency, or say how to get it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UsageError(
-            f"{package} is not installed: pip install 'onnx-toolkit-passes[adapters]'"
-        ) from error
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -71,10 +71,6 @@ class Timing:
         """Whether it is faster or slower than the first one for sure."""
         return self.high < 1 or self.low > 1
 
-    def beats(self, ratio: float) -> bool:
-        """Whether its time is below `ratio` of the first one's for sure."""
-        return self.high < ratio
-
     def __str__(self) -> str:
         return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}] of the time"
 

@@ -27,6 +27,7 @@ from onnx import (
 )
 
 from toolkit import nodes as nd
+from toolkit.calls import calls_among, circle
 from toolkit.errors import ModelError, one_line
 from toolkit.graph import CycleError
 from toolkit.placeholders import replace_large_tensors
@@ -66,6 +67,7 @@ def check_proto(proto: ModelProto) -> None:
     functions = {(nd.plain_domain(f.domain), f.name) for f in proto.functions}
     known = [f"{f.domain}::{f.name}{f.overload and ':' + f.overload}" for f in proto.functions]
     _require_distinct(known, "functions are")
+    _require_no_circle(proto.functions)
     opsets = _opsets(proto.opset_import, "the model")
     if not opsets and proto.ir_version < 3:
         opsets = {"": 1}  # before IR 3 there was no choice
@@ -173,6 +175,13 @@ def _check_function(
     missing = set(function.output) - defined
     if missing:
         raise ModelError(f"{what}: its output '{min(missing)}' is defined nowhere")
+
+
+def _require_no_circle(functions: Iterable[FunctionProto]) -> None:
+    names = [f"'{name}'" for _, name, _ in circle(calls_among(functions))]
+    if names:
+        through = f" through {', '.join(names[1:])}" if names[1:] else ""
+        raise ModelError(f"function {names[0]} calls itself{through}, which ONNX does not allow")
 
 
 def _is_defined(name: str, scopes: _Scopes) -> bool:

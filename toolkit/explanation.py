@@ -27,7 +27,7 @@ from toolkit.model import Model, Source
 from toolkit.pipeline import Pipeline
 from toolkit.result import PassResult
 from toolkit.rules import Rule, Rules
-from toolkit.userfile import suggestion
+from toolkit.wording import suggestion
 
 _FAR = 16
 """How many nodes behind its core a pattern may end."""

@@ -6,7 +6,6 @@ and forth, which is rollback (seek to the start) and bisection (seek to the n-th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,9 +73,6 @@ class Journal:
         if self._edits and (not made or made[0].start > 0):
             made.insert(0, Rewrite("edit", "", 0, implicit=True))
         return made
-
-    def count_by_rule(self) -> Counter[str]:
-        return Counter(r.rule for r in self.rewrites)
 
     def places_by_rule(self) -> dict[str, list[str]]:
         """The sites of each rule's rewrites, oldest first."""

@@ -88,6 +88,10 @@ class Model:
         """The main graph and all subgraphs, outer before inner."""
         return self.graph.walk()
 
+    def nodes(self) -> Iterator[NodeProto]:
+        """The nodes of all graphs."""
+        return (node for graph in self.graphs() for node in graph.nodes)
+
     def node_count(self) -> int:
         """Nodes in the main graph, all subgraphs and all functions."""
         return sum(map(len, self.graphs())) + sum(len(f.node) for f in self.functions)

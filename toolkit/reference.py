@@ -84,7 +84,7 @@ def _unstable(
     model: Model, outputs: Sequence[str], feeds: Feeds, session: Session
 ) -> frozenset[str]:
     """One feed is run again, to be sure; all of them when the model draws random numbers."""
-    random = any(is_random(node) for graph in model.graphs() for node in graph.nodes)
+    random = any(map(is_random, model.nodes()))
     found: set[str] = set()
     for trial in feeds.trials if random else feeds.trials[:1]:
         again = session.run(trial.feed)

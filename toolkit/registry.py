@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from toolkit.errors import UsageError, summarize
 from toolkit.options import OptionInfo, describe_options, option_names, read_options
-from toolkit.userfile import get_object, load_file, load_module, suggestion
+from toolkit.userfile import get_object, load_file, load_module
+from toolkit.wording import suggestion
 
 if TYPE_CHECKING:
     from toolkit.context import Pass

@@ -6,7 +6,6 @@ says where in the user's file it happened.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from toolkit.errors import UsageError, summarize
+from toolkit.wording import suggestion
 
 
 def load_file(path_text: str) -> ModuleType:
@@ -86,13 +86,6 @@ def get_object(module: ModuleType, dotted: str, address: str) -> object:
             raise UsageError(f"{address} has no object {dotted!r}{suggestion(dotted, public)}")
         found = getattr(found, part)
     return found
-
-
-def suggestion(name: str, known: list[str]) -> str:
-    """`: did you mean 'fold'?`, or nothing when no known name is near."""
-    spelled = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(name.lower(), spelled, n=1)
-    return f": did you mean {spelled[near[0]]!r}?" if near else ""
 
 
 def _line_in(filename: str, error: BaseException) -> int:

@@ -108,7 +108,10 @@ class Weights:
             return _decode(tensor, self.raw(tensor))
         if tensor.HasField("raw_data"):
             return _decode(tensor, tensor.raw_data)
-        array = np.asarray(numpy_helper.to_array(tensor))
+        if tensor.data_type == TensorProto.STRING:
+            array = _strings(tensor)
+        else:
+            array = np.asarray(numpy_helper.to_array(tensor))
         array.flags.writeable = False
         return array
 
@@ -153,7 +156,7 @@ class Weights:
         """A new tensor with these contents; large ones go to the overlay, read-only ones as is."""
         # The element type comes from the array, which for ml_dtypes covers bf16, fp8 and int4.
         if array.dtype.kind in "OSU":
-            return numpy_helper.from_array(np.asarray(array, dtype=object), name)
+            return _string_tensor(name, array)
         array = np.asarray(array)
         if array.nbytes <= INLINE_LIMIT:
             return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
@@ -221,6 +224,22 @@ def map_readonly(path: Path) -> memoryview:
         if not path.stat().st_size:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+_TEXT = ("utf-8", "surrogateescape")
+"""How bytes become text and come back as they were: ONNX does not ask strings to be UTF-8."""
+
+
+def _strings(tensor: TensorProto) -> Array:
+    texts = [item.decode(*_TEXT) for item in tensor.string_data]
+    return np.array(texts, dtype=object).reshape(tuple(tensor.dims))
+
+
+def _string_tensor(name: str, array: Array) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.STRING, dims=array.shape)
+    items: list[str | bytes] = array.reshape(-1).tolist()
+    tensor.string_data.extend(t.encode(*_TEXT) if isinstance(t, str) else t for t in items)
+    return tensor
 
 
 def _decode(tensor: TensorProto, raw: bytes | memoryview) -> Array:

@@ -14,10 +14,11 @@ import math
 
 from onnx import NodeProto, TensorProto
 
+from passes.fuse.casts import require_type_kept
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.pattern import Pattern, maybe_cast, op, product, total, var
-from toolkit.rules import Match, Miss, rewrite
+from toolkit.rules import Match, rewrite
 
 x = var("x")
 inner = maybe_cast(x)
@@ -58,7 +59,7 @@ def _argument(scale: float) -> Pattern:
 )
 def gelu(g: Graph, x: str, node: NodeProto, match: Match) -> str:
     """0.5 x (1 + erf(x / sqrt 2))"""
-    _require_type_kept(g, x, match)
+    require_type_kept(g, x, match)
     return g.op("Gelu", x, at=node)
 
 
@@ -69,7 +70,7 @@ def gelu(g: Graph, x: str, node: NodeProto, match: Match) -> str:
 )
 def gelu_by_tanh(g: Graph, x: str, node: NodeProto, match: Match) -> str:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))"""
-    _require_type_kept(g, x, match)
+    require_type_kept(g, x, match)
     return g.op("Gelu", x, at=node, approximate="tanh")
 
 
@@ -79,14 +80,6 @@ def gelu_in_half(g: Graph, x: str, gelu: NodeProto, node: NodeProto) -> str | No
     if g.dtype(x) != TensorProto.FLOAT16 or nd.attr(node, "to") != TensorProto.FLOAT16:
         return None
     return g.op("Gelu", x, at=node, approximate=nd.attr(gelu, "approximate"))
-
-
-def _require_type_kept(g: Graph, x: str, match: Match) -> None:
-    """Where Casts are part of the match, the same type must come out that went in."""
-    if any(nd.is_op(node, "Cast") for node in match.nodes):
-        dtype = g.dtype(x)
-        if not dtype or dtype != g.dtype(match.root.output[0]):
-            raise Miss(f"the type of '{x}' is not that of the result")
 
 
 RULES = (gelu, gelu_by_tanh, gelu_in_half)

@@ -17,6 +17,7 @@ import math
 
 from onnx import NodeProto, TensorProto
 
+from passes.fuse.casts import require_type_kept
 from passes.fuse.norm_forms import (
     LAYER,
     RMS,
@@ -77,7 +78,7 @@ def rms_norm(
     match: Match,
 ) -> str:
     """x / sqrt(mean(x^2) + eps)"""
-    _require_type_kept(g, x, match)
+    require_type_kept(g, x, match)
     core = Core(x, reduced_axes(g, x, mean_square), epsilon, factor)
     normal = write_norm(g, RMS, core, node)
     return g.op("Mul", normal, weight, at=node) if weight else normal
@@ -246,14 +247,6 @@ def _typed(g: Graph, value: str, node: NodeProto) -> str:
     if known is not None:
         g.learn_type(value, known)
     return value
-
-
-def _require_type_kept(g: Graph, x: str, match: Match) -> None:
-    """Where Casts are part of the match, the same type must come out that went in."""
-    if any(nd.is_op(node, "Cast") for node in match.nodes):
-        dtype = g.dtype(x)
-        if not dtype or dtype != g.dtype(match.root.output[0]):
-            raise Miss(f"the type of '{x}' is not that of the result")
 
 
 RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm)

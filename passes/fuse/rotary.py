@@ -3,9 +3,8 @@
     y = x * cos + rotate(x) * sin
 
 `rotate` pairs the first half of a head with the second (llama, neox: concat(-x2, x1)), or each
-element with its neighbour (gptj: interleaved). Then `cos` and `sin` hold every angle twice, which
-is shown before they are cut down to the form that the standard's RotaryEmbedding (opset 23) takes:
-[batch, sequence, angles]. Only the first elements of a head may be turned (partial embeddings).
+element with its neighbour (gptj: interleaved). `cos` and `sin` hold every angle twice then. Only
+the first elements of a head may be turned (partial embeddings).
 
 Or the two elements of each pair are turned on their own, with every angle once, and then joined:
 
@@ -15,14 +14,11 @@ Or the two elements of each pair are turned on their own, with every angle once,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto
 
-from passes.fuse.factors import Trace, leaves, size_of
 from passes.fuse.head_norms import norm_before_move
-from passes.fuse.heads import Operand, heads_apart
 from passes.fuse.packed import packed_heads
 from passes.fuse.pieces import (
     Piece,
@@ -32,26 +28,21 @@ from passes.fuse.pieces import (
     piece_of,
     piece_within,
 )
-from passes.indices import size_in_inputs
-from passes.operands import given, int_vector, reshape, squeeze, unsqueeze
+from passes.fuse.rotary_turn import TYPES, Turn
+from passes.operands import reshape
 from toolkit import nodes as nd
-from toolkit.graph import Array, Graph
+from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 from toolkit.pattern import op, var
 from toolkit.rules import apply_rules, rewrite
-from toolkit.symbolic import Dim, Expr, minimum, substitute
 from toolkit.tolerance import FLOAT, Tolerance
 from toolkit.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from toolkit.context import Context
 
-_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
-_LONGEST_CHAIN = 12
-_FAR = 1 << 40
-
-x = var("x", rank=4, dtype=_TYPES)
+x = var("x", rank=4, dtype=TYPES)
 _turned = op.Add(op.Mul(x, var("cos")), op.Mul(var("rotated"), var("sin")))
 
 
@@ -63,7 +54,7 @@ def turns_pairs(g: Graph, x: str, rotated: str) -> bool:
 @rewrite(_turned, opset=23, when=turns_pairs)
 def rotary(g: Graph, x: str, cos: str, rotated: str, sin: str, node: NodeProto) -> str:
     """x * cos + rotate(x) * sin"""
-    turn = Turn.of(g, x, cos, rotated, sin)
+    turn = Turn.of(g, x, cos, sin, bool(_is_interleaved(g, x, rotated)))
     piece = piece_of(g, x)
     if piece is not None and any(nd.is_op(u, "Concat") for u in g.users(node.output[0])):
         raise Miss(f"only a piece of '{piece.source}' is turned: as a whole it is `partial-rotary`")
@@ -84,7 +75,7 @@ def partial_rotary(
         raise Miss(f"the pieces of '{first.source}' do not follow each other")
     if second.stop != last_size(g, first.source):
         raise Miss(f"a part of '{first.source}' is left out")
-    return Turn.of(g, x, cos, rotated, sin).write(first.source, node)
+    return Turn.of(g, x, cos, sin, bool(_is_interleaved(g, x, rotated))).write(first.source, node)
 
 
 _first, _second, _cos, _sin = var("first"), var("second"), var("cos"), var("sin")
@@ -139,140 +130,6 @@ def _joined_columns(g: Graph, first: str, second: str, shape: Shape, node: NodeP
     return whole
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """How a value [batch, heads, sequence, size], or with heads and sequence changed, is turned."""
-
-    g: Graph
-    cos: str
-    sin: str
-    interleaved: bool
-    heads: int
-    """Which axis has the heads: 1 or 2."""
-    size: int
-    """How many elements of a head are turned."""
-
-    @classmethod
-    def of(cls, g: Graph, x: str, cos: str, rotated: str, sin: str) -> Turn:
-        size, shape = last_size(g, x), g.shape(x)
-        if size is None or shape is None or size % 2:
-            raise Miss(f"the heads of '{x}' have no even size")
-        interleaved = bool(_is_interleaved(g, x, rotated))
-        for angles in (cos, sin):
-            if not _is_doubled(g, angles, interleaved):
-                raise Miss(f"'{angles}' may have more than one angle for a pair")
-        return cls(g, cos, sin, interleaved, _heads_axis(g, cos, sin, shape), size)
-
-    @classmethod
-    def of_pairs(cls, g: Graph, x: str, cos: str, sin: str, interleaved: bool) -> Turn:
-        """All elements of x, by angles of which there is one for each pair."""
-        size, shape = last_size(g, x), g.shape(x)
-        if size is None or shape is None or len(shape) != 4 or g.dtype(x) not in _TYPES:
-            raise Miss(f"'{x}' is not [batch, heads, sequence, size]")
-        halved = (*shape[:-1], size // 2)
-        return cls(g, cos, sin, interleaved, _heads_axis(g, cos, sin, halved), size)
-
-    def write(self, x: str, node: NodeProto) -> str:
-        """The operator on `x`, of which the first elements of each head are turned."""
-        g = self.g
-        shape, whole = g.shape(x), last_size(g, x)
-        if shape is None or whole is None:
-            raise Miss(f"the shape of '{x}' is not known")
-        attributes: dict[str, Any] = {}
-        if self.interleaved:
-            attributes["interleaved"] = 1
-        if whole != self.size:
-            attributes["rotary_embedding_dim"] = self.size
-        batch = shape[0]
-        angles = [self._angles(name, x, batch, node) for name in (self.cos, self.sin)]
-        operand = Operand(g, x, sequence=-2 if self.heads == 1 else -3)
-        form = operand.tokens()
-        if form is None or form.batch != batch or form.heads != shape[self.heads]:
-            if self.heads != 1:
-                raise Miss(f"the heads of '{x}' cannot be joined")
-            return g.op("RotaryEmbedding", x, *angles, at=node, **attributes)
-        tokens = operand.write(form, node)
-        result = g.op(
-            "RotaryEmbedding", tokens, *angles, at=node, num_heads=form.heads, **attributes
-        )
-        dtype = g.dtype(x)
-        g.learn_type(result, TensorType(dtype, (batch, form.sequence, form.heads * whole)))
-        if self.heads == 1:
-            result = heads_apart(g, result, form.heads, whole, node)
-        else:
-            result = reshape(g, result, (0, 0, form.heads, whole), at=node)
-        return self._rescaled(result, x, form.source.scale, node)
-
-    def _rescaled(self, result: str, x: str, scale: float, node: NodeProto) -> str:
-        """A factor of the tokens, behind the turn: there attention takes it into its scale."""
-        g = self.g
-        if scale == 1.0:
-            return result
-        kind = helper.tensor_dtype_to_np_dtype(g.dtype(x))
-        g.learn_type(result, TensorType(g.dtype(x), g.shape(x)))
-        return g.op("Mul", result, g.constant(np.array(scale, kind), "scale"), at=node)
-
-    def _angles(self, name: str, x: str, batch: Dim, node: NodeProto) -> str:
-        """The angles, each of them once, as [batch, sequence, angles]."""
-        g = self.g
-        shape, dtype, once = g.shape(name), g.dtype(name), name
-        if shape is None:
-            raise Miss(f"the shape of '{name}' is not known")
-        if shape[-1] == self.size:
-            step = 2 if self.interleaved else 1
-            stop = self.size if self.interleaved else self.size // 2
-            bounds = ([0], [stop], [len(shape) - 1], [step])
-            once = g.op("Slice", name, *(int_vector(g, one, "bound") for one in bounds), at=node)
-            shape = (*shape[:-1], self.size // 2)
-            g.learn_type(once, TensorType(dtype, shape))
-        if len(shape) == 4 or (len(shape) == 3 and self.heads == 2):
-            axis = len(shape) - 4 + self.heads
-            once, shape = squeeze(g, once, [axis], at=node), shape[:axis] + shape[axis + 1 :]
-            g.learn_type(once, TensorType(dtype, shape))
-        if len(shape) == 2:
-            once, shape = unsqueeze(g, once, [0], at=node), (1, *shape)
-            g.learn_type(once, TensorType(dtype, shape))
-        if shape[0] == batch:
-            return once
-        source, axis = size_in_inputs(g, batch) or (x, 0)
-        rows = g.op("Shape", source, at=node, start=axis, end=axis + 1)
-        target = g.op("Concat", rows, int_vector(g, [1, 1]), at=node, axis=0)
-        return g.op("Expand", once, target, at=node)
-
-
-def _heads_axis(g: Graph, cos: str, sin: str, shape: Shape) -> int:
-    """Which axis of x has the heads: the one along which all angles are the same."""
-    one, other = (_same_along(g, angles, shape) for angles in (cos, sin))
-    if one != other:
-        raise Miss("cos and sin are for different axes")
-    return one
-
-
-def _same_along(g: Graph, angles: str, shape: Shape) -> int:
-    own = g.shape(angles)
-    if own is None or not 2 <= len(own) <= 4:
-        raise Miss(f"the shape of '{angles}' is not known")
-    own = (1,) * (4 - len(own)) + own
-    if own[3] != shape[3] or own[0] not in (1, shape[0]):
-        raise Miss(f"'{angles}' has not one angle for each element of a head")
-    if own[1] == 1 and _is_cut_to(own[2], shape[2]):
-        return 1
-    if own[2] == 1 and _is_cut_to(own[1], shape[1]):
-        return 2
-    raise Miss(f"'{angles}' has not one row for each position")
-
-
-def _is_cut_to(own: Dim, length: Dim) -> bool:
-    """Whether there are as many rows as positions, or the model does not run.
-
-    The first rows of a table are min(rows, length): with fewer than `length` there is no product.
-    """
-    if own == length or not isinstance(own, Expr) or not isinstance(length, Expr):
-        return own == length
-    rows = substitute(own, dict.fromkeys(length.symbols, _FAR))
-    return isinstance(rows, int) and 1 < rows < _FAR and own == minimum(rows, length)
-
-
 # -- rotate(x)
 
 
@@ -321,71 +178,6 @@ def _signed_piece(g: Graph, value: str, x: str) -> tuple[bool, Piece | None]:
             return negated, None
         value = node.input[0]
     return negated, None
-
-
-# -- cos and sin
-
-_ELEMENTWISE = ("Cos", "Sin", "Neg", "Cast", "Identity")
-
-
-def _is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
-    """Whether both elements of a pair have the same angle."""
-    size = last_size(g, value)
-    for _ in range(_LONGEST_CHAIN):
-        constant = g.const(value)
-        if constant is not None:
-            return _array_is_doubled(constant, interleaved)
-        if _is_repeated(g, value, interleaved):
-            return True
-        node = g.producer(value)
-        if node is None or node.domain not in nd.STANDARD_DOMAINS:
-            return False
-        following = _angle_source(g, node)
-        if following is None or last_size(g, following) != size:
-            return False
-        value = following
-    return False
-
-
-def _angle_source(g: Graph, node: NodeProto) -> str | None:
-    """The value whose last axis decides; None for operators that may mix it."""
-    if node.op_type in _ELEMENTWISE:
-        return node.input[0]
-    if node.op_type in ("Mul", "Div", "Add", "Sub"):
-        numbers = [g.const(name) for name in node.input]
-        for index, number in enumerate(numbers):
-            if number is not None and number.size == 1:
-                return node.input[1 - index]
-        return None
-    if node.op_type == "Gather":
-        rank = g.rank(node.input[0])
-        axis = nd.attr(node, "axis", 0)
-        return None if rank is None or axis % rank == rank - 1 else node.input[0]
-    if node.op_type in ("Squeeze", "Unsqueeze", "Reshape", "Slice", "Expand"):
-        # The last axis keeps its size (see above), and so the groups of elements behind it.
-        return node.input[0] if given(node, 1) or node.op_type == "Squeeze" else None
-    return None
-
-
-def _is_repeated(g: Graph, value: str, interleaved: bool) -> bool:
-    """Whether the last axis is one of half the size, repeated element by element or as a whole."""
-    trace = Trace(g, value)
-    for source in trace.sources:
-        own = {factor for axis in source.axes for factor in leaves(axis)}
-        last = leaves(trace.axes[-1])
-        repeats = [factor for factor in last if factor not in own]
-        if size_of(repeats) == 2 and len(last) > 1:
-            return last[-1] in repeats if interleaved else last[0] in repeats
-    return False
-
-
-def _array_is_doubled(array: Array, interleaved: bool) -> bool:
-    size = array.shape[-1] if array.ndim else 0
-    if size < 2 or size % 2:
-        return False
-    if interleaved:
-        return bool(np.array_equal(array[..., ::2], array[..., 1::2]))
-    return bool(np.array_equal(array[..., : size // 2], array[..., size // 2 :]))
 
 
 RULES = (

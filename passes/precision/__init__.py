@@ -14,19 +14,17 @@ from onnx import TensorProto
 
 from passes.precision.choice import Choice, choose
 from passes.precision.writing import Halves, store_weights
-from passes.quantize.plan import Selection
+from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import MinMax
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
+from toolkit.wording import by_reason
 
 if TYPE_CHECKING:
     from toolkit.calibrate.statistics import Range
     from toolkit.context import Context
-
-_NAMED = 3
-"""How many nodes a note names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,7 @@ class Float16:
     )
 
     def run(self, model: Model, ctx: Context) -> None:
-        nodes = [node for graph in model.graphs() for node in graph.nodes]
-        for pattern in Selection(exclude=self.keep).idle(nodes):
-            ctx.note(f"no node matches '{pattern}'")
+        Selection(exclude=self.keep).note_idle(model, ctx)
         if self.storage:
             for name, reason in store_weights(model, self.keep, self.min_elements):
                 ctx.note(f"weight '{name}' stays in 32 bits: it has {reason}")
@@ -84,9 +80,5 @@ def _ranges(model: Model, ctx: Context) -> dict[str, Range] | None:
 
 def _note_kept(choice: Choice, ctx: Context) -> None:
     """One line for each reason, with the first of the nodes that it is about."""
-    by_reason: dict[str, list[str]] = {}
-    for label, reason in choice.kept:
-        by_reason.setdefault(reason, []).append(label)
-    for reason, labels in by_reason.items():
-        more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
-        ctx.note(f"kept in 32 bits: {', '.join(labels[:_NAMED])}{more} ({reason})")
+    for line in by_reason(choice.kept):
+        ctx.note(f"kept in 32 bits: {line}")

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.quantize.plan import matches
 from passes.schema import schema_of
+from passes.selection import matches
 from toolkit import nodes as nd
 from toolkit.calibrate.statistics import Range
 from toolkit.graph import Graph

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.precision.choice import Slots, unfit
-from passes.quantize.plan import matches
+from passes.selection import matches
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.model import Model

@@ -11,21 +11,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from passes.quantize import options
 from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
-from passes.quantize.dynamic import QuantizeDynamic, read_plan
+from passes.quantize.dynamic import QuantizeDynamic
 from passes.quantize.groups import keep_what_pays, keep_what_shrinks
 from passes.quantize.means import ChannelMeans, input_means
 from passes.quantize.observing import with_least_noise
-from passes.quantize.plan import Entry, Plan, Selection, as_applied, nodes_of, note_left
+from passes.quantize.obstacles import quantized_already
+from passes.quantize.plan import Entry, Plan, as_applied, note_left
+from passes.quantize.plan_json import read_plan
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.search import Found, likely, search
 from passes.quantize.sizes import sizes_on
 from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
-from passes.quantize.static_apply import Format, not_for
+from passes.quantize.static_apply import Format
 from passes.quantize.survey import survey, survey_pointwise
 from passes.quantize.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.troubles import note_hard
+from passes.quantize.weight_only import QuantizeWeights
+from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.costs import Costs, Progress, costs_in_use
@@ -33,9 +38,10 @@ from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.quality.budgets import decibels
 from toolkit.tolerance import QUANT, Tolerance
+from toolkit.wording import first_of
 
 if TYPE_CHECKING:
-    from toolkit.context import Context, Pass
+    from toolkit.context import Context
 
 Mode = Literal["auto", "dynamic", "static", "weight_only"]
 AnyObserver = Literal["auto", ObserverName]
@@ -43,7 +49,6 @@ AnyObserver = Literal["auto", ObserverName]
 _LINEAR = ("MatMul", "Gemm")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _STATIC_OPSET, _DYNAMIC_OPSET = 13, 11
-_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,7 @@ class Quantize:
         default="auto",
         metadata={"help": "Weights in -64..64; auto: where this processor has no VNNI."},
     )
-    embeddings: bool = field(
-        default=True, metadata={"help": "Quantize the tables of Gather too, by rows."}
-    )
+    embeddings: bool = field(default=True, metadata=options.EMBEDDINGS)
     smooth: bool = field(
         default=False,
         metadata={"help": "Move the scales of activations into weights first, see smooth."},
@@ -81,16 +84,10 @@ class Quantize:
         default=True,
         metadata={"help": "Take back what int8 shifts by the biases of static layers."},
     )
-    include: tuple[str, ...] = field(
-        default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
-    )
-    exclude: tuple[str, ...] = field(
-        default=(), metadata={"help": "Patterns of operators, nodes or outputs to leave float."}
-    )
+    include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
+    exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
     threads: int = field(default=1, metadata={"help": "Threads to time with; 0: all cores."})
-    plan: Path | None = field(
-        default=None, metadata={"help": "A plan (JSON) to follow, in place of the options above."}
-    )
+    plan: Path | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -110,12 +107,11 @@ class Quantize:
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
             return
-        reason = not_for(model)
+        reason = quantized_already(model)
         if reason:
             ctx.note(reason)
             return
-        for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
-            ctx.note(f"no node matches '{pattern}'")
+        Selection(self.include, self.exclude).note_idle(model, ctx)
         start = model.journal.position
         self._lift(model, ctx)
         if self.smooth:
@@ -147,16 +143,13 @@ class Quantize:
     def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
         return input_means(model, plan, ctx) if self.correct_bias else {}
 
-    def _weight_only(self) -> Pass:
-        from importlib import import_module
-
-        made: Pass = import_module("passes.quantize.weight_only").QuantizeWeights(
+    def _weight_only(self) -> QuantizeWeights:
+        return QuantizeWeights(
             weights=self.weights,
             embeddings="int8" if self.embeddings else "float",
             include=self.include,
             exclude=self.exclude,
         )
-        return made
 
     # -- the plan
 
@@ -258,7 +251,7 @@ class Quantize:
     # -- notes
 
     def _note_convolutions(self, model: Model, ctx: Context) -> None:
-        count = sum(nd.is_op(node, *_CONVOLUTIONS) for node in nodes_of(model))
+        count = sum(nd.is_op(node, *_CONVOLUTIONS) for node in model.nodes())
         if count:
             what = "1 convolution stays" if count == 1 else f"{count} convolutions stay"
             ctx.note(f"{what} float: their int8 ranges need samples, name some with --calib SOURCE")
@@ -288,11 +281,10 @@ def _note_returned(found: Found, trials: Trials, ctx: Context) -> None:
         return
     harm = found.harm or {}
     ordered = sorted(found.returned, key=lambda entry: -harm.get(entry, 0.0))
-    names = [f"{e.label} ({decibels(harm.get(e, 0.0)):.0f} dB alone)" for e in ordered[:_NAMED]]
-    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    names = [f"{e.label} ({decibels(harm.get(e, 0.0)):.0f} dB alone)" for e in ordered]
     quality = trials.quality(found.plan)
     figures = f": {quality.summary()}" if quality is not None else ""
-    ctx.note(f"back to float to keep the budget: {', '.join(names)}{more}{figures}")
+    ctx.note(f"back to float to keep the budget: {first_of(names)}{figures}")
 
 
 def _note_what(plan: Plan, ctx: Context) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 
 from passes.quantize.kernels import Kernel, drop_unused, kernel_of
 from passes.quantize.large import blocks
-from passes.quantize.plan import Selection
 from passes.quantize.troubles import note_troubles, weight_troubles
+from passes.selection import Selection
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph

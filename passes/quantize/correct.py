@@ -33,6 +33,7 @@ from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.runtime import Session
 from toolkit.tolerance import QUANT, Tolerance
+from toolkit.wording import first_of
 
 if TYPE_CHECKING:
     from toolkit.context import Context
@@ -43,7 +44,6 @@ _FEWEST = 4
 _SECONDS, _ENOUGH = 1.0, 8
 """All samples through the model once, which is done about ten times: of a slow model fewer are
 taken, down to so many."""
-_NAMED = 3
 _TRIES = 3
 _SETTLED = 0.9
 """A try that leaves more than this share of the squared shift is the last."""
@@ -74,9 +74,8 @@ class CorrectBias:
             return
         layers, left = biased_layers(model.graph, frozenset(observable(floats)))
         if left:
-            names = ", ".join(nd.label(node) for node in left[:_NAMED])
-            more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-            ctx.note(f"not corrected: {names}{more} (no bias, or no such value in the float model)")
+            names = first_of([nd.label(node) for node in left])
+            ctx.note(f"not corrected: {names} (no bias, or no such value in the float model)")
         if not layers:
             return
         most = _affordable(model, ctx.calibration.feeds, self.samples, ctx.custom_ops)

@@ -80,9 +80,6 @@ class Times:
         return self.in_float - self.in_int8
 
 
-NO_TIME = Times(0.0, 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The times of kernels at any shape: for each computation and spelling, rates by regime."""

@@ -26,8 +26,8 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.quantize.kernels import Kernel
-from passes.quantize.plan import Selection
 from passes.quantize.scaling import Group, group_of
+from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph

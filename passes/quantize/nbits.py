@@ -27,7 +27,7 @@ from passes.quantize.layers import Linear, Table, Weight
 from passes.quantize.packing import AsStored, Blob, pack
 from passes.quantize.plan import Entry
 from passes.quantize.streaming import Method, quantize_blocks
-from passes.quantize.writing import Writer, bias_of, drop, put
+from passes.quantize.writing import Writer, as_vector, bias_behind, bias_of, drop, put
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 
@@ -228,23 +228,16 @@ def _with_bias(inputs: list[str], zero: str, bias: str) -> list[str]:
 
 def _take_bias(g: Graph, made: NodeProto, result: str, count: int) -> None:
     """Make the vector that is added right behind a layer its bias."""
-    users = g.users(result)
-    if len(users) != 1 or g.use_count(result) != 1:
+    found = bias_behind(g, result, count)
+    if found is None:
         return
-    (user,) = users
-    if not nd.is_op(user, "Add", "Sum") or len(user.input) != 2 or result not in user.input:
+    adding, bias = found
+    vector = as_vector(g, bias, result)
+    if vector is None:
         return
-    bias = user.input[1 - list(user.input).index(result)]
-    known, rank = g.const(bias), g.rank(result)
-    if known is None or known.size != count or known.shape[-1:] != (count,):
-        return
-    if known.ndim > 1:
-        if rank is None or known.ndim > rank:
-            return
-        bias = g.constant(known.reshape(count), bias)
     zero = made.input[3] if len(made.input) > 3 else ""
-    g.set_inputs(made, _with_bias(list(made.input), zero, bias))
-    put(g, user, result)
+    g.set_inputs(made, _with_bias(list(made.input), zero, vector))
+    put(g, adding, result)
 
 
 def _unpacked(g: Graph, codes: str, at: NodeProto) -> str:

@@ -24,10 +24,10 @@ import numpy as np
 
 from passes.quantize.channels import Sink, Spread
 from passes.quantize.kernels import kernel_of
-from passes.quantize.plan import Selection
 from passes.quantize.samples import Sample, Sampling
 from passes.quantize.scaling import Group, Part, Source, group_of
-from passes.quantize.trial import Trial
+from passes.quantize.smooth_trial import Trial
+from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.errors import UsageError

@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onnx import NodeProto
 
-from passes.quantize.dynamic import read_plan
+from passes.quantize import options
+from passes.quantize.obstacles import quantized_already
 from passes.quantize.plan import (
     ActivationType,
     Entry,
     Plan,
-    Selection,
     TensorEntry,
     as_applied,
-    nodes_of,
     note_left,
 )
-from passes.quantize.static_apply import Format, apply_static, lift, not_for
+from passes.quantize.plan_json import read_plan
+from passes.quantize.static_apply import Format, apply_static, lift
 from passes.quantize.static_region import Region, Results, as_made, behind_limits, settle
 from passes.quantize.static_sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
 from passes.quantize.troubles import note_hard, note_troubles, range_troubles
+from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
@@ -39,7 +40,7 @@ from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
-from toolkit.userfile import suggestion
+from toolkit.wording import suggestion
 
 if TYPE_CHECKING:
     from toolkit.calibrate.collect import Calibration
@@ -85,28 +86,18 @@ class QuantizeStatic:
     weights: Literal["int8", "uint8"] = field(
         default="int8", metadata={"help": "The type of weights."}
     )
-    per_channel: bool = field(
-        default=True, metadata={"help": "A scale for each output of a layer, or one for all."}
-    )
-    reduce_range: bool = field(
-        default=False, metadata={"help": "Weights in -64..64, for x86 processors without VNNI."}
-    )
+    per_channel: bool = field(default=True, metadata=options.PER_CHANNEL)
+    reduce_range: bool = field(default=False, metadata=options.REDUCE_RANGE)
     products: bool = field(
         default=False, metadata={"help": "Quantize a MatMul of two activations too."}
     )
     ops: tuple[str, ...] = field(
         default=DEFAULT_OPS, metadata={"help": "The operators to quantize."}
     )
-    include: tuple[str, ...] = field(
-        default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
-    )
-    exclude: tuple[str, ...] = field(
-        default=(), metadata={"help": "Patterns of operators, nodes or outputs to leave float."}
-    )
+    include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
+    exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
     min_elements: int = field(default=0, metadata={"help": "Layers with fewer weights stay float."})
-    plan: Path | None = field(
-        default=None, metadata={"help": "A plan (JSON) to follow, in place of the options above."}
-    )
+    plan: Path | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
         Percentile(self.percent)  # which knows what a percentile can be
@@ -120,7 +111,7 @@ class QuantizeStatic:
 
     def run(self, model: Model, ctx: Context) -> None:
         start = model.journal.position
-        reason = not_for(model) if self.plan is None else ""
+        reason = quantized_already(model) if self.plan is None else ""
         reason = reason or lift(model, ctx)  # before anything is planned, by names of its nodes
         if reason:
             ctx.note(reason)
@@ -129,8 +120,7 @@ class QuantizeStatic:
             Shapes(annotate=False).run(model, ctx)  # only 32-bit floats are quantized
             note_hard(model, ctx)
             plan = self.make_plan(model, ctx)
-            for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
-                ctx.note(f"no node matches '{pattern}'")
+            Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
@@ -215,7 +205,7 @@ class QuantizeStatic:
         tied = tied_sites(region, tensors)
         chosen = {id(site.node): site for site in region.sites}
         entries: list[Entry] = []
-        for node in nodes_of(model):
+        for node in model.nodes():
             site = chosen.get(id(node))
             if site is not None:
                 entries.append(self._entry(site, id(node) in tied))

@@ -32,15 +32,6 @@ Format = Literal["qdq", "qop"]
 MIN_OPSET = 13
 """The first whose DequantizeLinear knows a scale for each channel."""
 
-_QUANTIZED = frozenset(
-    (
-        *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"),
-        *("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeMatMul"),
-        *("MatMulIntegerToFloat", "DynamicQuantizeLSTM", "MatMulNBits"),
-    )
-)
-"""Operators of which one is enough to know that somebody has quantized the activations."""
-
 
 def apply_static(
     model: Model, plan: Plan, ctx: Context, form: Format = "qdq", means: ChannelMeans | None = None
@@ -146,11 +137,3 @@ def lift(model: Model, ctx: Context) -> str:
         return ""
     model.journal.undo_to(start)
     return f"{needs} cannot be lifted"
-
-
-def not_for(model: Model) -> str:
-    """Why nothing in this model is to be quantized, if so."""
-    made = next(
-        (node for g in model.graphs() for node in g.nodes if node.op_type in _QUANTIZED), None
-    )
-    return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""

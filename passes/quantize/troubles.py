@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from passes.quantize.large import blocks
 from passes.quantize.means import First
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
-from toolkit.calibrate.observers import ChannelMinMax
-from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Statistic
+from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Range, Statistic
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
@@ -86,11 +85,25 @@ def feature_troubles(model: Model, data: CalibrationData) -> Iterator[Trouble]:
         if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
             read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
     few = replace(data, feeds=First(data.feeds, _SAMPLES))
-    found = few.collect(model, {name: ChannelMinMax(axis) for name, axis in read.items()})
+    found = few.collect(model, {name: _ByChannel(axis) for name, axis in read.items()})
     for tensor, statistic in found.statistics.items():
         trouble = _feature_trouble(tensor, statistic)
         if trouble is not None:
             yield trouble
+
+
+@dataclass(frozen=True, slots=True)
+class _ByChannel:
+    """The observer that gathers ChannelExtremes."""
+
+    name: ClassVar[str] = "channels"
+    axis: int
+
+    def start(self, tensor: str) -> Statistic:
+        return ChannelExtremes(tensor, self.axis)
+
+    def range(self, statistic: Statistic) -> Range:
+        raise NotImplementedError("features are looked at one by one")
 
 
 def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:

@@ -7,39 +7,31 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
-from onnx import NodeProto
-
 from passes.opset import Opset
+from passes.quantize import options
 from passes.quantize.arithmetic import Unfit
-from passes.quantize.dynamic import (
-    layers_in,
-    not_for,
-    read_plan,
-)
-from passes.quantize.gptq import Solver
-from passes.quantize.gram import Gram, GramObserver
 from passes.quantize.layers import Layer, Linear, Table, readers_of
+from passes.quantize.methods import Job, methods_for
 from passes.quantize.nbits import BlockWriter, Form
+from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
 from passes.quantize.plan import (
     BLOCK_SIZES,
     Entry,
     Plan,
-    Selection,
     WeightType,
     as_applied,
-    nodes_of,
     note_left,
 )
 from passes.quantize.plan import Method as MethodName
-from passes.quantize.streaming import Compensated, HalfQuadratic, Method, Nearest
+from passes.quantize.plan_json import read_plan
+from passes.quantize.weighted import Weighted, matrices_in, planned
+from passes.selection import Selection
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
-from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
 
@@ -51,8 +43,6 @@ _MIN_OPSET = 11
 _STANDARD_OPSET = 21
 """The first with blocks in DequantizeLinear, and int4."""
 _BLOCKS: dict[str, int] = {"int4": 32, "int8": 128}
-_GRAM_BYTES = 1 << 28
-"""Bytes of X^T X that are gathered in one go; more take more sweeps over the data."""
 _LEVELS = 4
 
 
@@ -86,18 +76,10 @@ class QuantizeWeights:
     embeddings: Literal["int8", "int4", "float"] = field(
         default="int8", metadata={"help": "Tables of Gather, and projections tied to them"}
     )
-    include: tuple[str, ...] = field(
-        default=("*",), metadata={"help": "Patterns of operators, nodes or outputs to quantize."}
-    )
-    exclude: tuple[str, ...] = field(
-        default=(), metadata={"help": "Patterns of operators, nodes or outputs to leave float."}
-    )
-    min_elements: int = field(
-        default=4096, metadata={"help": "Layers with fewer weights stay float: they do not pay."}
-    )
-    plan: Path | None = field(
-        default=None, metadata={"help": "A plan (JSON) to follow, in place of the options above."}
-    )
+    include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
+    exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
+    min_elements: int = field(default=4096, metadata=options.MIN_ELEMENTS)
+    plan: Path | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
         if self.block_size is not None and self.block_size not in BLOCK_SIZES:
@@ -111,13 +93,13 @@ class QuantizeWeights:
     def run(self, model: Model, ctx: Context) -> None:
         form = self._form(ctx)
         if self.plan is None:
-            reason = not_for(model, "quantizing weights", _MIN_OPSET)
+            reason = too_old(model, "quantizing weights", _MIN_OPSET)
+            reason = reason or quantized_already(model, FROM_INTEGERS)
             if reason:
                 ctx.note(reason)
                 return
             plan = self.make_plan(model, form)
-            for pattern in Selection(self.include, self.exclude).idle(nodes_of(model)):
-                ctx.note(f"no node matches '{pattern}'")
+            Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
@@ -126,7 +108,7 @@ class QuantizeWeights:
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """What this pass would do, for every node that has weights."""
-        found = list(_layers(model))
+        found = list(matrices_in(model))
         entries = {id(item.node): self._entry(item) for item in found}
         if self.embeddings == "float":
             self._leave_tied(found, entries)
@@ -149,7 +131,7 @@ class QuantizeWeights:
             return "nbits" if on_runtime else "qdq"
         return self.form
 
-    def _entry(self, item: _Weighted) -> Entry:
+    def _entry(self, item: Weighted[Layer]) -> Entry:
         node, layer = item.node, item.layer
         if layer is None:
             return Entry.of(node, reason=item.reason)
@@ -193,14 +175,16 @@ class QuantizeWeights:
     def _block(self, weight: str) -> int:
         return self.block_size or _BLOCKS[weight]
 
-    def _leave_tied(self, found: list[_Weighted], entries: dict[int, Entry]) -> None:
+    def _leave_tied(self, found: list[Weighted[Layer]], entries: dict[int, Entry]) -> None:
         """Projections that are tied to a table are in floats as it is: bytes would come on top."""
         tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
         for item in found:
             if isinstance(item.layer, Linear) and item.layer.weight.key in tables:
                 entries[id(item.node)] = Entry.of(item.node, reason="tied to a table")
 
-    def _settle_tables(self, found: list[_Weighted], entries: dict[int, Entry]) -> set[object]:
+    def _settle_tables(
+        self, found: list[Weighted[Layer]], entries: dict[int, Entry]
+    ) -> set[object]:
         """Leave tables alone that stay as floats anyway; the others that a projection is tied to.
 
         A projection counts when it is to be quantized and has the rows of the table as outputs.
@@ -245,68 +229,28 @@ def apply_weight_only(
         raise UsageError("method=gptq needs calibration data: give some, or take rtn or hqq")
     if form == "qdq" and not _lifted(model, ctx):
         return
-    jobs = list(_jobs(model, plan))
-    methods = _methods(model.copy(), jobs, ctx, act_order)
+    methods = methods_for(_jobs(model, plan), model.copy(), ctx, act_order)
     writer = BlockWriter(form, accuracy_level)
     for job, method in methods:
         start = model.journal.position
         try:
             if isinstance(job.layer, Linear):
-                writer.linear(job.found.graph, job.layer, job.entry, method)
+                writer.linear(job.graph, job.layer, job.entry, method)
             else:
-                writer.table(job.found.graph, job.layer, job.entry, method)
+                writer.table(job.graph, job.layer, job.entry, method)
         except Unfit as unfit:
             model.journal.undo_to(start)
-            ctx.note(f"{nd.label(job.found.node)} stays float: it has {unfit}")
+            ctx.note(f"{nd.label(job.layer.node)} stays float: it has {unfit}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Weighted:
-    """A node with weights, where it is, and why it cannot be quantized, if so."""
-
-    graph: Graph
-    node: NodeProto
-    layer: Layer | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """A layer to write. `x` is what it reads before any other is written."""
-
-    found: _Weighted
-    layer: Layer
-    entry: Entry
-    x: str
-
-
-def _layers(model: Model) -> Iterator[_Weighted]:
-    """The layers of which weights alone can be quantized, and why others cannot."""
-    for item in layers_in(model):
-        if item.layer is None or isinstance(item.layer, Linear | Table):
-            yield _Weighted(item.graph, item.node, item.layer, item.reason)
-        else:
-            yield _Weighted(item.graph, item.node, None, "a recurrent layer")
-
-
-def _jobs(model: Model, plan: Plan) -> Iterator[_Job]:
-    waiting = {id(entry): entry for entry in plan.entries if entry.scheme == "weight-only"}
-    jobs: list[_Job] = []
-    for item in _layers(model):
-        entry = plan.find(item.node)
-        if entry is None or entry.scheme != "weight-only":
-            continue
-        waiting.pop(id(entry), None)
-        if item.layer is None:
-            raise UsageError(f"{entry.label} cannot be weight-only: it has {item.reason}")
-        _require_supported(entry, item.layer)
-        x = item.layer.x if isinstance(item.layer, Linear) else ""
-        jobs.append(_Job(item, item.layer, entry, x))
-    for entry in waiting.values():
-        raise UsageError(
-            f"{entry.label} cannot be weight-only: it is no linear layer or table of constants"
-        )
-    yield from jobs
+def _jobs(model: Model, plan: Plan) -> list[Job]:
+    chosen = planned(matrices_in(model), plan, "weight-only", "linear layer or table")
+    for _, layer, entry in chosen:
+        _require_supported(entry, layer)
+    return [
+        Job(item.graph, layer, entry, layer.x if isinstance(layer, Linear) else "")
+        for item, layer, entry in chosen
+    ]
 
 
 def _require_supported(entry: Entry, layer: Layer) -> None:
@@ -338,62 +282,3 @@ def _lifted(model: Model, ctx: Context) -> bool:
     if reached < _STANDARD_OPSET:
         ctx.note(f"weights in blocks need opset {_STANDARD_OPSET}, and the model has {reached}")
     return reached >= _STANDARD_OPSET
-
-
-def _methods(
-    floats: Model, jobs: list[_Job], ctx: Context, act_order: bool
-) -> Iterator[tuple[_Job, Method]]:
-    """How each layer's codes are chosen. Grams are gathered for some inputs, used, and let go.
-
-    `floats` is the model as it was before any of the layers was written.
-    """
-    plain = [job for job in jobs if job.entry.method != "gptq" or isinstance(job.layer, Table)]
-    for job in plain:
-        yield job, HalfQuadratic() if job.entry.method == "hqq" else Nearest()
-    by_input: dict[tuple[int, str], list[_Job]] = {}
-    for job in jobs:
-        if job.entry.method == "gptq" and isinstance(job.layer, Linear):
-            by_input.setdefault((id(job.found.graph), job.x), []).append(job)
-    for group in _groups(list(by_input.values())):
-        grams = _grams(floats, [same[0] for same in group], ctx)
-        for same in group:
-            gram = grams.pop(same[0].x, None)
-            method = _compensated(gram, same[0], act_order, ctx)
-            for job in same:
-                yield job, method
-
-
-def _groups(inputs: list[list[_Job]]) -> Iterator[list[list[_Job]]]:
-    """Inputs whose Grams fit into memory together."""
-    group: list[list[_Job]] = []
-    room = _GRAM_BYTES
-    for same in inputs:
-        weight = same[0].layer.weight
-        size = 4 * weight.shape[1 if weight.turned else 0] ** 2
-        if group and size > room:
-            yield group
-            group, room = [], _GRAM_BYTES
-        group.append(same)
-        room -= size
-    if group:
-        yield group
-
-
-def _grams(floats: Model, firsts: list[_Job], ctx: Context) -> dict[str, Gram]:
-    """The Grams of these jobs' inputs, of those that can be observed."""
-    data = ctx.calibration
-    assert data is not None
-    outer = [job.x for job in firsts if job.found.graph.parent is None]
-    if not outer:
-        return {}
-    # Not kept in the cache: they are larger than the weights.
-    found = replace(data, cache=None).collect(floats, {name: GramObserver() for name in outer})
-    return {name: cast(Gram, statistic) for name, statistic in found.statistics.items()}
-
-
-def _compensated(gram: Gram | None, job: _Job, act_order: bool, ctx: Context) -> Method:
-    if gram is None or not gram.rows:
-        what = "in a subgraph" if job.found.graph.parent is not None else "not seen in the data"
-        ctx.note(f"{nd.label(job.found.node)} is rounded to nearest: its input is {what}")
-        return Nearest()
-    return Compensated(Solver.of(gram.total, act_order))

@@ -121,21 +121,40 @@ def bias_of(g: Graph, layer: Linear) -> str:
 
 def _settle_bias(g: Graph, result: str, count: int) -> None:
     """Make what adds a bias behind a MatMul an Add of a vector."""
+    found = bias_behind(g, result, count)
+    if found is None:
+        return
+    adding, bias = found
+    if nd.is_op(adding, "Sum"):
+        g.set_op(adding, "Add")
+    vector = as_vector(g, bias, result)
+    if vector is not None and vector != bias:
+        g.set_input(adding, list(adding.input).index(bias), vector)
+
+
+def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto, str] | None:
+    """The node that adds a constant for each of `count` outputs, and alone reads `result`."""
     users = g.users(result)
     if len(users) != 1 or g.use_count(result) != 1:
-        return
+        return None
     (user,) = users
     if not nd.is_op(user, "Add", "Sum") or len(user.input) != 2 or result not in user.input:
-        return
-    slot = 1 - list(user.input).index(result)
-    known = g.const(user.input[slot])
+        return None
+    bias = user.input[1 - list(user.input).index(result)]
+    known = g.const(bias)
     if known is None or known.size != count or known.shape[-1:] != (count,):
-        return
-    if nd.is_op(user, "Sum"):
-        g.set_op(user, "Add")
-    rank = g.rank(result)
-    if known.ndim > 1 and rank is not None and known.ndim <= rank:
-        g.set_input(user, slot, g.constant(known.reshape(count), user.input[slot]))
+        return None
+    return user, bias
+
+
+def as_vector(g: Graph, bias: str, result: str) -> str | None:
+    """The bias of `result` without axes of size 1; None where those may be axes of the sum."""
+    known, rank = g.const(bias), g.rank(result)
+    if known is None or known.ndim <= 1:
+        return bias
+    if rank is None or known.ndim > rank:
+        return None
+    return g.constant(known.reshape(-1), bias)
 
 
 def put(g: Graph, node: NodeProto, result: str) -> str:

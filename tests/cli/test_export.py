@@ -18,8 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import deepflow
+import numpy as np
 from toolkit.export import Draft, InOrder, Plan
-from toolkit.export.cases import cases_by_graph
+from toolkit.export.cases import cases_from
 
 
 class Brand:
@@ -49,8 +50,9 @@ class FrontEnd:
             return {"y": model(deepflow.Tensor(feed["x"])).numpy()}
 
         def draft():
-            cases = cases_by_graph(path, reference, request.seed)
-            return Draft(path, reference, cases, "brand's own", {"x": {0: "batch"}})
+            axes = {"x": {0: "batch"}}
+            cases = cases_from({"x": np.ones((1, 10), np.float32)}, axes, request.seed)
+            return Draft(path, reference, cases, "brand's own", axes)
 
         return Plan([InOrder("model", [draft])], companions={"brand.json": note})
 """

@@ -216,24 +216,6 @@ def test_one_inner_value_as_two_results() -> None:
         np.testing.assert_array_equal(result, expected)
 
 
-def test_functions_that_call_themselves_are_left() -> None:
-    """ONNX forbids them; the pass must come to an end all the same."""
-    proto = parser.parse_model("""
-        <ir_version: 9, opset_import: ["" : 18, "my" : 1]>
-        main (float[N] x) => (float[N] y, float[N] z) { y = my.a (x)  z = my.c (x) }
-        <domain: "my", opset_import: ["" : 18, "my" : 1]> a (t) => (r) { r = my.b (t) }
-        <domain: "my", opset_import: ["" : 18, "my" : 1]> b (t) => (r) { s = Neg (t) r = my.a (s) }
-        <domain: "my", opset_import: ["" : 18, "my" : 1]> c (t) => (r) { r = my.a (t) }
-    """)
-    model = Model.from_proto(proto)
-    context = Context()
-    InlineFunctions().run(model, context)
-    model.graph.verify()
-    assert [node.op_type for node in model.graph.nodes] == ["a", "a"]
-    assert sorted(f.name for f in model.functions) == ["a", "b"]
-    assert context.notes == ["function a kept: it calls itself"]
-
-
 @pytest.mark.parametrize(
     ("call", "reason"),
     [

@@ -31,9 +31,12 @@ N, M = symbol("N"), symbol("M")
         ((N, M), (M, N), None),
         ((N, M), (N, M, 1), [0, 0, 1]),
         ((0, 3), (3, 0), None),  # a zero would mean "copy"
+        ((0, 3), (0, 1, 3), [0, 1, 3]),
+        ((N + 1, 2, M), (N + 1, M * 2), [0, -1]),  # beside one that is not empty
         ((N * 2,), (N, 2), [-1, 2]),
         ((1, 1), (), []),
         (None, (2,), None),
+        ((2,), None, None),
     ],
 )
 def test_what_a_reshape_is_told(

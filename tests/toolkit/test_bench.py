@@ -40,8 +40,6 @@ def test_the_ratio_is_to_the_first() -> None:
     assert [round(t.ratio, 6) for t in found.values()] == [1, 0.5, 2]
     assert found["b"].seconds == pytest.approx(0.005)
     assert found["b"].sure
-    assert found["b"].beats(0.6)
-    assert not found["b"].beats(0.4)
     assert not found["a"].sure
 
 

@@ -46,6 +46,37 @@ def test_two_functions_of_one_name():
 
 
 @pytest.mark.parametrize(
+    ("a", "b", "reason"),
+    [
+        ("r = my.a(t)", "r = Neg(t)", "function 'a' calls itself, which"),
+        ("r = my.b(t)", "r = my.c(t)", "function 'a' calls itself through 'b', 'c', which"),
+        ("r = my.c(t)", "r = my.c(t)", "function '[ac]' calls itself through '[ac]', which"),
+        (
+            "r = If(t) <then_branch = p () => (u) { u = my.a(t) },"
+            " else_branch = q () => (v) { v = Neg(t) }>",
+            "r = Neg(t)",
+            "function 'a' calls itself, which",
+        ),
+        ("r = my.b(t)", "r = Neg(t)", ""),
+    ],
+)
+def test_functions_that_call_themselves(a: str, b: str, reason: str):
+    imports = '<domain: "my", opset_import: ["" : 18, "my" : 1]>'
+    proto = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18, "my" : 1]>
+        main (float[N] x) => (float[N] y) {{ y = my.c(x) }}
+        {imports} a (t) => (r) {{ {a} }}
+        {imports} b (t) => (r) {{ {b} }}
+        {imports} c (t) => (r) {{ r = my.a(t) }}
+    """)
+    if not reason:
+        check_proto(proto)
+        return
+    with pytest.raises(ModelError, match=reason):
+        check_proto(proto)
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("g (float x) => (float y) { y = Neg(z) }", "Neg 'y' reads 'z', which is defined nowhere"),

@@ -19,14 +19,13 @@ from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.statistics import (
     Average,
-    ChannelExtremes,
     Extremes,
     Magnitudes,
     Range,
     Statistic,
 )
 from toolkit.errors import UsageError
-from toolkit.userfile import suggestion
+from toolkit.wording import suggestion
 
 MOST_LEVELS = 1024
 """Twice the bins that a histogram has at least would tell nothing of more levels than this."""
@@ -58,26 +57,6 @@ class MinMax:
     def range(self, statistic: Statistic) -> Range:
         found = cast(Extremes, statistic)
         return Range.around(found.low, found.high) if found.seen else Range.around(0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelMinMax:
-    """From the least to the greatest value of each index along an axis.
-
-    `range` covers all channels; `ChannelExtremes.ranges` has them one by one.
-    """
-
-    name: ClassVar[str] = "channels"
-    axis: int = 1
-
-    def start(self, tensor: str) -> Statistic:
-        return ChannelExtremes(tensor, self.axis)
-
-    def range(self, statistic: Statistic) -> Range:
-        found = cast(ChannelExtremes, statistic)
-        if not found.seen:
-            return Range.around(0, 0)
-        return Range.around(float(found.low.min()), float(found.high.max()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,11 +204,6 @@ class ChannelExtremes:
     def restore(self, state: Mapping[str, Array]) -> None:
         self.low, self.high = np.asarray(state["low"]), np.asarray(state["high"])
 
-    def ranges(self) -> list[Range]:
-        """The range of every channel, each by the rules of `Range`."""
-        pairs = zip(self.low.tolist(), self.high.tolist(), strict=True)
-        return [Range.around(low, high) for low, high in pairs]
-
     def _widen(self, low: Doubles, high: Doubles) -> None:
         if not self.seen:
             self.low, self.high = low.copy(), high.copy()

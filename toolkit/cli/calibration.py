@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit.errors import UsageError
-from toolkit.userfile import suggestion
+from toolkit.wording import suggestion
 
 if TYPE_CHECKING:
     from toolkit.calibrate.data import Calib

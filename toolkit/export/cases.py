@@ -8,18 +8,16 @@ and largest. Zeros, other signs and large numbers are for branches that tracing 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.errors import RuntimeRefused, UsageError, summarize
+from toolkit.errors import UsageError
 from toolkit.export.draft import Case
 from toolkit.export.request import Axes
 from toolkit.feeds.domains import Mask, Occasion
 from toolkit.feeds.samples import Feed
-from toolkit.feeds.search import Search
 from toolkit.model import Model
 from toolkit.symbolic import Expr
 
@@ -166,29 +164,3 @@ def axes_of(model: Model) -> dict[str, dict[int, str]]:
             if isinstance(dim, Expr):
                 found.setdefault(name, {})[axis] = str(dim)
     return found
-
-
-def cases_by_graph(
-    path: Path, reference: Callable[[Feed], Mapping[str, Any]], seed: int = 0
-) -> list[Case]:
-    """Cases for a model without an example: drawn by how its graph uses the inputs.
-
-    The framework judges what it takes, not the graph: one that is locked to a size shows by that.
-    Empty when nothing was found that it takes.
-    """
-    model = Model.load(path)
-
-    def run(feed: Feed) -> list[Any]:
-        try:
-            return list(reference(feed).values())
-        except Exception as error:  # a framework may raise anything
-            raise RuntimeRefused(summarize(error)) from error
-
-    axes = axes_of(model)
-    trials = Search(model, seed).find(run, 3)
-    cases = [Case(trial.feed, sizes_in(trial.feed, axes)) for trial in trials]
-    if cases:
-        first = cases[0]
-        for sizes in several_sizes(first.sizes, axes):
-            cases.append(Case(resized(first.feed, axes, sizes), sizes))
-    return cases

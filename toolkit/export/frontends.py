@@ -18,7 +18,8 @@ from typing import Any, cast
 from toolkit.errors import ToolkitError, UsageError, summarize
 from toolkit.export.draft import FrontEnd
 from toolkit.export.request import Request
-from toolkit.userfile import get_object, load_file, load_module, suggestion
+from toolkit.userfile import get_object, load_file, load_module
+from toolkit.wording import suggestion
 
 GROUP = "toolkit.exporters"
 _BUILT_IN = (

@@ -13,7 +13,6 @@ Those that the model only takes alike, as ids and their mask, have one name.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import logging
 import os
@@ -33,6 +32,7 @@ from toolkit.export.draft import Draft, ExportFailed, InOrder, Plan
 from toolkit.export.foreign import follow
 from toolkit.export.request import Axes, Request, resolve_axes
 from toolkit.export.tflite import Lite, Value, plain_names
+from toolkit.extras import require
 from toolkit.feeds.samples import Feed
 from toolkit.model import Model
 
@@ -78,12 +78,7 @@ FRONT_END = TensorFlow()
 
 
 def _require(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise UsageError(
-            f"TensorFlow models need {package}: pip install 'onnx-toolkit-passes[tensorflow]'"
-        ) from error
+    return require(package, "tensorflow", f"TensorFlow models need {package}")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ from typing import Any, Literal, cast, get_args
 
 from toolkit.errors import ToolkitError, UsageError, summarize
 from toolkit.quality.budgets import BUDGETS, Measure
-from toolkit.userfile import get_object, load_file, load_module, suggestion
+from toolkit.userfile import get_object, load_file, load_module
+from toolkit.wording import suggestion
 
 Outputs = Iterable[dict[str, Any]]
 Function = Callable[[Outputs], float]

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from passes.quantize.plan import Entry, Plan, Selection
+from passes.quantize.plan import Entry, Plan
+from passes.quantize.plan_json import parse_plan
 from tests.checks import model
 from toolkit.errors import UsageError
 
@@ -25,8 +26,8 @@ PLAN = Plan(
 
 
 def test_there_and_back() -> None:
-    assert Plan.from_json(PLAN.to_json()) == PLAN
-    assert Plan.from_json(Plan().to_json()) == Plan()
+    assert parse_plan(PLAN.to_json()) == PLAN
+    assert parse_plan(Plan().to_json()) == Plan()
 
 
 def test_what_is_as_usual_is_not_written() -> None:
@@ -83,23 +84,6 @@ def ranges(tensor: str, count: int = 1) -> str:
 )
 def test_what_is_no_plan(text: str, said: str) -> None:
     with pytest.raises(UsageError) as raised:
-        Plan.from_json(text)
+        parse_plan(text)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_selection_by_operator_name_and_output() -> None:
-    first, second = model(TEXT).graph.nodes
-    assert Selection().takes(first)
-    assert not Selection(exclude=("MatMul",)).takes(first)
-    assert Selection(exclude=("MatMul",)).takes(second)
-    assert not Selection(exclude=("sec*",)).takes(second)
-    assert not Selection(exclude=("y",)).takes(second)
-    assert Selection(include=("Gemm",)).takes(second)
-    assert not Selection(include=("Gemm",)).takes(first)
-
-
-def test_patterns_that_no_node_matches() -> None:
-    nodes = model(TEXT).graph.nodes
-    assert Selection(exclude=("fir*", "firts", "Gemm")).idle(nodes) == ["firts"]
-    assert Selection().idle([]) == []

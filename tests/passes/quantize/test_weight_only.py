@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from passes.quantize.nbits import Form
 from passes.quantize.plan import Entry, Plan
+from passes.quantize.plan_json import parse_plan
 from passes.quantize.weight_only import QuantizeWeights, apply_weight_only
 from tests import ort as plain
 from tests.checks import check, parse, random_feeds
@@ -363,7 +364,7 @@ def test_inputs_that_do_not_fit_into_memory_take_more_sweeps(
     feeds: list[Feed] = [{"x": correlated(20, seed)} for seed in range(3)]
     results: list[Any] = []
     for room in (1 << 28, 64 * 64 * 4):
-        monkeypatch.setattr("passes.quantize.weight_only._GRAM_BYTES", room)
+        monkeypatch.setattr("passes.quantize.methods._GRAM_BYTES", room)
         subject, data = Model.from_proto(parse(text)), Samples(feeds)
         item = QuantizeWeights(min_elements=1, method="gptq")
         item.run(subject, Context(calibration=CalibrationData(data)))
@@ -443,7 +444,7 @@ def test_a_plan_there_and_back(tmp_path: Path) -> None:
     plan = QuantizeWeights("int4", 64, min_elements=1, exclude=("z",)).make_plan(
         Model.from_proto(parse(text))
     )
-    assert Plan.from_json(plan.to_json()) == plan
+    assert parse_plan(plan.to_json()) == plan
     first, second = plan.entries
     assert (first.scheme, first.weight, first.block_size, first.symmetric) == (
         "weight-only", "int4", 64, False)  # fmt: skip

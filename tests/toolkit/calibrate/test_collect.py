@@ -12,7 +12,6 @@ from tests.checks import model, parse
 from toolkit.calibrate import store
 from toolkit.calibrate.collect import collect, observable
 from toolkit.calibrate.observers import (
-    ChannelMinMax,
     Entropy,
     MinMax,
     MovingAverage,
@@ -59,7 +58,7 @@ def test_every_kind_of_value():
     assert not found.failed
 
 
-OBSERVERS = (MinMax(), ChannelMinMax(0), MovingAverage(), Percentile(), Entropy(), Mse())
+OBSERVERS = (MinMax(), MovingAverage(), Percentile(), Entropy(), Mse())
 
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=lambda o: o.name)

@@ -12,7 +12,6 @@ from hypothesis.extra import numpy as hnp
 from toolkit.calibrate.histogram import BINS, Histogram
 from toolkit.calibrate.observers import (
     OBSERVERS,
-    ChannelMinMax,
     Entropy,
     MinMax,
     MovingAverage,
@@ -111,8 +110,7 @@ def test_the_bins_are_as_fine_as_they_can_be(batches):
 
 @given(
     batches=st.lists(
-        # Eighths: a range of tiny numbers would be too narrow for a scale.
-        hnp.arrays(np.int32, (2, 3), elements=st.integers(-(10**6), 10**6)).map(lambda a: a / 8),
+        hnp.arrays(np.float64, (2, 3), elements=st.floats(-1e6, 1e6)),
         min_size=1,
         max_size=6,
     ),
@@ -128,7 +126,7 @@ def test_channels_merge(batches, cut):
         other.update(batch)
     other.merge(one)
     assert same(other, whole)
-    assert [r.low for r in whole.ranges()] == np.minimum(np.min(batches, (0, 1)), 0).tolist()
+    assert whole.low.tolist() == np.min(batches, (0, 1)).tolist()
 
 
 def test_a_moving_average_merges_in_order():
@@ -163,7 +161,7 @@ def test_memory_does_not_grow_with_samples():
 # Degenerate tensors ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("observer", [*ALL, ChannelMinMax(0)], ids=lambda o: o.name)
+@pytest.mark.parametrize("observer", ALL, ids=lambda o: o.name)
 @pytest.mark.parametrize(
     "values",
     [
@@ -180,7 +178,7 @@ def test_nothing_to_see_gives_zero_to_one(observer, values):
     assert (found.low, found.high) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("observer", [*ALL, ChannelMinMax(0)], ids=lambda o: o.name)
+@pytest.mark.parametrize("observer", ALL, ids=lambda o: o.name)
 @pytest.mark.parametrize("constant", [3.0, -0.7, 1e30, 1.7e308])
 def test_a_constant_keeps_its_value(observer, constant):
     dtype = np.float64 if constant > 1e38 else np.float32
@@ -191,7 +189,7 @@ def test_a_constant_keeps_its_value(observer, constant):
     )
 
 
-@pytest.mark.parametrize("observer", [*ALL, ChannelMinMax(0)], ids=lambda o: o.name)
+@pytest.mark.parametrize("observer", ALL, ids=lambda o: o.name)
 @pytest.mark.parametrize(("bad", "what"), [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "inf")])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_not_finite_is_named(observer, bad, what, dtype):

@@ -6,7 +6,6 @@ of channels come from the model's input. Needs Pillow, which the extra `calibrat
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from toolkit.calibrate.readers.fit import describe
 from toolkit.calibrate.readers.reader import file_bytes
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError, summarize
+from toolkit.extras import require
 from toolkit.model import Model
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -183,9 +183,4 @@ def _target(model: Model, options: Preprocess) -> _Target:
 
 def _pillow() -> Any:
     """Pillow's module of images; imported by name, since it is an extra."""
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise UsageError(
-            "images need Pillow: pip install 'onnx-toolkit-passes[calibrate]'"
-        ) from error
+    return require("PIL.Image", "calibrate", "images need Pillow")

@@ -7,7 +7,6 @@ A model of fixed length gets padded rows; of any other, rows are as long as thei
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 from toolkit.calibrate.readers.reader import file_bytes
 from toolkit.errors import UsageError, one_line, summarize
+from toolkit.extras import require
 from toolkit.model import Model
 
 TEXT_ENDINGS = (".txt", ".csv", ".jsonl")
@@ -161,12 +161,7 @@ def _numbered(row: list[str]) -> dict[str, str]:
 def _load_tokenizer(folder: Path) -> Any:
     if not folder.is_dir():
         raise UsageError(f"tokenizer '{folder}' is no folder on this machine")
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UsageError(
-            "texts need transformers: pip install 'onnx-toolkit-passes[export]'"
-        ) from error
+    transformers = require("transformers", "export", "texts need transformers")
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # anything may be in that folder

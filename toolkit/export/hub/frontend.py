@@ -15,6 +15,7 @@ from toolkit.export.draft import Plan
 from toolkit.export.hub.checkpoint import is_checkpoint, load
 from toolkit.export.hub.tasks import WITH_PAST
 from toolkit.export.request import Request
+from toolkit.extras import install
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,7 @@ def _require_installed() -> None:
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"a checkpoint of transformers needs {' and '.join(missing)}: "
-            "pip install 'onnx-toolkit-passes[export]'"
+            f"a checkpoint of transformers needs {' and '.join(missing)}: {install('export')}"
         )
 
 

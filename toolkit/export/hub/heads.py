@@ -17,6 +17,7 @@ from toolkit.errors import UsageError
 from toolkit.export.hub.checkpoint import Checkpoint, is_sentence_model
 from toolkit.export.hub.graphs import Blueprint
 from toolkit.export.hub.tasks import infer
+from toolkit.wording import first_of
 
 
 def require_weights(checkpoint: Checkpoint, graphs: Sequence[Blueprint]) -> None:
@@ -30,10 +31,9 @@ def require_weights(checkpoint: Checkpoint, graphs: Sequence[Blueprint]) -> None
         used += [name for name in _used(graph, missing) if name not in used]
     if used:
         own = infer(checkpoint.model.config, sentences=is_sentence_model(checkpoint.folder))
-        shown = ", ".join(used[:3]) + (f" and {len(used) - 3} more" if len(used) > 3 else "")
         raise UsageError(
             f"the checkpoint was not trained for task '{checkpoint.choice.task}': it has no "
-            f"weights for {shown}; its own task is '{own}'"
+            f"weights for {first_of(used)}; its own task is '{own}'"
         )
 
 

@@ -24,6 +24,7 @@ from toolkit.export.pytorch.calling import Call, bind, training_notes
 from toolkit.export.pytorch.customops import CustomOp, Translations, translations_of
 from toolkit.export.pytorch.writers import DYNAMO, TORCHSCRIPT
 from toolkit.export.request import Axes, Request, resolve_axes
+from toolkit.extras import install
 from toolkit.feeds.samples import Feed
 
 __all__ = ["FRONT_END", "CustomOp", "PyTorch"]
@@ -85,8 +86,7 @@ def require_torch() -> Any:
         importlib.import_module("onnxscript")
     except ImportError as error:
         raise UsageError(
-            f"{error.name} is needed to export from PyTorch: "
-            "pip install 'onnx-toolkit-passes[export]'"
+            f"{error.name} is needed to export from PyTorch: {install('export')}"
         ) from error
     return torch
 

@@ -21,6 +21,7 @@ from toolkit.errors import UsageError, summarize
 from toolkit.export.contract import new_names
 from toolkit.export.request import Request
 from toolkit.feeds.samples import Feed
+from toolkit.wording import first_of
 
 Array = NDArray[Any]
 
@@ -346,8 +347,8 @@ def training_notes(module: Any) -> list[str]:
     ]
     if not active:
         return []
-    shown = ", ".join(active[:5]) + (f" and {len(active) - 5} more" if len(active) > 5 else "")
-    return [f"it came in training mode and was exported in eval mode, which changes {shown}"]
+    changes = f"which changes {first_of(active, 5)}"
+    return [f"it came in training mode and was exported in eval mode, {changes}"]
 
 
 def _differs_in_training(part: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import one_line
 from toolkit.export.operators import module_path
+from toolkit.wording import first_of
 
 if TYPE_CHECKING:
     from toolkit.export.pytorch.customops import Translations
@@ -124,10 +125,7 @@ def _as_trace(source: str) -> str:
 def _without_translation(found: dict[str, list[str]]) -> str:
     if not found:
         return ""
-    listed = "; ".join(
-        f"{op} at {places[0]}" + (f" and {len(places) - 1} more" if len(places) > 1 else "")
-        for op, places in found.items()
-    )
+    listed = "; ".join(f"{op} at {first_of(places, 1)}" for op, places in found.items())
     return (
         f"{'1 operator has' if len(found) == 1 else f'{len(found)} operators have'} no translation "
         f"to ONNX, and PyTorch does not decompose {'it' if len(found) == 1 else 'them'}: {listed}; "

@@ -15,6 +15,7 @@ from typing import Any
 
 from toolkit.errors import UsageError, one_line, summarize
 from toolkit.export.pytorch.writers import quiet
+from toolkit.extras import require
 
 PROGRAM = (".pt2",)
 ARCHIVES = (".pt", ".ts", ".pth", ".torchscript", ".jit")
@@ -79,12 +80,7 @@ def load_weights(module: Any, given: str | os.PathLike[str]) -> None:
 def _state(path: Path) -> dict[str, Any]:
     torch = importlib.import_module("torch")
     if path.suffix == ".safetensors":
-        try:
-            loader = importlib.import_module("safetensors.torch")
-        except ImportError as error:
-            raise UsageError(
-                f"'{path}' needs safetensors: pip install 'onnx-toolkit-passes[export]'"
-            ) from error
+        loader = require("safetensors.torch", "export", f"'{path}' needs safetensors")
         try:
             return loader.load_file(path)
         except Exception as error:

@@ -1,0 +1,15 @@
+"""Options that several passes have: the words of each stand once, as the metadata of a field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Words = Mapping[str, str]
+
+PER_CHANNEL: Words = {"help": "A scale for each output of a layer, or one for all."}
+REDUCE_RANGE: Words = {"help": "Weights in -64..64, for x86 processors without VNNI."}
+EMBEDDINGS: Words = {"help": "Quantize the tables of Gather too, by rows."}
+INCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to quantize."}
+EXCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to leave float."}
+MIN_ELEMENTS: Words = {"help": "Layers with fewer weights stay float: they do not pay."}
+PLAN: Words = {"help": "A plan (JSON) to follow, in place of the options above."}

@@ -1,0 +1,74 @@
+"""The nodes of a model that have constant weights, and those of them that a plan is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from onnx import NodeProto
+
+from passes.quantize.dynamic_conv import Convolution, convolution_of
+from passes.quantize.layers import Layer, Linear, Table, layer_of
+from passes.quantize.plan import Entry, Plan, Scheme
+from passes.quantize.recurrent import Recurrent, recurrent_of
+from toolkit.errors import UsageError
+from toolkit.graph import Graph
+from toolkit.misses import Miss
+from toolkit.model import Model
+
+AnyLayer: TypeAlias = Layer | Recurrent | Convolution
+LayerT = TypeVar("LayerT")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted(Generic[LayerT]):
+    """A node with weights, where it is, and why it cannot be quantized, if so."""
+
+    graph: Graph
+    node: NodeProto
+    layer: LayerT | None
+    reason: str = ""
+
+
+def weighted_in(model: Model, convolutions: bool = False) -> Iterator[Weighted[AnyLayer]]:
+    """Linear layers, tables and recurrent layers, in all graphs; convolutions for who asks."""
+    for graph in list(model.graphs()):
+        for node in list(graph.nodes):
+            try:
+                layer = layer_of(graph, node) or recurrent_of(graph, node)
+                if layer is None and convolutions:
+                    layer = convolution_of(graph, node)
+            except Miss as miss:
+                yield Weighted(graph, node, None, str(miss))
+            else:
+                if layer is not None:
+                    yield Weighted(graph, node, layer)
+
+
+def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
+    """Linear layers and tables; recurrent layers are there with a reason alone."""
+    for item in weighted_in(model):
+        if item.layer is None or isinstance(item.layer, Linear | Table):
+            yield Weighted(item.graph, item.node, item.layer, item.reason)
+        else:
+            yield Weighted(item.graph, item.node, None, "a recurrent layer")
+
+
+def planned(
+    found: Iterable[Weighted[LayerT]], plan: Plan, scheme: Scheme, kinds: str
+) -> list[tuple[Weighted[LayerT], LayerT, Entry]]:
+    """What the plan gives a scheme to, with its entry; UsageError for what cannot have it."""
+    chosen: list[tuple[Weighted[LayerT], LayerT, Entry]] = []
+    waiting = {id(entry): entry for entry in plan.entries if entry.scheme == scheme}
+    for item in found:
+        entry = plan.find(item.node)
+        if entry is None or entry.scheme != scheme:
+            continue
+        waiting.pop(id(entry), None)
+        if item.layer is None:
+            raise UsageError(f"{entry.label} cannot be {scheme}: it has {item.reason}")
+        chosen.append((item, item.layer, entry))
+    for entry in waiting.values():
+        raise UsageError(f"{entry.label} cannot be {scheme}: it is no {kinds} of constants")
+    return chosen
