@@ -258,6 +258,10 @@ class _Resolver:
         path, dot_py, rest = item.partition(".py:")
         head, *parts = rest.split(":") if dot_py else item.split(":")
         target = f"{path}.py:{head}" if dot_py else head
+        if not dot_py and "=" in head:
+            raise UsageError(
+                f"{item!r} is no pass: write an option behind its pass, as pass:{item}"
+            )
         if not dot_py and parts and "=" not in parts[0]:
             if head in self._found.names():
                 raise UsageError(f"{item!r}: {self._half_an_option(head, parts[0])}")

@@ -29,7 +29,7 @@ from passes.quantize.static_apply import Format
 from passes.quantize.survey import survey, survey_pointwise
 from passes.quantize.telling import note_returned, note_what
 from passes.quantize.trials import Trials, apply_all, correct, is_correctable
-from passes.quantize.troubles import note_troubles, weight_troubles
+from passes.quantize.troubles import note_hard
 from passes.quantize.weight_only import QuantizeWeights
 from passes.selection import Selection
 from passes.shapes import Shapes
@@ -120,20 +120,23 @@ class Quantize:
         means = self._means(model, plan, ctx)
         if plan.quantized():
             plan = self._reduced(model, plan, ctx, means)
-        note_troubles(weight_troubles(model, plan if plan.quantized() else tried), ctx)
-        note_what(plan, ctx)
+        note_hard(model, ctx, plan if plan.quantized() else tried)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
-        self._apply(model, plan, ctx, means)
-        if plan.quantized():
+        done = self._apply(model, plan, ctx, means)
+        note_what(done, plan, ctx)
+        if done.quantized():
             self._note_saturation(model, ctx)
 
-    def _apply(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
+    def _apply(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
+        """Write a plan; what was written of it."""
         apply_all(model, plan, ctx, self.format, means)
-        ctx.plans.append(as_applied(model, plan))
-        if self.correct_bias and is_correctable(plan, ctx):
+        done = as_applied(model, plan)
+        ctx.plans.append(done)
+        if self.correct_bias and is_correctable(done, ctx):
             ctx.tell("correcting biases", 0.0)
             correct(model, ctx)
+        return done
 
     def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
         return input_means(model, plan, ctx) if self.correct_bias else {}
@@ -152,7 +155,8 @@ class Quantize:
         """Everything that can be quantized, as the options say."""
         plan = Plan()
         if self.mode in ("auto", "dynamic"):
-            plan = plan.merged(self._dynamic().make_plan(model))
+            on_runtime = ctx.target.startswith("ort")
+            plan = plan.merged(self._dynamic().make_plan(model, on_runtime))
         if self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None):
             made = self._static().make_plan(model, ctx)
             plan = plan.merged(made)

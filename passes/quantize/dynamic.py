@@ -1,8 +1,8 @@
 """Dynamic int8: weights are quantized now, activations as they come. It needs no data.
 
 Linear layers with constant weights compute in integers, and tables that rows are taken from hold a
-quarter of the bytes. LSTMs compute in integers on onnxruntime. Convolutions are left alone: their
-dynamic kernel is slower than floats.
+quarter of the bytes. LSTMs compute in integers on onnxruntime. Convolutions are left alone unless
+somebody asks for them: their dynamic kernel is slower than floats.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from passes.quantize import options
 from passes.quantize.arithmetic import Unfit
-from passes.quantize.layers import Layer, Linear, Table, readers_of
+from passes.quantize.dynamic_conv import Convolution, ConvolutionWriter
+from passes.quantize.layers import Linear, Table, readers_of
 from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
 from passes.quantize.plan import Entry, Plan, as_applied, note_left
 from passes.quantize.plan_json import read_plan
 from passes.quantize.recurrent import Recurrent, RecurrentWriter
-from passes.quantize.weighted import Weighted, planned, weighted_in
+from passes.quantize.troubles import note_hard
+from passes.quantize.weighted import AnyLayer, Weighted, planned, weighted_in
 from passes.quantize.writing import Writer
 from passes.selection import Selection
 from toolkit import nodes as nd
@@ -42,6 +44,9 @@ class QuantizeDynamic:
     per_channel: bool = field(default=True, metadata=options.PER_CHANNEL)
     reduce_range: bool = field(default=False, metadata=options.REDUCE_RANGE)
     embeddings: bool = field(default=True, metadata=options.EMBEDDINGS)
+    convolutions: bool = field(
+        default=False, metadata={"help": "Quantize convolutions too: smaller, and slower."}
+    )
     include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
     exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
     min_elements: int = field(default=4096, metadata=options.MIN_ELEMENTS)
@@ -54,6 +59,7 @@ class QuantizeDynamic:
             if reason:
                 ctx.note(reason)
                 return
+            note_hard(model, ctx)
             plan = self.make_plan(model, on_runtime=ctx.target.startswith("ort"))
             Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
@@ -64,7 +70,7 @@ class QuantizeDynamic:
 
     def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
         """What this pass would do, for every node that has weights."""
-        found = list(weighted_in(model))
+        found = list(weighted_in(model, self.convolutions))
         entries = {id(item.node): self._entry(item, on_runtime) for item in found}
         for item in found:
             if isinstance(item.layer, Table) and entries[id(item.node)].scheme == "dynamic":
@@ -77,12 +83,12 @@ class QuantizeDynamic:
                     entries[id(item.node)] = Entry.of(item.node, reason=reason)
         return Plan(tuple(entries.values()))
 
-    def _entry(self, item: Weighted[Layer | Recurrent], on_runtime: bool) -> Entry:
+    def _entry(self, item: Weighted[AnyLayer], on_runtime: bool) -> Entry:
         node, layer = item.node, item.layer
         if layer is None:
             return Entry.of(node, reason=item.reason)
         is_table = isinstance(layer, Table)
-        size = layer.size if isinstance(layer, Recurrent) else layer.weight.size
+        size = layer.weight.size if isinstance(layer, Linear | Table) else layer.size
         reason = ""
         if not Selection(self.include, self.exclude).takes(node):
             reason = "excluded"
@@ -94,17 +100,19 @@ class QuantizeDynamic:
             reason = f"fewer than {self.min_elements} weights"
         if reason:
             return Entry.of(node, reason=reason)
-        axis = 0 if is_table else 1 if self.per_channel else None
+        axis = _axes(layer)[0] if is_table or self.per_channel else None
         return Entry.of(node, scheme="dynamic", reduce_range=self.reduce_range, axis=axis)
 
 
 def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize what the plan calls dynamic; other schemes are for other passes."""
-    chosen = planned(weighted_in(model), plan, "dynamic", "linear layer, table or LSTM")
+    found = weighted_in(model, convolutions=True)
+    chosen = planned(found, plan, "dynamic", "linear layer, table, LSTM or Conv")
     for _, layer, entry in chosen:
         _require_supported(entry, layer)
     tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
     writer, recurrent = Writer(frozenset(tables)), RecurrentWriter()
+    convolutions = ConvolutionWriter()
     for item, layer, entry in chosen:
         start = model.journal.position
         try:
@@ -112,6 +120,8 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
                 writer.linear(item.graph, layer, entry)
             elif isinstance(layer, Recurrent):
                 recurrent.write(item.graph, layer, entry)
+            elif isinstance(layer, Convolution):
+                convolutions.write(item.graph, layer, entry)
             else:
                 writer.table(item.graph, layer, entry)
         except Unfit as unfit:
@@ -119,8 +129,15 @@ def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
             ctx.note(f"{nd.label(item.node)} stays float: it has {unfit}")
 
 
-def _require_supported(entry: Entry, layer: Layer | Recurrent) -> None:
-    axes = (0,) if isinstance(layer, Table) else (1, None)
+def _axes(layer: AnyLayer) -> tuple[int | None, ...]:
+    """Along which scales may lie; first the one that outputs are along."""
+    if isinstance(layer, Table):
+        return (0,)
+    return (0, None) if isinstance(layer, Convolution) else (1, None)
+
+
+def _require_supported(entry: Entry, layer: AnyLayer) -> None:
+    axes = _axes(layer)
     if entry.weight != "int8" or not entry.symmetric or entry.axis not in axes:
         listed = " or ".join(str(axis).lower() for axis in axes)
         raise UsageError(

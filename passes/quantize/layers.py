@@ -163,4 +163,6 @@ def _weight(g: Graph, name: str, turned: bool = False) -> Weight | None:
         raise Miss(f"weights of {kind}, and only 32-bit floats are quantized")
     if len(tensor.dims) != 2:
         raise Miss("weights that are no matrix")
+    if not all(tensor.dims):
+        raise Miss("no weights at all")
     return Weight(scope, name, (tensor.dims[0], tensor.dims[1]), turned)

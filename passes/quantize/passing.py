@@ -44,6 +44,15 @@ def _only_output(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flo
     return _same(g, node, slot, index)
 
 
+def _pool(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """What joins pixels, of which all have the same channels."""
+    kernel = nd.attr(node, "kernel_shape", ())
+    rank = len(kernel) + 2 if kernel else g.rank(node.input[0])
+    if rank is None or index.ndim > rank or any(n != 1 for n in _ranked(index, rank).shape[2:]):
+        return None
+    return _only_output(g, node, slot, index)
+
+
 def _prelu(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
     return [(node.output[0], index)] if slot == 0 and g.is_const(node.input[1]) else None
 
@@ -254,8 +263,8 @@ def _ranked(index: Index, rank: int) -> Index:
 
 PASSERS: Mapping[str, Passer] = {
     **dict.fromkeys(("Identity", "Relu", "LeakyRelu", "Abs", "Neg"), _same),
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool"), _same),
-    **dict.fromkeys(("MaxPool", "Dropout"), _only_output),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _pool),
+    "Dropout": _only_output,
     "PRelu": _prelu,
     "Clip": _clip,
     **dict.fromkeys(("Add", "Sum", "Sub"), _term),

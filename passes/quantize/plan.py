@@ -204,13 +204,23 @@ def note_left(plan: Plan, ctx: Context) -> None:
 def as_applied(model: Model, plan: Plan) -> Plan:
     """The plan with what was not done as float: what cannot be quantized, or did not hold."""
     sites = {site for places in model.journal.places_by_rule().values() for site in places}
+
+    def is_done(entry: Entry) -> bool:
+        done = entry.scheme == "float" or not entry.output or entry.output in sites
+        return done or _reads_integers(model, entry.output)
+
     entries = [
-        replace(entry, scheme="float", reason="it could not be kept")
-        if entry.scheme != "float" and entry.output and entry.output not in sites
-        else entry
-        for entry in plan.entries
+        e if is_done(e) else replace(e, scheme="float", reason="it could not be kept")
+        for e in plan.entries
     ]
     return replace(plan, entries=tuple(entries))
+
+
+def _reads_integers(model: Model, output: str) -> bool:
+    """Whether all that a node reads was in 8 bits for others: then nothing of it changes."""
+    node = model.graph.producer(output)
+    makers = [model.graph.producer(name) for name in nd.inputs_of(node)] if node else []
+    return bool(makers) and all(nd.is_op(maker, "DequantizeLinear") for maker in makers)
 
 
 def _refuse(unknown: list[str], what: str) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.operands import given
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.model import Model
@@ -28,7 +29,13 @@ _VNNI = ("avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni")
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _BLOCK = 1 << 22
 
-_WEIGHT_SLOT = {"MatMulInteger": 1, "ConvInteger": 1, "QLinearConv": 3, "QLinearMatMul": 3}
+_SLOTS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("MatMulInteger", "ConvInteger"), (1,)),
+    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul"), (1,)),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3,)),
+    "DynamicQuantizeLSTM": (1, 2),
+}
+"""Where operators on integers read their weights."""
 
 
 def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool | None:
@@ -50,8 +57,8 @@ def saturating(model: Model) -> list[str]:
     found: list[str] = []
     for graph in model.graphs():
         for node in graph.nodes:
-            weight = _weight(graph, node)
-            if weight is not None and any(map(overflows, _as_rows(node, weight))):
+            rows = (part for w in _weights(graph, node) for part in _as_rows(node, w))
+            if any(map(overflows, rows)):
                 found.append(nd.label(node))
     return found
 
@@ -63,16 +70,17 @@ def overflows(rows: Array) -> bool:
     return bool(pairs.size) and bool(pairs.max() > _MOST or pairs.min() < _LEAST)
 
 
-def _weight(g: Graph, node: NodeProto) -> Array | None:
-    """The signed bytes that a layer multiplies with; None where there are none."""
-    slot = _WEIGHT_SLOT.get(node.op_type)
-    if slot is not None and slot < len(node.input):
-        return _bytes(g, node.input[slot])
+def _weights(g: Graph, node: NodeProto) -> Iterator[Array]:
+    """The signed bytes that a layer multiplies with."""
+    names = [given(node, slot) for slot in _SLOTS.get(node.op_type, ())]
     if nd.is_op(node, "Conv", "Gemm", "MatMul") and len(node.input) > 1:
         maker = g.producer(node.input[1])
-        if nd.is_op(maker, "DequantizeLinear") and maker is not None:
-            return _bytes(g, maker.input[0])
-    return None
+        if maker is not None and nd.is_op(maker, "DequantizeLinear"):
+            names.append(maker.input[0])
+    for name in names:
+        known = _bytes(g, name)
+        if known is not None:
+            yield known
 
 
 def _bytes(g: Graph, name: str) -> Array | None:

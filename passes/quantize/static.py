@@ -29,10 +29,12 @@ from passes.quantize.static_region import Region, Results, as_made, behind_limit
 from passes.quantize.static_sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static_ties import tied_sites
 from passes.quantize.static_useful import useful
-from passes.quantize.troubles import note_troubles, range_troubles
+from passes.quantize.troubles import note_hard, note_troubles, range_troubles
 from passes.selection import Selection
+from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
+from toolkit.calibrate.statistics import Range
 from toolkit.errors import UsageError
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -115,15 +117,18 @@ class QuantizeStatic:
             ctx.note(reason)
             return
         if self.plan is None:
+            Shapes(annotate=False).run(model, ctx)  # only 32-bit floats are quantized
+            note_hard(model, ctx)
             plan = self.make_plan(model, ctx)
             Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
         apply_static(model, plan, ctx, self.format)
-        ctx.plans.append(as_applied(model, plan))
-        if not plan.quantized():
-            model.journal.undo_to(start)
+        done = as_applied(model, plan)
+        ctx.plans.append(done)
+        if not done.quantized():
+            model.journal.undo_to(start)  # lifted for nothing
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
         """What this pass would do: an entry for every layer, and the range of every tensor."""
@@ -193,7 +198,7 @@ class QuantizeStatic:
         self, model: Model, region: Region, found: Calibration, left: Mapping[int, str]
     ) -> Plan:
         tensors = {
-            name: self._tensor(model.graph, name, found)
+            name: self._tensor(model.graph, name, _range(region, name, found))
             for name in region.tensors()
             if name not in found.failed
         }
@@ -220,9 +225,20 @@ class QuantizeStatic:
             axis=axis,
         )
 
-    def _tensor(self, g: Graph, name: str, found: Calibration) -> TensorEntry:
-        seen = useful(g, name, found.range(name))
-        return TensorEntry(name, self.activations, self.symmetric, seen.low, seen.high)
+    def _tensor(self, g: Graph, name: str, seen: Range) -> TensorEntry:
+        used = useful(g, name, seen)
+        return TensorEntry(name, self.activations, self.symmetric, used.low, used.high)
+
+
+def _range(region: Region, name: str, found: Calibration) -> Range:
+    """What calibration tells of a tensor; of a Softmax all that it can give, in steps of 1 / 256.
+
+    onnxruntime's kernel overflows with shorter steps, and takes a whole number of them for 1.
+    """
+    maker = region.makers.get(name)
+    if maker is not None and nd.is_op(maker.node, "Softmax"):
+        return Range(0.0, 255 / 256)
+    return found.range(name)
 
 
 def _without_range(site: Site, region: Region, found: Calibration) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Entry, Plan
-from passes.quantize.static_fence import fence
+from passes.quantize.static_fence import fence, part_signed
 from passes.quantize.static_qdq import QdqWriter
 from passes.quantize.static_qop import write_operators
 from passes.quantize.static_ranges import Ties, grids_of
@@ -68,6 +68,7 @@ def apply_static(
         write_operators(sites, standard=ctx.target == "onnx")
         writer.drop_unread(model.graph)
     writer.carry_signed(model.graph)
+    part_signed(model.graph, written)
     if ctx.target.startswith("ort"):
         fence(model.graph, written)
 

@@ -6,17 +6,19 @@ many times slower than floats. A `Sum` of one operand in front of the Q, which t
 removes nor fuses, keeps them as they are.
 
 A MatMul in 8 bits with a float result is not fused at all when a Q is among its readers; behind a
-`Sum`, it is. Of matrices, it is fused with an `Add` of a bias into a Gemm of floats, but not with a
-`Sum`. x Sigmoid(x) of floats behind a DQ would get a DQ for each of its two readers: as one
-operator it needs one.
+`Sum`, it is. Of matrices, and of tensors whose sizes are all known, it is fused with an `Add` of a
+bias into a Gemm of floats, but not with a `Sum`. x Sigmoid(x) of floats behind a DQ would get a DQ
+for each of its two readers: as one operator it needs one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
+from passes.operands import given
+from passes.quantize.static_qdq import OUTPUT_TYPES
 from passes.quantize.static_sites import bounds_of
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -40,16 +42,32 @@ def fence(g: Graph, written: set[int]) -> None:
             _join_silu(g, node)
 
 
+def part_signed(g: Graph, written: set[int]) -> None:
+    """Keep biases apart from products of int8, for any target.
+
+    From opset 21 on the runtime does not load what it makes of both (see `static_qdq`).
+    """
+    if g.opset() < OUTPUT_TYPES:
+        return
+    for node in list(g.nodes):
+        if id(node) in written and nd.is_op(node, "MatMul") and _is_signed(g, node.input[0]):
+            _part_from_bias(g, node)
+
+
+def _is_signed(g: Graph, value: str) -> bool:
+    maker = g.producer(value)
+    zero = given(maker, 2) if maker is not None and _is_view(g, value) else ""
+    return bool(zero) and g.dtype(zero) == TensorProto.INT8
+
+
 def _is_view(g: Graph, value: str) -> bool:
     return nd.is_op(g.producer(value), "DequantizeLinear")
 
 
 def _keep_float(g: Graph, node: NodeProto) -> None:
     result = _last(g, node)
-    readers = g.users(result)
-    if g.is_output(result) or g.is_captured(result) or not readers:
-        return
-    if all(_leads_to_q(g, user) for user in readers) and g.begin("keep-float", node):
+    readers = g.users(result)  # where it is an output too, that reads what the Q leaves of it
+    if readers and all(_leads_to_q(g, user) for user in readers) and g.begin("keep-float", node):
         _insert(g, result, readers)
 
 
@@ -66,9 +84,12 @@ def _part_from_bias(g: Graph, node: NodeProto) -> None:
     if not nd.is_op(node, "MatMul") or len(users) != 1 or not nd.is_op(users[0], "Add"):
         return
     (bias,) = users
+    shape = g.shape(result)
+    if shape is not None and len(shape) > 2 and not all(isinstance(size, int) for size in shape):
+        return  # these are not fused
     readers = g.users(_last(g, bias))
-    if (g.rank(result) or 2) > 2 or (readers and all(_leads_to_q(g, user) for user in readers)):
-        return  # of tensors they are not fused; in front of a Q they become one kernel on bytes
+    if readers and all(_leads_to_q(g, user) for user in readers):
+        return  # in front of a Q they become one kernel on bytes
     if any(map(g.is_const, bias.input)) and g.begin("keep-bias", bias):
         g.set_op(bias, "Sum")
 
@@ -103,7 +124,7 @@ def _last(g: Graph, node: NodeProto) -> str:
 
 def _leads_to_q(g: Graph, node: NodeProto) -> bool:
     """Whether the node is a Q, or passes on to one alone what it reads, so that the Q moves up."""
-    while nd.is_op(node, *_PASSING):
+    while nd.is_op(node, *_PASSING) or bounds_of(g, node) is not None:
         users = g.users(node.output[0])
         if len(users) != 1 or g.use_count(node.output[0]) != 1:
             return False

@@ -36,7 +36,7 @@ _MOST_NAME = 40
 """Longer names are not repeated in new ones."""
 
 _MOVES = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
-_OUTPUT_TYPES = 21
+OUTPUT_TYPES = 21
 """What onnxruntime moves a DQ behind, and the first opset whose Q may name its type."""
 
 
@@ -74,7 +74,7 @@ class QdqWriter:
 
     def carry_signed(self, g: Graph) -> None:
         """Put a pair behind whatever only moves a tensor of int8, unless a Q alone reads it."""
-        if g.opset() < _OUTPUT_TYPES:
+        if g.opset() < OUTPUT_TYPES:
             return
         for node in list(g.nodes):
             grid = self.views.get(node.input[0]) if nd.is_op(node, *_MOVES) else None

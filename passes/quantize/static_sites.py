@@ -121,6 +121,9 @@ def _product(g: Graph, node: NodeProto) -> Site | None:
     _require_float32(g, node.input[0])
     if g.is_const(node.input[1]):
         raise Miss("weights that are no matrix of floats")
+    maker = g.producer(node.input[1])
+    if maker is not None and nd.is_op(maker, "Transpose") and g.is_const(maker.input[0]):
+        raise Miss("weights that are turned at run time")
     return Site(g, node, "product", (0, 1))
 
 

@@ -62,10 +62,10 @@ def _alone(noise: float | None) -> str:
     return f"SQNR {decibels(noise):.0f} dB alone" if noise > 0 else "no harm alone"
 
 
-def note_what(plan: Plan, ctx: Context) -> None:
-    """What is quantized, and one line for each reason why something is not."""
+def note_what(done: Plan, plan: Plan, ctx: Context) -> None:
+    """What was quantized of a plan, and one line for each reason why something was not."""
     kinds: dict[str, list[Entry]] = {}
-    for entry in plan.quantized():
+    for entry in done.quantized():
         if entry.op in _ALWAYS_SAID or entry.scheme != "static":
             kinds.setdefault(f"{entry.scheme} {entry.op}", []).append(entry)
     if kinds:

@@ -4,23 +4,26 @@ not finite       NaN or infinity: there is no scale
 outliers         the largest is so far above the rest that most of the steps are for it alone
 near-constant    values far from zero that hardly differ: zero is in the range, so that all of
                  them fall on a few steps
+features         a few channels of what a layer reads are far above the rest, which shares their
+                 scale; one that hardly varies takes the steps for nothing
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.quantize.kernels import Kernel, kernel_of
 from passes.quantize.large import blocks
+from passes.quantize.means import First
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
-from toolkit.calibrate.statistics import Magnitudes, Statistic
+from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Range, Statistic
 from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
@@ -28,6 +31,7 @@ from toolkit.model import Model
 if TYPE_CHECKING:
     from passes.quantize.plan import Plan
     from toolkit.calibrate.collect import Calibration
+    from toolkit.calibrate.data import CalibrationData
     from toolkit.context import Context
 
 WEIGHT_RATIO = 64.0
@@ -39,6 +43,10 @@ normalization has all but switched it off, and what 8 bits lose of it is nothing
 RANGE_RATIO = 16.0
 """max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
 FEWEST_STEPS = 8
+FEATURES = 16
+"""Of so many channels one may be far above the others; of fewer, one of all."""
+_FEWEST_FEATURES = 4
+_SAMPLES = 8
 _ROUNDING = 1e-14
 _MILLION = 1e6
 _PERCENT = 99.9
@@ -66,6 +74,67 @@ def note_troubles(troubles: Iterable[Trouble], ctx: Context) -> None:
         ctx.note(str(trouble))
     if len(listed) > _MOST_NOTES:
         ctx.note(f"and {len(listed) - _MOST_NOTES} more tensors that 8 bits do not hold well")
+
+
+def note_hard(model: Model, ctx: Context, plan: Plan | None = None) -> None:
+    """Name the weights that 8 bits do not hold, and by real samples the features.
+
+    With a plan, only those of layers that it has in int8.
+    """
+    note_troubles(weight_troubles(model, plan), ctx)
+    if ctx.calibration is not None and ctx.calibration.real:
+        note_troubles(feature_troubles(model, ctx.calibration, plan), ctx)
+
+
+def feature_troubles(
+    model: Model, data: CalibrationData, plan: Plan | None = None
+) -> Iterator[Trouble]:
+    """The inputs of layers in which a few channels take the range, on the first samples."""
+    read: dict[str, int] = {}
+    for node in model.graph.nodes:
+        kernel = kernel_of(model.graph, node)
+        if plan is not None and not _is_in_int8(plan, node):
+            continue
+        if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
+            read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
+    few = replace(data, feeds=First(data.feeds, _SAMPLES))
+    found = few.collect(model, {name: _ByChannel(axis) for name, axis in read.items()})
+    for tensor, statistic in found.statistics.items():
+        trouble = _feature_trouble(tensor, statistic)
+        if trouble is not None:
+            yield trouble
+
+
+@dataclass(frozen=True, slots=True)
+class _ByChannel:
+    """The observer that gathers ChannelExtremes."""
+
+    name: ClassVar[str] = "channels"
+    axis: int
+
+    def start(self, tensor: str) -> Statistic:
+        return ChannelExtremes(tensor, self.axis)
+
+    def range(self, statistic: Statistic) -> Range:
+        raise NotImplementedError("features are looked at one by one")
+
+
+def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
+    assert isinstance(statistic, ChannelExtremes)
+    low, high = statistic.low, statistic.high
+    if low.size < _FEWEST_FEATURES:
+        return None
+    reach = np.maximum(np.abs(low), np.abs(high))
+    far = reach > reach.max() / RANGE_RATIO
+    if not far.any() or far.sum() > max(1, low.size // FEATURES):
+        return None
+    rest = reach[~far].max()
+    what = f"{far.sum()} of {low.size} features reach {reach.max():.4g}, the others {rest:.4g}"
+    if (_LEVELS * (high - low)[far] < FEWEST_STEPS * reach[far]).all():
+        advice = "they hardly vary: take them out before, or leave what reads it float"
+    else:
+        advice = "try smooth, or leave what reads it float"
+    return Trouble(tensor, what, advice)
 
 
 def weight_troubles(model: Model, plan: Plan | None = None) -> Iterator[Trouble]:

@@ -110,6 +110,8 @@ class QuantizeWeights:
         """What this pass would do, for every node that has weights."""
         found = list(matrices_in(model))
         entries = {id(item.node): self._entry(item) for item in found}
+        if self.embeddings == "float":
+            self._leave_tied(found, entries)
         tables = self._settle_tables(found, entries)
         for item in found:
             layer, entry = item.layer, entries[id(item.node)]
@@ -172,6 +174,13 @@ class QuantizeWeights:
 
     def _block(self, weight: str) -> int:
         return self.block_size or _BLOCKS[weight]
+
+    def _leave_tied(self, found: list[Weighted[Layer]], entries: dict[int, Entry]) -> None:
+        """Projections that are tied to a table are in floats as it is: bytes would come on top."""
+        tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
+        for item in found:
+            if isinstance(item.layer, Linear) and item.layer.weight.key in tables:
+                entries[id(item.node)] = Entry.of(item.node, reason="tied to a table")
 
     def _settle_tables(
         self, found: list[Weighted[Layer]], entries: dict[int, Entry]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from onnx import NodeProto
 
-from passes.quantize.layers import Layer, layer_of
+from passes.quantize.dynamic_conv import Convolution, convolution_of
+from passes.quantize.layers import Layer, Linear, Table, layer_of
 from passes.quantize.plan import Entry, Plan, Scheme
 from passes.quantize.recurrent import Recurrent, recurrent_of
 from toolkit.errors import UsageError
@@ -16,6 +17,7 @@ from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 
+AnyLayer: TypeAlias = Layer | Recurrent | Convolution
 LayerT = TypeVar("LayerT")
 
 
@@ -29,12 +31,14 @@ class Weighted(Generic[LayerT]):
     reason: str = ""
 
 
-def weighted_in(model: Model) -> Iterator[Weighted[Layer | Recurrent]]:
-    """Linear layers, tables and recurrent layers, in all graphs."""
+def weighted_in(model: Model, convolutions: bool = False) -> Iterator[Weighted[AnyLayer]]:
+    """Linear layers, tables and recurrent layers, in all graphs; convolutions for who asks."""
     for graph in list(model.graphs()):
         for node in list(graph.nodes):
             try:
                 layer = layer_of(graph, node) or recurrent_of(graph, node)
+                if layer is None and convolutions:
+                    layer = convolution_of(graph, node)
             except Miss as miss:
                 yield Weighted(graph, node, None, str(miss))
             else:
@@ -45,10 +49,10 @@ def weighted_in(model: Model) -> Iterator[Weighted[Layer | Recurrent]]:
 def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
     """Linear layers and tables; recurrent layers are there with a reason alone."""
     for item in weighted_in(model):
-        if isinstance(item.layer, Recurrent):
-            yield Weighted(item.graph, item.node, None, "a recurrent layer")
-        else:
+        if item.layer is None or isinstance(item.layer, Linear | Table):
             yield Weighted(item.graph, item.node, item.layer, item.reason)
+        else:
+            yield Weighted(item.graph, item.node, None, "a recurrent layer")
 
 
 def planned(

@@ -48,7 +48,7 @@ class Writer:
         scale = self.scale(weight.graph, values, numbers * np.float32(layer.alpha))
         if by_rows:
             values = g.op("Transpose", values, at=node, perm=[1, 0])
-        x, x_scale, x_zero = _activation(g, layer.x)
+        x, x_scale, x_zero = activation(g, layer.x)
         product = g.op("MatMulInteger", x, values, x_zero, at=node)
         factor = g.op("Mul", x_scale, scale, at=node)
         exact = g.op("Cast", product, at=node, to=TensorProto.FLOAT)
@@ -97,7 +97,7 @@ class Writer:
         return self._scales[key]
 
 
-def _activation(g: Graph, x: str) -> tuple[str, str, str]:
+def activation(g: Graph, x: str) -> tuple[str, str, str]:
     """x as unsigned bytes, with its scale and zero point."""
     for user in g.users(x):
         if nd.is_op(user, "DynamicQuantizeLinear"):

@@ -236,6 +236,19 @@ def test_options_of_samples(refused, net, samples, option, says):
     refused("optimize", net, *DYNAMIC, "--calib", samples, "--calib-option", option, says=says)
 
 
+def test_a_cache_where_none_can_be(refused, net, samples):
+    static = ("--passes", "quantize-static", "--calib", samples)
+    refused(
+        "optimize", net, *static, "--calib-cache", samples / "inside", says="nothing can be kept"
+    )
+
+
+def test_the_usual_cache_is_done_without(run, net, samples, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(samples))
+    static = ("--passes", "quantize-static", "--calib", samples)
+    assert run("optimize", net, *static, "-o", tmp_path / "out.onnx").code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -202,6 +202,7 @@ class TestGrammar:
             ("squash,,polish", "empty item"),
             ("squash:limit", "write squash:limit=value"),
             ("squash:limit=1:hard", "'hard' is not an option"),
+            ("squash,limit=1", "write an option behind its pass, as pass:limit=1"),
             ("squash:limit=1:limit=2", "given twice"),
         ],
     )

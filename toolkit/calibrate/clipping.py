@@ -92,18 +92,20 @@ def least_divergence(histogram: Histogram, levels: int) -> tuple[float, float]:
     bins that are not empty. Among equal ones the widest range wins.
 
     Exact zeros do not count: zero is a level, so that nothing of them is lost, and the many that
-    a Relu makes would outweigh all other values.
+    a Relu makes would outweigh all other values. Fewer values than levels are no distribution:
+    nothing is clipped.
     """
     edges, counts = histogram.edges(), _without_zeros(histogram)
-    if not counts.any():
+    if counts.sum() < levels:
         return histogram.low, histogram.high
     best, chosen = np.inf, (histogram.low, histogram.high)
     reach = max(histogram.high, -histogram.low)
     for step in range(_STEPS, 0, -1):
         limit = reach * step / _STEPS
+        # The bins that hold the limits are inside: what a Clip makes lies on a border, and is much.
         start = int(np.searchsorted(edges, max(histogram.low, -limit), side="right")) - 1
-        stop = int(np.searchsorted(edges, min(histogram.high, limit), side="left"))
-        stop = max(stop, start + 1)
+        stop = int(np.searchsorted(edges, min(histogram.high, limit), side="right"))
+        stop = min(stop, counts.size)
         if stop - start < levels:
             break  # every bin is a level of its own: nothing is lost, and nothing told
         divergence = _divergence(counts, start, stop, levels)

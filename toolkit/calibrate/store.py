@@ -14,12 +14,14 @@ import io
 import json
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from toolkit.calibrate.statistics import State, Statistic
+from toolkit.errors import SaveError, UsageError
 from toolkit.files import require_writable, write_files
 from toolkit.model import Model
 from toolkit.weights import is_external, reference
@@ -37,9 +39,8 @@ class Store:
         self._part = folder / f"calibration-{digest}.part.npz" if folder is not None else None
         self._states: dict[str, State] = {}
         self._failures: dict[str, str] = {}
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            require_writable(self._path)
+        if folder is not None and self._path is not None:
+            require_cache(folder)
             self._states, self._failures, _ = _read(self._path)
 
     def load(self, statistic: Statistic) -> bool:
@@ -63,7 +64,8 @@ class Store:
         self._states |= {_name(found): found.state() for found in statistics}
         self._failures |= {_name(failed): why for failed, why in failures}
         _write(self._path, self._states, self._failures, 0)
-        self._part.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._part.unlink(missing_ok=True)
 
     # -- a sweep that is under way
 
@@ -88,6 +90,17 @@ class Store:
         return feeds, {name: why for name, why in failed.items() if why}
 
 
+def require_cache(folder: Path) -> None:
+    """Make the folder; UsageError where nothing can be kept in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        require_writable(folder / "calibration")
+    except OSError as error:
+        raise UsageError(f"nothing can be kept in '{folder}': {error.strerror}") from error
+    except SaveError as error:
+        raise UsageError(f"nothing can be kept in '{folder}': {error}") from error
+
+
 def _write(
     path: Path, states: Mapping[str, State], failures: Mapping[str, str], feeds: int
 ) -> None:
@@ -100,7 +113,8 @@ def _write(
     }
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **{_INDEX: np.array(json.dumps(index)), **arrays})
-    write_files({path: [file.getbuffer()]})
+    with suppress(SaveError):  # a full disk costs the next run its time, not this one its result
+        write_files({path: [file.getbuffer()]})
 
 
 def _read(path: Path) -> tuple[dict[str, State], dict[str, str], int]:

@@ -154,10 +154,12 @@ class Given:
             if folder.exists() and not folder.is_dir():
                 raise UsageError(f"--calib-cache '{self.cache}' is no folder")
             return folder
+        from toolkit.calibrate.store import require_cache
+
         folder = cache_folder() / "toolkit" / "calibration"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
+            require_cache(folder)
+        except UsageError:
             return None  # nobody asked for it
         return folder
 

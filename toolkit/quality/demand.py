@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -33,6 +33,9 @@ Named = Literal["sqnr", "cosine", "top1", "error"]
 _USUAL_ERROR = 0.1
 _USUAL_SCORE = 0.01
 """What a score may drop by when nobody says: this share of the float model's."""
+
+_ROUNDING: Mapping[Measure, float] = {"sqnr": 1e-10, "cosine": 1e-10, "error": 1e-5}
+"""What the same model differs by when its sums are taken in another order: that is no loss."""
 
 _LEAST_DECIBELS = 1.0
 """A share of noise of 1 or more is no budget: with sqnr, such a number is meant in decibels."""
@@ -87,7 +90,7 @@ class Demand:
     def allowed(self, measure: Measure) -> float | None:
         """What the user allows of this measure; None when that is for the budgets to say."""
         if self.most is not None:
-            return self.most
+            return max(self.most, _ROUNDING.get(measure, 0.0))
         if self.metric is None:
             return None
         return _USUAL_ERROR if measure == "error" else _usual(measure)

@@ -112,19 +112,15 @@ def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit
     built_in = [limit for limit in BUDGETS[known] if real or limit.measure != "variance"]
     if isinstance(demand.metric, Score):  # the user's function decides, the rest is told
         return [Limit(limit.measure, np.inf, "") for limit in built_in]
-    if demand.metric is None:
-        if demand.most is None:
-            return built_in
-        return [Limit(built_in[0].measure, demand.most, "asked for")]
-    measure: Measure = demand.metric
+    measure: Measure = demand.metric or built_in[0].measure
+    allowed = demand.allowed(measure)
+    if allowed is None:
+        return built_in
     if measure == "top1" and kind == "scores":
         measure = "decisions"
-    fits = kind != "exact" and (measure != "top1" or not counted or kind in ("classes", "text"))
-    if not fits:
-        return built_in
-    allowed = demand.allowed(measure)
-    assert allowed is not None
-    return [Limit(measure, allowed, "asked for")]
+    decides = measure != "top1" or not counted or kind in ("classes", "text")
+    fits = demand.metric is None or (kind != "exact" and decides)
+    return [Limit(measure, allowed, "asked for")] if fits else built_in
 
 
 def _tally(limit: Limit, built_in: bool, noise: Noise) -> Tally:

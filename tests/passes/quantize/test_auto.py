@@ -95,6 +95,30 @@ def test_with_data_convolutions_are_static() -> None:
     assert "static Conv" in said
 
 
+@pytest.mark.parametrize(("target", "kept"), [("onnx", "LSTM"), ("ort-cpu", "DynamicQuantizeLSTM")])
+def test_only_the_runtime_gets_operators_of_its_own(target: str, kept: str) -> None:
+    signature = "g (float[5, N, 32] x) => (float[5, 1, N, 32] y)"
+    constants = f"{floats('w', 1, 128, 32)}, {floats('r', 1, 128, 32)}"
+    text = typed(signature, constants, "y = LSTM <hidden_size = 32> (x, w, r)", 21)
+    subject = Model.from_proto(parse(text))
+    quantize(subject, target=target)
+    assert ops(subject) == {kept: 1}
+
+
+def test_what_is_said_is_what_was_done() -> None:
+    """One of the layers turns out to have weights that no scale fits."""
+    weights = np.full((64, 128), 1e-6)
+    weights[0] = 1e6
+    constants = f"{stored('v', weights)}, {floats('w', 64, 128)}"
+    signature = "g (float[N, 64] x) => (float[N, 128] y, float[N, 128] z)"
+    subject = Model.from_proto(
+        parse(typed(signature, constants, "y = MatMul (x, w) z = MatMul (x, v)", 21))
+    )
+    _, done = quantize(subject)
+    assert "in int8: 1 dynamic MatMul" in done.notes
+    assert any("'z' stays float" in note for note in done.notes)
+
+
 def test_layers_that_do_not_pay_stay_float() -> None:
     """The first one, of three channels, by the table of costs."""
     result = with_data()[1]

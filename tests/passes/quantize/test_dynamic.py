@@ -233,6 +233,14 @@ def test_weights_that_are_no_matrix_stay() -> None:
     assert "weights that are no matrix" in notes[0]
 
 
+def test_a_product_of_nothing_stays() -> None:
+    """The runtime leaves whatever is in memory for a sum of no products of integers."""
+    signature = "g (float[N, 0] x) => (float[N, 8] y)"
+    fed = {"x": np.zeros((3, 0), np.float32)}
+    notes = stays(signature, "float[0, 8] w = {}", "y = MatMul (x, w)", inputs=fed)
+    assert "no weights at all" in notes[0]
+
+
 @pytest.mark.parametrize("kind", ["float16", "double"])
 def test_other_element_types_stay(kind: str) -> None:
     signature = X_Y.replace("float[", f"{kind}[")
@@ -260,7 +268,7 @@ def test_weights_that_are_no_numbers_stay(bad: str) -> None:
     ALL.run(subject, ctx)
     assert not len(subject.journal)
     what = "NaN among its weights" if bad == "nan" else "infinite weights"
-    assert ctx.notes == [f"MatMul 'y' stays float: it has {what}"]
+    assert ctx.notes[-1] == f"MatMul 'y' stays float: it has {what}"
 
 
 def test_a_quantized_model_stays() -> None:

@@ -109,6 +109,17 @@ def test_through_pools_pads_and_concatenations() -> None:
     np.testing.assert_allclose(made, np.abs(last).max((0, 2, 3)), rtol=0.05)
 
 
+def test_pools_that_join_channels_do_not_let_a_factor_pass() -> None:
+    """What a MatMul makes lies along the last axis, which is one of pixels to a pool."""
+    signature = "g (float[N, 4, 8] x) => (float[N, 4, 5] y)"
+    constants = f"{floats('v', 8, 6)}, {floats('w', 6, 5)}"
+    pool = "MaxPool <kernel_shape = [3], pads = [1, 1]> (r)"
+    stays(signature, constants, f"a = MatMul (x, v) r = Relu (a) p = {pool} y = MatMul (p, w)")
+    flat = f"{floats('v', 8, 6)}, {floats('w', 4, 5)}, int64[2] shape = {{0, 4}}"
+    nodes = "a = MatMul (x, v) p = GlobalAveragePool (a) f = Reshape (p, shape) y = MatMul (f, w)"
+    stays(signature.replace("4, 5]", "5]"), flat, nodes)
+
+
 def test_several_readers_that_are_all_layers() -> None:
     signature = "g (float[N, 8] x) => (float[N, 5] y, float[N, 4] z)"
     nodes = "a = MatMul (x, v) r = Relu (a) y = MatMul (r, w) z = MatMul (r, u)"

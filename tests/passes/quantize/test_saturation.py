@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from passes.quantize.dynamic import QuantizeDynamic
 from passes.quantize.saturation import has_vnni, overflows, saturating
-from tests.checks import model
+from passes.quantize.static import QuantizeStatic
+from tests.checks import model, random_feeds
+from tests.passes.fuse.constants import floats, typed
+from toolkit.calibrate.data import Calib
 from toolkit.context import Context
 from toolkit.model import Model
 
@@ -70,6 +74,22 @@ def test_a_reduced_range_never_does(reduce_range: bool) -> None:
     assert saturating(subject) == []
     QuantizeDynamic(min_elements=1, reduce_range=reduce_range).run(subject, Context())
     assert bool(saturating(subject)) is not reduce_range
+
+
+@pytest.mark.parametrize("item", [QuantizeDynamic(min_elements=1), QuantizeStatic(format="qop")])
+def test_operators_on_integers(item: Any) -> None:
+    """Those of the runtime as well."""
+    signature = "g (float[3, N, 16] x) => (float[3, 1, N, 4] y)"
+    large = [floats(*shape, low=0.5, high=1.0) for shape in (("m", 16, 16), ("u", 1, 16, 16),
+                                                             ("r", 1, 16, 4))]  # fmt: skip
+    nodes = "h = MatMul (x, m) y = LSTM <hidden_size = 4> (h, u, r)"
+    subject = model(typed(signature, ", ".join(large), nodes, 21))
+    data = Calib([random_feeds(subject)]).open(subject)
+    item.run(subject, Context(calibration=data))
+    ops = {label.split()[0] for label in saturating(subject)}
+    static = isinstance(item, QuantizeStatic)
+    dynamic = {"MatMulInteger", "DynamicQuantizeLSTM"}
+    assert ops == ({"MatMulIntegerToFloat"} if static else dynamic)
 
 
 def test_the_processor(tmp_path: Path) -> None:

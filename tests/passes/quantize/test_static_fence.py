@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnxruntime import InferenceSession
 
 from passes.quantize.static import QuantizeStatic
 from tests import ort
@@ -39,6 +40,21 @@ def test_a_float_convolution_between_two(limit: str) -> None:
     Calibrated(item).run(bare, Context(target="onnx"))
     assert operators(bare)["Sum"] == 0
     assert deployed(bare).count("QLinearConv") == 3, "no fence is needed any more"
+
+
+@pytest.mark.parametrize("move", ["", "Relu (c)", "Transpose <perm = [0, 1, 3, 2]> (c)"])
+@pytest.mark.parametrize("op", ["Conv (a, v, b)", "Softmax <axis = 1> (a)"])
+def test_an_output_does_not_keep_the_runtime_from_it(op: str, move: str) -> None:
+    """It would be given what the Q behind it leaves, or be computed with other weights."""
+    signature = IMAGE.replace(" y)", " y, float[N, 8, 8, 8] c)")
+    last = f"m = {move} y = Conv (m, v)" if move else "y = Conv (c, v)"
+    text = typed(signature, CONSTANTS, f"{FIRST} [keep] c = {op} {last}", 21)
+    subject = model(text)
+    Calibrated(QuantizeStatic(exclude=("keep",))).run(subject, Context())
+    fed = random_feeds(subject)
+    proto = subject.inlined_proto()
+    as_deployed = InferenceSession(proto.SerializeToString()).run(["c"], fed)[0]
+    np.testing.assert_allclose(as_deployed, ort.run(proto, fed, ["c"])[0], atol=1e-5)
 
 
 def test_only_what_the_runtime_would_fuse_is_fenced() -> None:
@@ -93,6 +109,8 @@ def test_a_bias_behind_a_matmul() -> None:
     one = "h = MatMul (x, m) y = Add (h, b)"
     quantized(rows, constants, one, "MatMulIntegerToFloat Sum")
     quantized(deep, constants, one, "MatMulIntegerToFloat Add")
+    known = "g (float[2, 5, 16] x) => (float[2, 5, 8] y)"
+    quantized(known, constants, one, "MatMulIntegerToFloat Sum")
     two = "h = MatMul (x, m) a = Add (h, b) r = Relu (a) y = MatMul (r, n)"
     quantized(rows, constants, two, "QGemm MatMulIntegerToFloat", atol=0.5)
 
@@ -130,3 +148,17 @@ def test_other_types_other_opsets_and_what_the_runtime_leaves_alone_need_no_pair
     assert signed("Transpose (a)", opset=20) == 2
     assert signed("Transpose (a)", item=QuantizeStatic()) == 2
     assert signed("Flatten (a)") == 2
+
+
+def test_a_bias_behind_a_signed_product() -> None:
+    """With any target: what the runtime would make of it, it does not load."""
+    signature = "g (float[2, 5, 16] x) => (float[2, 5, 8] y)"
+    constants = f"{floats('m', 16, 8)}, {floats('b', 8)}"
+    for opset, op in ((21, "Sum"), (20, "Add")):
+        subject = model(typed(signature, constants, "h = MatMul (x, m) y = Add (h, b)", opset))
+        Calibrated(SIGNED).run(subject, Context(target="onnx"))
+        assert operators(subject)[op] == 1
+        InferenceSession(subject.inlined_proto().SerializeToString())
+    unsigned = model(typed(signature, constants, "h = MatMul (x, m) y = Add (h, b)", 21))
+    Calibrated().run(unsigned, Context(target="onnx"))
+    assert operators(unsigned)["Add"] == 1

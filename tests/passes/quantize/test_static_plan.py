@@ -7,15 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from onnxruntime import InferenceSession
 
 from passes.quantize.dynamic import QuantizeDynamic, apply_plan
-from passes.quantize.plan import Entry, Plan, TensorEntry
+from passes.quantize.plan import Entry, Plan, TensorEntry, as_applied
 from passes.quantize.plan_json import parse_plan
 from passes.quantize.static import QuantizeStatic, apply_static
-from tests.checks import written
+from tests.checks import random_feeds, written
 from tests.passes.fuse.constants import floats, typed
-from tests.passes.quantize.static_checks import IMAGE, Calibrated, deployed, operators, planned
+from tests.passes.quantize.static_checks import (
+    IMAGE,
+    Calibrated,
+    deployed,
+    operators,
+    outputs,
+    planned,
+)
 from toolkit.context import Context
 from toolkit.errors import UsageError
 from toolkit.model import Model
@@ -47,6 +56,37 @@ def test_what_a_plan_holds() -> None:
     assert behind is not None
     assert behind.low == 0
     assert behind.high is not None
+
+
+def test_what_was_applied_holds_nodes_that_did_not_change() -> None:
+    """Both operands of the product are stored in 8 bits by what makes them."""
+    signature = "g (float[N, 4, 8, 8] x) => (float[N, 8, 8, 8] y)"
+    nodes = """[first] a = Conv <pads = [1, 1, 1, 1]> (x, w, b)
+               t = Transpose <perm = [0, 1, 3, 2]> (a) [both] y = MatMul (a, t)"""
+    item = QuantizeStatic(products=True)
+    subject, plan = planned(typed(signature, CONSTANTS, nodes, 21), item)
+    apply_static(subject, plan, Context())
+    assert [e.scheme for e in plan.entries] == ["static"] * 3
+    assert as_applied(subject, plan) == plan
+    lone = replace(plan, entries=(*plan.entries, Entry(output="n", op="Conv", scheme="static")))
+    assert [e.scheme for e in as_applied(subject, lone).entries][3:] == ["float"]
+
+
+def test_the_range_of_a_softmax_is_all_that_it_can_give() -> None:
+    """The runtime's kernel overflows where a step is less than 1 / 256."""
+    nodes = """[first] a = Conv <pads = [1, 1, 1, 1]> (x, w, b) s = Softmax <axis = 1> (a)
+               [last] y = Conv (s, v)"""
+    item = QuantizeStatic(ops=("Conv", "Softmax"))
+    subject, plan = planned(typed(IMAGE, CONSTANTS, nodes, 21), item)
+    found = plan.tensor("s")
+    assert found is not None
+    assert (found.low, found.high) == (0, 255 / 256)
+    fed = random_feeds(subject)
+    (wanted,) = outputs(subject, fed)
+    for form in ("qdq", "qop"):
+        made = applied(subject, plan, form).inlined_proto()
+        (given,) = InferenceSession(made.SerializeToString()).run(None, fed)
+        assert np.abs(given - wanted).max() < 0.1
 
 
 def test_there_and_back() -> None:

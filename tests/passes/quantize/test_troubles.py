@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from passes.quantize.dynamic import QuantizeDynamic
-from passes.quantize.troubles import note_troubles, range_troubles, weight_troubles
+from passes.quantize.static import QuantizeStatic
+from passes.quantize.troubles import (
+    feature_troubles,
+    note_troubles,
+    range_troubles,
+    weight_troubles,
+)
 from tests.checks import model
 from tests.passes.fuse.constants import floats, typed
 from toolkit.calibrate.data import Calib
@@ -79,6 +87,38 @@ def test_values_that_hardly_differ(observer: Observer) -> None:
     assert "nearly constant" in found
     assert troubles(values - 100, observer) == []
     assert troubles(np.zeros((2, 400)), observer) == []
+
+
+def features(values: Array) -> list[str]:
+    subject = layer()
+    data = Calib([{"x": values.astype(np.float32)}]).open(subject)
+    return [str(trouble) for trouble in feature_troubles(subject, data)]
+
+
+def test_features_that_take_the_range() -> None:
+    """One scale is for all of them: of 400, 25 may be so before that is how they are."""
+    values = np.random.default_rng(0).standard_normal((20, 400))
+    assert features(values) == []
+    assert features(np.zeros((2, 400))) == []
+    values[:, 5] *= 100
+    (found,) = features(values)
+    assert found.startswith("'x': 1 of 400 features reach ")
+    assert "try smooth" in found
+    values[:, 5] = 1000 + values[:, 5] / 1e4
+    assert "they hardly vary" in str(*features(values))
+    values[:, :26] = values[:, 5:6]
+    assert features(values) == []
+
+
+@pytest.mark.parametrize("item", [QuantizeDynamic(min_elements=0), QuantizeStatic()])
+def test_passes_name_what_is_hard(item: Any) -> None:
+    subject = layer((7, 1, 500.0))
+    values = np.ones((4, 400), np.float32)
+    values[:, 5] = 1000
+    ctx = Context(calibration=Calib([{"x": values}]).open(subject))
+    item.run(subject, ctx)
+    assert "in 1 of 3 outputs" in ctx.notes[0]
+    assert "1 of 400 features" in ctx.notes[1]
 
 
 def test_notes_are_bounded() -> None:

@@ -294,6 +294,13 @@ def test_a_table_that_is_tied_to_a_projection_is_stored_once(
     assert "t" not in changed.graph.initializers
 
 
+def test_a_projection_stays_with_the_table_it_is_tied_to() -> None:
+    signature = "g (int64[N] i) => (float[N, 20] y)"
+    nodes = "x = Gather (t, i) h = Tanh (x) y = Gemm <transB = 1> (h, t)"
+    notes = stays(signature, floats("t", 20, 32), nodes, QuantizeWeights(**ANY, embeddings="float"))
+    assert any("Gemm 'y' (tied to a table)" in note for note in notes)
+
+
 def test_a_table_that_is_read_as_floats_too_stays() -> None:
     signature = "g (int64[N, S] i) => (float[N, S, 8] y, float[20, 8] z)"
     notes = stays(signature, floats("t", 20, 8), "y = Gather (t, i) z = Neg (t)", NBITS)

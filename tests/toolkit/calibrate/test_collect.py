@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.checks import model, parse
+from toolkit.calibrate import store
 from toolkit.calibrate.collect import collect, observable, sweeps_of
 from toolkit.calibrate.observers import (
     Entropy,
@@ -19,7 +20,7 @@ from toolkit.calibrate.observers import (
 )
 from toolkit.calibrate.readers import ReaderOptions, reader_for
 from toolkit.calibrate.statistics import NotFinite, Range
-from toolkit.errors import UsageError
+from toolkit.errors import SaveError, UsageError
 from toolkit.model import Model
 from toolkit.runtime import Session
 
@@ -215,6 +216,23 @@ def test_a_damaged_cache_is_collected_again(tmp_path):
     next(tmp_path.iterdir()).write_bytes(b"PK nothing")
     assert observe(feeds(), {"a": MinMax()}, cache=tmp_path).sweeps == 1
     assert observe(feeds(), {"a": MinMax()}, cache=tmp_path).sweeps == 0
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"nothing can be kept in '.*file/inside'"):
+        observe(feeds(), {"a": MinMax()}, cache=tmp_path / "file" / "inside")
+
+
+def test_a_full_disk_costs_nothing_but_the_cache(tmp_path, monkeypatch):
+    def full(files):
+        raise SaveError("no space left on device")
+
+    monkeypatch.setattr(store, "write_files", full)
+    found = observe(feeds(), {"a": MinMax()}, cache=tmp_path)
+    assert found.sweeps == 1
+    assert found.ranges() == observe(feeds(), {"a": MinMax()}).ranges()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interruption_costs_one_sweep(tmp_path):

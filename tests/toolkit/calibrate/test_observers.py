@@ -272,6 +272,24 @@ def test_an_even_distribution_is_kept(observer):
     assert found.high == pytest.approx(2, abs=0.03)
 
 
+@pytest.mark.parametrize("observer", [Entropy(), Mse()], ids=lambda o: o.name)
+@pytest.mark.parametrize("most", [1.0, 6.0, 255.0])
+def test_what_saturates_is_kept(observer, most):
+    """The greatest value lies on a border of bins, and many are equal to it."""
+    random = np.random.default_rng(0)
+    pixels = np.clip(random.integers(-50, 320, 20_000), 0, 255) / 255 * most
+    assert observed(observer, pixels) == observed(MinMax(), pixels)
+    clipped = np.clip(random.standard_normal(20_000) * most, -most, most)
+    assert observed(observer, clipped) == observed(MinMax(), clipped)
+
+
+def test_few_values_are_no_distribution():
+    values = np.random.default_rng(8).laplace(size=200)
+    assert observed(Entropy(), values) == observed(MinMax(), values)
+    often = np.tile(values, 2)
+    assert observed(Entropy(), often).high < observed(MinMax(), often).high
+
+
 def quantization_error(values, found, levels):
     step = (found.high - found.low) / (levels - 1)
     zero = np.round(-found.low / step)

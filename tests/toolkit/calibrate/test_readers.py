@@ -346,7 +346,9 @@ def test_text_in_every_format(tmp_path, tokenizer):
     lines.write_text("\n\n".join(texts))
     rows.write_text("label,text\n" + "\n".join(f"1,{text}" for text in texts))
     records.write_text("\n".join(json.dumps({"n": 1, "sentence": text}) for text in texts))
-    for path in (lines, rows, records):
+    marked = tmp_path / "marked.csv"
+    marked.write_text("text,label\na cat sat,1\na dog,2\n", encoding="utf-8-sig")
+    for path in (lines, rows, records, marked):
         feeds = read(path, TOKENS, text=tokenizer)
         assert [feed["input_ids"].tolist() for feed in feeds] == [[[2, 3, 4]], [[2, 0]]]
 
@@ -379,10 +381,8 @@ def test_text_that_does_not_fit(tmp_path, tokenizer):
     assert "has the columns one, other: name" in refused(path, TOKENS, text=tokenizer)
     absent = TextOptions(tokenizer.tokenizer, ("two",))
     assert "no text in 'two'; its columns are one, other" in refused(path, TOKENS, text=absent)
-    (tmp_path / "a.jsonl").write_text("{no json")
-    assert "cannot be read: JSONDecodeError" in refused(
-        tmp_path / "a.jsonl", TOKENS, text=tokenizer
-    )
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{no json')
+    assert "line 2 is no JSON" in refused(tmp_path / "a.jsonl", TOKENS, text=tokenizer)
     (tmp_path / "a.txt").write_text("\n")
     assert "are empty" in refused(tmp_path / "a.txt", TOKENS, text=tokenizer)
 

@@ -48,6 +48,14 @@ def test_a_constant_is_no_good_model_where_values_hardly_vary():
     assert "around the mean" in found.reason
 
 
+@pytest.mark.parametrize("metric", [None, "sqnr", "cosine", "error"])
+def test_rounding_is_no_loss(metric):
+    """Not even where nothing may be lost: the same sums in another order are the same model."""
+    judge = Judge(linear(W, "m = MatMul (x, w) y = Sin (m)"), FEEDS, Demand.of(0, metric))
+    assert judge.verdict(linear(W * np.float32(1 + 1e-7), "m = MatMul (x, w) y = Sin (m)")).ok
+    assert not judge.verdict(linear(W * np.float32(1 + 1e-4), "m = MatMul (x, w) y = Sin (m)")).ok
+
+
 def test_numbers_where_the_floats_have_numbers():
     judge = Judge(linear(W), FEEDS)
     assert not judge.verdict(linear(W, "m = MatMul (x, w) l = Log (m) y = Add (m, l)")).ok

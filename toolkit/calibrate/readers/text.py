@@ -101,7 +101,8 @@ class TextFile:
     def _texts(self) -> Iterator[tuple[str, ...]]:
         ending = self._path.suffix.lower()
         try:
-            with self._path.open(encoding="utf-8", newline="" if ending == ".csv" else None) as f:
+            newline = "" if ending == ".csv" else None
+            with self._path.open(encoding="utf-8-sig", newline=newline) as f:
                 if ending == ".txt":
                     yield from ((line.strip(),) for line in f if line.strip())
                 elif ending == ".csv" and self._by_number():
@@ -109,9 +110,17 @@ class TextFile:
                 elif ending == ".csv":
                     yield from map(self._pick, csv.DictReader(f))
                 else:
-                    yield from (self._pick(json.loads(line)) for line in f if line.strip())
-        except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+                    yield from map(self._pick, self._records(f))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UsageError(f"'{self._path}' cannot be read: {summarize(error)}") from error
+
+    def _records(self, lines: Iterable[str]) -> Iterator[Any]:
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    yield json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"'{self._path}': line {number} is no JSON") from error
 
     def _by_number(self) -> bool:
         columns = self._options.columns
