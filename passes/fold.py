@@ -34,6 +34,7 @@ from toolkit.nodes import STANDARD_DOMAINS, inputs_of, outputs_of
 from toolkit.optypes import is_random
 from toolkit.tolerance import EXACT, Tolerance
 from toolkit.types import TensorType, from_proto, to_proto
+from toolkit.weights import nbytes
 
 Array = NDArray[Any]
 
@@ -48,9 +49,13 @@ _NEVER = _KEPT | _NO_TENSOR
 _SMALL = 64
 """Inputs up to this many elements are shown to shape inference: shapes, axes, repeats."""
 
-_SHARE, _LEAST, _MOST = 64, 1 << 10, 1 << 23
-"""When nobody says, results may add one part in so many of the weights' bytes, at least and at most
-so much. A runtime computes them when it loads a model, so that a larger file saves nothing."""
+_LITTLE, _MUCH, _ONE = 1 << 12, 1 << 23, 1 << 20
+"""When nobody says, results may add as much as is stored, at least and at most so many bytes, and
+none of them more than the last. On the way it may be more than in the end: what is folded into the
+next result does not stay."""
+_SHARE, _LEAST = 64, 1 << 10
+"""Where that does not do, they may add so little. The runtime computes the rest when it loads a
+model, so that a larger file saves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +66,37 @@ class Fold:
     tolerance: ClassVar[Tolerance] = EXACT
     max_bytes: int | None = field(
         default=None,
-        metadata={"help": "By how much results may make the file larger; none: by 1 in 64."},
+        metadata={
+            "help": "By how much results may make the file larger; none: by as much as the weights."
+        },
     )
 
     def run(self, model: Model, ctx: Context) -> None:
-        share = min(max(model.nbytes() // _SHARE, _LEAST), _MOST)
-        budget = _Budget(share if self.max_bytes is None else self.max_bytes)
-        for graph in model.graphs():  # one after the other: a branch may go with its If
-            while _fold_graph(graph, ctx, budget):
-                pass
+        if self.max_bytes is not None:
+            _fold(model, ctx, self.max_bytes, self.max_bytes)
+            return
+        start, before, whole = model.journal.position, _read_bytes(model), model.nbytes()
+        _fold(model, ctx, max(whole // 4, _MUCH), _ONE)
+        if _read_bytes(model) - before > min(max(whole, _LITTLE), _MUCH):
+            model.journal.undo_to(start)
+            _fold(model, ctx, min(max(whole // _SHARE, _LEAST), _MUCH), _ONE)
+
+
+def _read_bytes(model: Model) -> int:
+    """Bytes of the stored tensors that something reads."""
+    return sum(
+        nbytes(tensor)
+        for graph in model.graphs()
+        for name, tensor in graph.initializers.items()
+        if not graph.is_unused(name)
+    )
+
+
+def _fold(model: Model, ctx: Context, most: int, one: int) -> None:
+    budget = _Budget(most, one)
+    for graph in model.graphs():  # one after the other: a branch may go with its If
+        while _fold_graph(graph, ctx, budget):
+            pass
 
 
 @dataclass(slots=True)
@@ -77,10 +104,12 @@ class _Budget:
     """How far the file may grow by all results; what one frees is for the next."""
 
     left: int
+    one: int
+    """The largest result that may add to it at all."""
 
     def grant(self, size: int, freed: int) -> bool:
         growth = size - freed
-        if growth > max(self.left, 0):
+        if growth > 0 and (size > self.one or growth > self.left):
             return False
         self.left -= growth
         return True

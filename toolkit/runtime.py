@@ -28,7 +28,7 @@ MAX_IR = 13
 
 MOST_PACKED = 1 << 28
 """Bytes of weights that a session may copy where it computes other numbers without it."""
-_LIGHT = 1 << 26
+_LIGHT = 1 << 24
 """Bytes of weights of which a second copy does not count."""
 _IN_INT8 = 4
 """The accuracy level of MatMulNBits at which activations are rounded to int8."""

@@ -17,7 +17,7 @@ plan and write alone. The rooms, each with what it is asked for first:
     layers with weights  layers (linear ones, tables), recurrent, weighted (all of a model)
     integers             arithmetic (scales of channels), blocks (scales of blocks), large (in
                          pieces, where they lie)
-    dynamic              writing
+    dynamic              writing, dynamic_conv (convolutions, where asked for)
     static               static_sites (what has a kernel), static_region (what is so together),
                          static_ranges, static_ties and static_useful (of activations),
                          static_weights, static_apply (a plan, by static_qdq or static_qop),
@@ -28,7 +28,7 @@ plan and write alone. The rooms, each with what it is asked for first:
     the choice           costs (of a node, by int8_kernels as measured), sizes, regions (the least
                          time, by a minimum cut), survey (a model as such a problem), trials
                          (drafts, judged and timed), harm, search, groups, observing (which ranges
-                         make less noise), islands
+                         make less noise), islands, telling (what came of it)
     factors by channel   kernels (weights by inputs and outputs), passing (which operators let a
                          factor through), channels (how far it goes), scaling, samples,
                          smooth_trial

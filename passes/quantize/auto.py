@@ -116,11 +116,11 @@ class Quantize:
         if self.smooth:
             Smooth().run(model, ctx)
         Shapes(annotate=False).run(model, ctx)
-        tried = plan = self.make_plan(model, ctx)
+        note_hard(model, ctx)
+        plan = self.make_plan(model, ctx)
         means = self._means(model, plan, ctx)
         if plan.quantized():
             plan = self._reduced(model, plan, ctx, means)
-        note_hard(model, ctx, plan if plan.quantized() else tried)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
         done = self._apply(model, plan, ctx, means)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from onnx import NodeProto
 
 from passes.quantize.kernels import Kernel, kernel_of
 from passes.quantize.large import blocks
@@ -29,7 +28,6 @@ from toolkit.misses import Miss
 from toolkit.model import Model
 
 if TYPE_CHECKING:
-    from passes.quantize.plan import Plan
     from toolkit.calibrate.collect import Calibration
     from toolkit.calibrate.data import CalibrationData
     from toolkit.context import Context
@@ -37,9 +35,9 @@ if TYPE_CHECKING:
 WEIGHT_RATIO = 64.0
 """max |w| over the root mean square of the others of its channel, which it would hide behind
 itself. At 127 the rest is below one step."""
-_UNHEARD = 0.02
-"""The sum of the others beside the largest: with less, a channel is that one weight, as where a
-normalization has all but switched it off, and what 8 bits lose of it is nothing."""
+_UNHEARD = 1e-3
+"""The others of a channel beside those of the usual one: with less, the channel is that one weight,
+as where a normalization has all but switched it off, and what 8 bits lose of it is nothing."""
 RANGE_RATIO = 16.0
 """max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
 FEWEST_STEPS = 8
@@ -52,7 +50,6 @@ _MILLION = 1e6
 _PERCENT = 99.9
 _LEVELS = 255
 _MOST_NOTES = 5
-_NOT_FINITE = "not finite weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +73,18 @@ def note_troubles(troubles: Iterable[Trouble], ctx: Context) -> None:
         ctx.note(f"and {len(listed) - _MOST_NOTES} more tensors that 8 bits do not hold well")
 
 
-def note_hard(model: Model, ctx: Context, plan: Plan | None = None) -> None:
-    """Name the weights that 8 bits do not hold, and by real samples the features.
-
-    With a plan, only those of layers that it has in int8.
-    """
-    note_troubles(weight_troubles(model, plan), ctx)
+def note_hard(model: Model, ctx: Context) -> None:
+    """Name the weights that 8 bits do not hold, and by real samples the features."""
+    note_troubles(weight_troubles(model), ctx)
     if ctx.calibration is not None and ctx.calibration.real:
-        note_troubles(feature_troubles(model, ctx.calibration, plan), ctx)
+        note_troubles(feature_troubles(model, ctx.calibration), ctx)
 
 
-def feature_troubles(
-    model: Model, data: CalibrationData, plan: Plan | None = None
-) -> Iterator[Trouble]:
+def feature_troubles(model: Model, data: CalibrationData) -> Iterator[Trouble]:
     """The inputs of layers in which a few channels take the range, on the first samples."""
     read: dict[str, int] = {}
     for node in model.graph.nodes:
         kernel = kernel_of(model.graph, node)
-        if plan is not None and not _is_in_int8(plan, node):
-            continue
         if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
             read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
     few = replace(data, feeds=First(data.feeds, _SAMPLES))
@@ -137,39 +127,28 @@ def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
     return Trouble(tensor, what, advice)
 
 
-def weight_troubles(model: Model, plan: Plan | None = None) -> Iterator[Trouble]:
-    """The weights of linear layers and convolutions that are hard to quantize by channel.
-
-    With a plan, of those that are hard only the ones that it has in int8.
-    """
-    found: dict[tuple[int, str], Trouble | None] = {}
-    said: set[tuple[int, str]] = set()
+def weight_troubles(model: Model) -> Iterator[Trouble]:
+    """The weights of linear layers and convolutions that are hard to quantize by channel."""
+    seen: set[tuple[int, str]] = set()
     for g in model.graphs():
         for node in g.nodes:
             kernel = kernel_of(g, node)
             if kernel is None:
                 continue
             key = (id(g.scope_of(kernel.name)), kernel.name)
-            if key not in found:
-                found[key] = _weight_trouble(g, kernel)
-            trouble = found[key]
-            if trouble is None or key in said:
+            if key in seen:
                 continue
-            if plan is None or trouble.what == _NOT_FINITE or _is_in_int8(plan, node):
-                said.add(key)
+            seen.add(key)
+            trouble = _weight_trouble(g, kernel)
+            if trouble is not None:
                 yield trouble
-
-
-def _is_in_int8(plan: Plan, node: NodeProto) -> bool:
-    entry = plan.find(node)
-    return entry is not None and entry.scheme != "float"
 
 
 def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
     try:
         largest = kernel.largest(g, kernel.out_axes)
     except Miss:
-        return Trouble(kernel.name, _NOT_FINITE, "the layer has to stay float")
+        return Trouble(kernel.name, "not finite weights", "the layer has to stay float")
     others = tuple(a for a in range(len(kernel.shape)) if a not in kernel.out_axes)
     squares = np.zeros([n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape)])
     for rows, block in blocks(kernel.floats(g)):
@@ -179,7 +158,7 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
     rest = squares.reshape(-1) - np.square(largest)
     there = rest > _ROUNDING * squares.reshape(-1)  # a channel of one number is exact
     size = np.sqrt(np.where(there, rest, 1) / max(share - 1, 1))
-    heard = size * (share - 1) > _UNHEARD * largest
+    heard = size > _UNHEARD * np.median(np.where(there, size, 0))
     ratio = np.where(there & heard, largest / size, 0)
     bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
     if not bad:

@@ -69,16 +69,16 @@ def test_a_collapse_says_how_far_off_it_is_and_what_to_do() -> None:
 def test_nothing_in_int8_is_said_once() -> None:
     plan = Plan((entry("one"),)).turned(["one"], reason="float is faster")
     ctx = Context()
-    note_what(plan, ctx)
+    note_what(plan, plan, ctx)
     assert ctx.notes == [
         "nothing is quantized, for the reasons below",
         "left float: Conv 'one' (float is faster)",
     ]
     ctx.notes[:] = ["nothing is quantized: it went wrong"]
-    note_what(plan, ctx)
+    note_what(plan, plan, ctx)
     assert len(ctx.notes) == 2
     ctx.notes.clear()
-    note_what(Plan(), ctx)
+    note_what(Plan(), Plan(), ctx)
     assert not ctx.notes, "there is nothing to quantize in it"
 
 

@@ -119,6 +119,7 @@ def test_what_is_proven_is_what_an_application_computes(
     np.testing.assert_array_equal(proven, wanted)
     assert not runtime.said_of_packing(made)
     monkeypatch.setattr(runtime, "MOST_PACKED", 100)
+    monkeypatch.setattr(runtime, "_LIGHT", 100)
     (in_floats,) = runtime.Session(made, optimize).run(feeds)
     assert np.abs(in_floats - wanted).max() > 1e-3
     assert "accuracy_level 4" in runtime.said_of_packing(made)
