@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -125,6 +126,7 @@ def test_interrupted_while_something_is_imported(command, capsys):
     def interrupt():
         try:
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)  # it may take a moment to arrive
         except KeyboardInterrupt:
             raise ImportError("half a module") from None
 
