@@ -133,11 +133,8 @@ def condition_of_where(g: Graph, c: str, where: NodeProto, node: NodeProto) -> s
     return c if kept else g.op("Not", c, at=node)
 
 
-_otherwise = op.Cast(op.Not(var("c")).shared()).shared()
-
-
 _chosen = (op.Cast(var("c")).shared().named("flag") * x).shared()
-_other = (_otherwise * var("other")).shared()
+_other = (op.Cast(op.Not(var("c")).shared()).shared() * var("other")).shared()
 
 
 @rewrite(_chosen + _other, opset=9)

@@ -294,7 +294,7 @@ _is_negative = op.Less(at | op.Cast(at), const("zero"))
 def gather_from_the_end(
     g: Graph, x: str, at: str, rows: str, zero: str, node: NodeProto
 ) -> str | None:
-    """An index below 0 counts from the end anyway."""
+    """An index below 0 counts from the end anyway. (One below -rows is out of range then.)"""
     axis: int = nd.attr(node, "axis", 0)
     size = (g.shape(x) or ())[axis:][:1]
     limit, shift = g.const(zero), g.const(rows)

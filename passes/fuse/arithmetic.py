@@ -45,8 +45,6 @@ def product_with_reciprocal(g: Graph, x: str, y: str, node: NodeProto) -> str:
 
 
 _turned = op.Transpose(var()).shared()
-
-
 _product = (op.MatMul(_turned, y) | op.MatMul(x, _turned)).named("product")
 _factor = const("factor", where=lambda array: array.size == 1)
 

@@ -57,9 +57,11 @@ def product_of_rows(
             g.learn_type(result, known)
         if place is product and g.use_count(product.output[0]) > 1:
             _flatten_again(g, result, columns, product)
-    target = reshape_target(known.shape, after)
-    if known.shape == after or target is None:
+    if known.shape == after:
         return result
+    target = reshape_target(known.shape, after)
+    if target is None:
+        raise Miss("the shape that comes out cannot be told in numbers")
     return reshape(g, result, target, at=node)
 
 
