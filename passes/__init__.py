@@ -29,6 +29,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
     "rows": "passes.rows:Rows",
+    "unpad": "passes.unpad:Unpad",
     "compact": "passes.fuse.compact:Compact",
     "lower": "passes.lower:Lower",
     "smooth": "passes.quantize.smooth:Smooth",
@@ -82,6 +83,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "fuse-linear",
         "tidy",
         "rows",
+        "unpad",
         "lower",
         "fuse-linear",  # for factors that a spelling has left beside a MatMul
         "compact",

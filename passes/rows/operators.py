@@ -22,11 +22,12 @@ from passes.operands import (
     dims,
     given,
     int_operand,
+    int_vector,
     normalized_from,
     permutation,
     reshape_target,
 )
-from passes.rows.selection import Selection
+from passes.rows.selection import Wanted
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.optypes import BROADCASTING, ELEMENTWISE, REDUCTIONS
@@ -56,7 +57,7 @@ class Plan:
     """Whether the first axis stays the first, and each of its entries is worked on by itself."""
 
 
-def plan(g: Graph, node: NodeProto, axis: int, selection: Selection) -> Plan | None:
+def plan(g: Graph, node: NodeProto, axis: int, selection: Wanted) -> Plan | None:
     """How `node` computes selected rows of `axis` of its outputs; None when it cannot."""
     planner = _planner(node)
     shape = g.shape(nd.outputs_of(node)[0]) if planner is not None else None
@@ -64,6 +65,20 @@ def plan(g: Graph, node: NodeProto, axis: int, selection: Selection) -> Plan | N
         return None
     found = planner(_Site(g, node, axis, selection, shape))
     return found if found is not None and found.moved else None
+
+
+def write_twin(
+    g: Graph, node: NodeProto, plan: Plan, rows: Mapping[int, str]
+) -> list[tuple[str, str]]:
+    """Write the node once more, for the rows in these operands: what it gives, and what that is."""
+    inputs = list(node.input)
+    for slot, other in {**rows, **plan.instead}.items():
+        inputs[slot] = other if isinstance(other, str) else int_vector(g, other, "shape")
+    outputs = [g.fresh(name) if name else "" for name in node.output]
+    g.add(
+        node.op_type, inputs, outputs, {**nd.attrs(node), plan.without: None}, node.domain, at=node
+    )
+    return [pair for pair in zip(node.output, outputs, strict=True) if pair[0]]
 
 
 def is_product(node: NodeProto) -> bool:
@@ -81,7 +96,7 @@ class _Site:
     g: Graph
     node: NodeProto
     axis: int
-    selection: Selection
+    selection: Wanted
     shape: Shape
 
     @property

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from passes.operands import int_vector, squeeze
-from passes.rows.operators import Moved, Plan, is_product, plan
+from passes.operands import squeeze
+from passes.rows.operators import Moved, Plan, is_product, plan, write_twin
 from passes.rows.reading import MOST_USERS, read_behind
 from passes.rows.selection import Entries, OneEach, Selected, Writer
 from toolkit import nodes as nd
@@ -150,23 +150,17 @@ class Region:
 
     def _write(self, member: _Member, twins: dict[_Rows, str]) -> None:
         g, node = self.g, member.node
-        inputs = list(node.input)
+        instead = dict[int, str]()
         for moved in member.plan.moved:
             rows = self._rows(node, moved)
             if rows not in twins:
                 twins[rows] = self.selection.take(Writer(g, node, self._made), *rows)
                 self._learn(twins[rows], *rows)
-            inputs[moved.slot] = twins[rows]
-        for slot, other in member.plan.instead.items():
-            inputs[slot] = other if isinstance(other, str) else int_vector(g, other, "shape")
-        attributes = {**nd.attrs(node), member.plan.without: None}
-        outputs = [g.fresh(name) if name else "" for name in node.output]
-        g.add(node.op_type, inputs, outputs, attributes, node.domain, at=node)
-        for name, twin in zip(node.output, outputs, strict=True):
-            if name:
-                rows = name, member.axis, member.axis
-                twins[rows] = twin
-                self._learn(twin, *rows)
+            instead[moved.slot] = twins[rows]
+        for name, twin in write_twin(g, node, member.plan, instead):
+            rows = name, member.axis, member.axis
+            twins[rows] = twin
+            self._learn(twin, *rows)
 
     def _learn(self, twin: str, value: str, axis: int, of: int) -> None:
         known = self.g.type(value)

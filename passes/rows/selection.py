@@ -43,7 +43,7 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class _ForAll:
+class ForAll:
     """As many rows of an axis, the same ones wherever they are taken."""
 
     count: Dim
@@ -55,19 +55,22 @@ class _ForAll:
         """Whether it can be moved through what makes the value."""
         return True
 
+    def is_last(self, size: Dim) -> bool:
+        """Whether it is the last of `size` rows alone."""
+        return False
+
     def shape(self, shape: Shape, axis: int, of: int) -> Shape:
         return (*shape[:axis], self.count, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
-class Entries(_ForAll):
+class Entries(ForAll):
     """Entries of an axis: these, or the one that `index` names."""
 
     numbers: tuple[int, ...]
     index: str = ""
 
     def is_last(self, size: Dim) -> bool:
-        """Whether the one row is the last of `size`."""
         return self.numbers in ((-1,), (size - 1,))
 
     def take(self, write: Writer, value: str, axis: int, of: int) -> str:
@@ -79,7 +82,7 @@ class Entries(_ForAll):
 
 
 @dataclass(frozen=True, slots=True)
-class Window(_ForAll):
+class Window(ForAll):
     """Neighbours along an axis."""
 
     bounds: tuple[str, ...]
@@ -148,6 +151,8 @@ class OneEach:
 
 
 Selection: TypeAlias = Entries | Window | OneEach
+Wanted: TypeAlias = ForAll | OneEach
+"""What an operator is asked for: it need not know how the rows are taken."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

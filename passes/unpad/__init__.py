@@ -1,0 +1,14 @@
+"""Padding is not computed: the rows of a batch that a mask takes out are left out.
+
+    pooled(f(x), mask)  =  pooled(back(f(real rows of x)), mask)
+
+Texts of a batch are filled up to one length, and a mask says which tokens are real. No attention
+reads a key that is masked, and a mean over the real tokens, or the first token alone, reads no row
+that is padding: norms, linear maps and activations between need only the real rows of all texts,
+one behind the other. `padding` tells what values are where the mask is zero, `free` which values
+may be anything there, and `rows` writes the graph that computes the others alone.
+"""
+
+from passes.unpad.unpad import Unpad
+
+__all__ = ["Unpad"]

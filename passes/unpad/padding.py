@@ -1,0 +1,322 @@
+"""What a value is wherever a mask is zero: an interval, element by element.
+
+    mask [b, s] = 0    =>    Where(Cast(Unsqueeze(mask, [1, 2])), 0, -inf) [b, :, :, s] = -inf
+
+A `Place` says along which axes of a value the batch and the length of the mask lie; both are
+counted from the last axis, as broadcasting does. What cannot be told is anything at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from passes.axes import positive_axes
+from passes.operands import int_operand, permutation
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.types import FLOATS, Shape
+
+_DEPTH = 48
+"""Masks are made in a few steps; what takes more is not looked into."""
+_MOST_ELEMENTS = 1 << 24
+
+_FLAG = TensorProto.BOOL
+
+
+class Interval(NamedTuple):
+    """Everything from `low` to `high`; flags are 0 and 1."""
+
+    low: float
+    high: float
+
+    @property
+    def number(self) -> float | None:
+        """The only number in it."""
+        return self.low if self.low == self.high else None
+
+
+ANYTHING, FLAG, NO, YES = (
+    Interval(-math.inf, math.inf),
+    Interval(0, 1),
+    Interval(0, 0),
+    Interval(1, 1),
+)
+
+
+class Place(NamedTuple):
+    """The axes of a value along which a mask lies, counted from its end: -1 is the last.
+
+    None for one along which the value does not vary with the mask. The batch has none where it is
+    always of one.
+    """
+
+    batch: int | None
+    row: int | None
+
+    def moved(self, move: Callable[[int], int | None]) -> Place:
+        return Place(*(None if axis is None else move(axis) for axis in self))
+
+
+NOWHERE = Place(None, None)
+"""Of what does not vary with the mask, or not in a way that can be told: any of its elements."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Padding:
+    """What is known of the values of a graph where `mask`, of [batch, length], is zero."""
+
+    g: Graph
+    mask: str
+    sizes: Shape
+    _known: dict[tuple[str, Place], Interval] = field(
+        default_factory=dict[tuple[str, Place], Interval]
+    )
+
+    def place(self, batch: int, row: int) -> Place:
+        return Place(None if self.sizes[0] == 1 else batch, row)
+
+    def at(self, value: str, place: Place, depth: int = _DEPTH) -> Interval:
+        """What `value` is, at the given place, where the mask is zero."""
+        key = value, place
+        if key not in self._known:
+            self._known[key] = self._find(value, place, depth) if depth else ANYTHING
+        return self._known[key]
+
+    def _find(self, value: str, place: Place, depth: int) -> Interval:
+        g = self.g
+        anything = FLAG if g.dtype(value) == _FLAG else ANYTHING
+        if value == self.mask:
+            return NO if place == self.place(-2, -1) else anything
+        if g.is_const(value):
+            return self._stored(value)
+        node = g.producer(value)
+        if node is None:
+            return anything
+        if nd.is_op(node, *_VIEWS):
+            seen = _VIEWS[node.op_type](g, node, place) or NOWHERE
+            return self.at(node.input[0], seen, depth - 1)
+        function = _converted(g.dtype(value)) if nd.is_op(node, "Cast") else _function(node)
+        if function is None:
+            return anything
+        operands = [
+            self.at(name, self.aligned(name, place), depth - 1) for name in nd.inputs_of(node)
+        ]
+        found = function(*operands)
+        return found if _holds(found, g.dtype(value)) else anything
+
+    def aligned(self, name: str, place: Place) -> Place:
+        """The place in an operand that is broadcast; none along an axis that it does not have."""
+        shape = self.g.shape(name) or ()
+        return place.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
+
+    def _stored(self, value: str) -> Interval:
+        stored = self.g.const(value)
+        if stored is None or stored.dtype.kind not in "fiub":
+            return ANYTHING
+        if not 0 < stored.size < _MOST_ELEMENTS:
+            return ANYTHING
+        low, high = float(np.min(stored)), float(np.max(stored))
+        return ANYTHING if math.isnan(low) else Interval(low, high)
+
+
+# -- operators that move elements: where the place is in what they read
+
+
+def _unsqueeze(g: Graph, node: NodeProto, place: Place) -> Place | None:
+    rank = g.rank(node.output[0])
+    axes = positive_axes(int_operand(g, node, "axes", 1), rank)
+    if axes is None or rank is None:
+        return None
+    return _renumbered(place, [axis for axis in range(rank) if axis not in axes], rank)
+
+
+def _squeeze(g: Graph, node: NodeProto, place: Place) -> Place | None:
+    rank = g.rank(node.input[0])
+    axes = positive_axes(int_operand(g, node, "axes", 1), rank)
+    if axes is None or rank is None:
+        return None
+    left = [axis for axis in range(rank) if axis not in axes]
+    return place.moved(lambda axis: left[axis] - rank)
+
+
+def _reshape(g: Graph, node: NodeProto, place: Place) -> Place | None:
+    """One that puts axes of size 1 in, or takes them out."""
+    before, after = g.shape(node.input[0]), g.shape(node.output[0])
+    if before is None or after is None:
+        return None
+    old, new = ([axis for axis, size in enumerate(shape) if size != 1] for shape in (before, after))
+    if [before[axis] for axis in old] != [after[axis] for axis in new]:
+        return None
+    found = {there - len(after): here - len(before) for here, there in zip(old, new, strict=True)}
+    return place.moved(found.get)
+
+
+def _transpose(g: Graph, node: NodeProto, place: Place) -> Place | None:
+    perm = permutation(g, node)
+    return None if perm is None else place.moved(lambda axis: perm[axis] - len(perm))
+
+
+def _expand(g: Graph, node: NodeProto, place: Place) -> Place | None:
+    shape = g.shape(node.input[0])
+    if shape is None:
+        return None
+    return place.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
+
+
+def _some(g: Graph, node: NodeProto, place: Place) -> Place | None:
+    """One that picks elements."""
+    return None
+
+
+def _same(g: Graph, node: NodeProto, place: Place) -> Place | None:
+    return place
+
+
+def _renumbered(place: Place, kept: Sequence[int], rank: int) -> Place:
+    """The place among the axes that are kept; none along another."""
+    numbers = {axis - rank: number - len(kept) for number, axis in enumerate(kept)}
+    return place.moved(numbers.get)
+
+
+_VIEWS: dict[str, Callable[[Graph, NodeProto, Place], Place | None]] = {
+    "Expand": _expand,
+    "Gather": _some,
+    "Identity": _same,
+    "Reshape": _reshape,
+    "Slice": _some,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+
+
+# -- operators that work on each element
+
+
+def _add(x: Interval, y: Interval) -> Interval:
+    return Interval(x.low + y.low, x.high + y.high)
+
+
+def _sub(x: Interval, y: Interval) -> Interval:
+    return Interval(x.low - y.high, x.high - y.low)
+
+
+def _mul(x: Interval, y: Interval) -> Interval:
+    corners = [a * b for a in x for b in y]
+    # 0 times infinity is 0 at the end of an interval whose other numbers are finite.
+    found = [0.0 if math.isnan(corner) else corner for corner in corners]
+    exact = [side for side in (x, y) if side.number is not None and math.isinf(side.number)]
+    return Interval(math.nan, math.nan) if exact and found != corners else _hull(*found)
+
+
+def _neg(x: Interval) -> Interval:
+    return Interval(-x.high, -x.low)
+
+
+def _where(condition: Interval, x: Interval, y: Interval) -> Interval:
+    if condition == FLAG:
+        return Interval(min(x.low, y.low), max(x.high, y.high))
+    return x if condition == YES else y
+
+
+def _not(x: Interval) -> Interval:
+    return Interval(1 - x.high, 1 - x.low)
+
+
+def _and(x: Interval, y: Interval) -> Interval:
+    return Interval(min(x.low, y.low), min(x.high, y.high))
+
+
+def _or(x: Interval, y: Interval) -> Interval:
+    return Interval(max(x.low, y.low), max(x.high, y.high))
+
+
+def _less(x: Interval, y: Interval) -> Interval:
+    if ANYTHING in (x, y):  # not even a number, perhaps, and then not less and not equal
+        return FLAG
+    return YES if x.high < y.low else NO if x.low >= y.high else FLAG
+
+
+def _greater(x: Interval, y: Interval) -> Interval:
+    return _less(y, x)
+
+
+def _not_less(x: Interval, y: Interval) -> Interval:
+    return _not(_less(x, y))
+
+
+def _not_greater(x: Interval, y: Interval) -> Interval:
+    return _not(_less(y, x))
+
+
+def _equal(x: Interval, y: Interval) -> Interval:
+    if x.number is not None and x.number == y.number:
+        return YES
+    return NO if x.high < y.low or y.high < x.low else FLAG
+
+
+def _least(*operands: Interval) -> Interval:
+    return Interval(*(min(ends) for ends in zip(*operands, strict=True)))
+
+
+def _most(*operands: Interval) -> Interval:
+    return Interval(*(max(ends) for ends in zip(*operands, strict=True)))
+
+
+def _hull(*numbers: float) -> Interval:
+    return Interval(min(numbers), max(numbers))
+
+
+_FUNCTIONS: dict[str, Callable[..., Interval]] = {
+    "Add": _add,
+    "And": _and,
+    "Equal": _equal,
+    "Greater": _greater,
+    "GreaterOrEqual": _not_less,
+    "Less": _less,
+    "LessOrEqual": _not_greater,
+    "Max": _most,
+    "Min": _least,
+    "Mul": _mul,
+    "Neg": _neg,
+    "Not": _not,
+    "Or": _or,
+    "Sub": _sub,
+    "Where": _where,
+}
+
+
+def _function(node: NodeProto) -> Callable[..., Interval] | None:
+    return _FUNCTIONS.get(node.op_type) if nd.is_op(node, *_FUNCTIONS) else None
+
+
+def _converted(dtype: int) -> Callable[[Interval], Interval]:
+    """What a Cast does."""
+
+    def to_flag(x: Interval) -> Interval:
+        return YES if x.low > 0 or x.high < 0 else NO if x == NO else FLAG
+
+    def to_whole(x: Interval) -> Interval:
+        return x if x.number is not None and x.number.is_integer() else ANYTHING
+
+    return to_flag if dtype == _FLAG else _same_number if dtype in FLOATS else to_whole
+
+
+def _same_number(x: Interval) -> Interval:
+    return x
+
+
+def _holds(x: Interval, dtype: int) -> bool:
+    """Whether numbers of this type are what was computed: none overflows, none is undefined."""
+    if math.isnan(x.low) or math.isnan(x.high):
+        return False
+    if dtype in FLOATS or dtype == _FLAG:
+        return True
+    limits = np.iinfo(helper.tensor_dtype_to_np_dtype(dtype)) if dtype else None
+    return limits is not None and limits.min <= x.low and x.high <= limits.max

@@ -1,0 +1,70 @@
+"""The pass `unpad`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from passes.operands import given
+from passes.unpad.free import MASK, takes_keys_out
+from passes.unpad.padding import Padding
+from passes.unpad.region import Region
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.model import Model
+from toolkit.tolerance import FLOAT, Tolerance
+from toolkit.types import Shape
+
+if TYPE_CHECKING:
+    from toolkit.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Unpad:
+    """Compute the real tokens of a padded batch alone."""
+
+    name: ClassVar[str] = "unpad"
+    tolerance: ClassVar[Tolerance] = FLOAT  # a product of fewer rows may add in another order
+    idempotent: ClassVar[bool] = True
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if ctx.target != "ort-cpu":
+            return  # elsewhere sizes that are known beforehand may be worth more
+        for graph in model.graphs():
+            for padding in _paddings(graph):
+                region = Region(padding)
+                if region and graph.begin("unpad", region.first):
+                    region.write()
+
+
+def _paddings(g: Graph) -> Iterator[Padding]:
+    """The masks of [batch, length] by which attention leaves keys out, each where it begins."""
+    masks = {given(node, MASK) for node in g.nodes if nd.is_op(node, "Attention")}
+    for value in _sources(g, sorted(masks)):
+        sizes = g.shape(value) or ()
+        if len(sizes) == 2 and _may_be_padded(sizes):
+            padding = Padding(g, value, sizes)
+            found = {mask for mask in masks if takes_keys_out(padding, mask)}
+            if found:
+                masks -= found
+                yield padding
+
+
+def _may_be_padded(sizes: Shape) -> bool:
+    """A single text is only filled up where its length is fixed."""
+    return sizes[0] != 1 or isinstance(sizes[1], int)
+
+
+def _sources(g: Graph, values: Sequence[str]) -> list[str]:
+    """What the values are made of: inputs first, then what is nearest to those."""
+    found: dict[str, None] = {}
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value and value not in found and not g.is_const(value):
+            found[value] = None
+            maker = g.producer(value)
+            pending.extend([] if maker is None else maker.input)
+    nearest = list(found)[::-1]
+    return sorted(nearest, key=lambda value: g.producer(value) is not None)

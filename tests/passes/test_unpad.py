@@ -1,0 +1,308 @@
+"""`unpad`: what is computed for real tokens alone, and what is left as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from passes.shapes import Shapes
+from passes.unpad import Unpad, region
+from tests.checks import assert_same_outputs, check, parse
+from toolkit.context import Context
+from toolkit.model import Model
+
+HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
+
+
+@pytest.fixture(autouse=True)
+def _any_work_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of these models are short."""
+    monkeypatch.setattr(region, "WORK_OF_A_COPY", 0.1)
+
+
+WEIGHTS = """float[4, 4] w = {1, 2, 3, 4, -1, 0, 2, 1, 0, 1, 0, -2, 3, 1, 1, 0},
+    float[4, 4] u = {0.1, -0.2, 0.3, 0.4, -0.1, 0, 0.2, 0.1, 0, 0.1, 0, -0.2, 0.3, 0.1, 0.1, 0},
+    float[4] b = {1, -2, 3, 0.5}, float[4] s = {1, 0.5, 2, 1}, int64[1] rows = {1},
+    int64[1] columns = {2}, int64[2] heads = {1, 2}, float zero = {0}, float low = {-10000},
+    int64 first = {0}, int64 last = {-1}, float one = {1}"""
+
+SQUARE = """length = Shape <start = 1, end = 2> (mask)
+    square = Concat <axis = 0> (rows, rows, length, rows) bias = Expand (narrow, square) """
+BIAS = f"""real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads)
+    narrow = Where (seen, zero, low) {SQUARE}"""
+LAYER = """k = MatMul (x, u) v = MatMul (x, w)
+    a = Attention <q_num_heads = 2, kv_num_heads = 2> (x, k, v, bias)
+    m = MatMul (a, u) r = Add (m, x) h = LayerNormalization <axis = -1> (r, s, b) """
+MEAN = """flags = Cast <to = 1> (mask) column = Unsqueeze (flags, columns)
+    kept = Mul (h, column) y = ReduceSum <keepdims = 0> (kept, rows)"""
+
+MASKS = (
+    [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]],
+    [[0, 0, 1, 1, 1], [1, 0, 1, 0, 1], [0, 0, 0, 0, 0]],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The pass on a model whose shapes are known."""
+
+    target: str = "ort-cpu"
+
+    def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
+        ctx.target = self.target
+        Unpad().run(model, ctx)
+
+
+def graph(
+    nodes: str,
+    inputs: str = "float[B, L, 4] x, int64[B, L] mask",
+    outputs: str = "float[B, 4] y",
+    stored: str = "",
+) -> str:
+    kept = f"{WEIGHTS}, {stored}" if stored else WEIGHTS
+    return f"{HEADER} agraph ({inputs}) => ({outputs}) <{kept}> {{ {nodes} }}"
+
+
+def fed(mask: Any, seed: int = 0, dtype: Any = np.int64) -> dict[str, Any]:
+    flags = np.array(mask, dtype)
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(*flags.shape, 4)).astype(np.float32), "mask": flags}
+
+
+def moves(text: str, dtype: Any = np.int64, products: int = 3) -> Model:
+    """So many products are of real rows alone, and the answers are the same for all masks."""
+    for seed, mask in enumerate(MASKS):
+        found = check(Ready(), text, inputs=fed(mask, seed, dtype))
+    shapes = [found.graph.shape(n.output[0]) for n in found.graph.nodes if n.op_type == "MatMul"]
+    assert sum(shape is not None and shape[0] == 1 for shape in shapes) == products
+    return found
+
+
+def stays(text: str, target: str = "ort-cpu", **inputs: Any) -> None:
+    check(Ready(target), text, near_miss=True, inputs=inputs or fed(MASKS[0]))
+
+
+# -- what is left out
+
+
+def test_a_mean_over_real_tokens() -> None:
+    found = moves(graph(BIAS + LAYER + MEAN))
+    kinds = [node.op_type for node in found.graph.nodes]
+    # x is packed, and what attention gives; key, value and what is pooled are unpacked
+    assert kinds.count("GatherND") == 5
+
+
+def test_what_is_read_of_the_first_token() -> None:
+    moves(graph(BIAS + LAYER + "y = Gather <axis = 1> (h, first)"))
+
+
+def test_the_first_token_by_a_slice() -> None:
+    text = "c = Slice (h, z, rows, rows) y = Squeeze (c, rows)"
+    moves(graph(BIAS + LAYER + text, stored="int64[1] z = {0}"))
+
+
+def test_the_largest_of_real_tokens() -> None:
+    pooled = """column = Unsqueeze (real, columns) chosen = Where (column, h, low)
+        y = ReduceMax <keepdims = 0> (chosen, rows)"""
+    moves(graph(BIAS + LAYER + pooled))
+
+
+def test_two_layers() -> None:
+    second = """k2 = MatMul (h, u) v2 = MatMul (h, w)
+        a2 = Attention <q_num_heads = 2, kv_num_heads = 2> (h, k2, v2, bias)
+        m2 = MatMul (a2, u) g2 = Gelu (m2) h2 = Add (g2, h) """
+    moves(graph(BIAS + LAYER + second + MEAN.replace("(h,", "(h2,")), products=6)
+
+
+def test_heads_apart() -> None:
+    layer = """k = MatMul (x, u) kh = Reshape (k, apart) kt = Transpose <perm = [0, 2, 1, 3]> (kh)
+        v = MatMul (x, w) vh = Reshape (v, apart) vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+        q = Reshape (x, apart) qt = Transpose <perm = [0, 2, 1, 3]> (q)
+        a = Attention (qt, kt, vt, bias) at = Transpose <perm = [0, 2, 1, 3]> (a)
+        aj = Reshape (at, joined) m = MatMul (aj, u) h = Add (m, x) """
+    stored = "int64[4] apart = {0, 0, 2, 2}, int64[3] joined = {0, 0, 4}"
+    moves(graph(BIAS + layer + MEAN, stored=stored))
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        "flags2 = Cast <to = 1> (mask) away = Sub (one, flags2) cost = Mul (away, low)"
+        " narrow = Unsqueeze (cost, heads) ",
+        "off = Equal (mask, first) seen = Unsqueeze (off, heads) narrow = Where (seen, low, zero) ",
+        "real = Cast <to = 9> (mask) off = Not (real) on = Not (off)"
+        " narrow = Unsqueeze (on, heads) ",
+        "real = Cast <to = 9> (mask) narrow = Reshape (real, four) ",
+        "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) both = And (seen, causal)"
+        " narrow = Where (both, zero, low) ",
+        "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) pad = Where (seen, zero, lower)"
+        " narrow = Add (pad, near) ",
+        "more = Less (first, mask) seen = Unsqueeze (more, heads) t = Transpose (seen)"
+        " tt = Transpose (t) narrow = Where (tt, zero, low) ",
+        "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) pad = Where (seen, zero, lower)"
+        " far = Gather (table, distance) up = Unsqueeze (far, ends) narrow = Add (pad, up) ",
+    ],
+    ids=["product", "equal", "not", "reshaped", "causal", "sum", "transposed", "relative"],
+)
+def test_masks_in_other_words(narrow: str) -> None:
+    stored = """int64[4] four = {-1, 1, 1, 5},
+        bool[1, 1, 5, 5] causal = {1,0,0,0,0, 1,1,0,0,0, 1,1,1,0,0, 1,1,1,1,0, 1,1,1,1,1},
+        float[1, 1, 5, 5] near = {0,-1,0,-1,0, 1,0,1,0,1, 0,-1,0,0,0, 1,0,1,0,1, 0,-9,0,1,0},
+        float lower = {-100000}, float[3] table = {1, -2, 3}, int64[2] ends = {0, 1},
+        int64[5, 5] distance = {0,1,2,2,2, 1,0,1,2,2, 2,1,0,1,2, 2,2,1,0,1, 2,2,2,1,0}"""
+    inputs = "float[B, 5, 4] x, int64[B, 5] mask"
+    moves(graph(narrow + SQUARE + LAYER + MEAN, inputs, stored=stored))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float"])
+def test_masks_of_any_type(dtype: str) -> None:
+    inputs = f"float[B, L, 4] x, {dtype}[B, L] mask"
+    moves(graph(BIAS + LAYER + MEAN, inputs), {"float": np.float32}.get(dtype, dtype))
+
+
+def test_one_text_of_a_fixed_length() -> None:
+    inputs = "float[1, 5, 4] x, int64[1, 5] mask"
+    for mask in ([1, 1, 0, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]):
+        check(Ready(), graph(BIAS + LAYER + MEAN, inputs), inputs=fed([mask]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda length: st.lists(
+            st.lists(st.integers(0, 1), min_size=length, max_size=length), min_size=1, max_size=4
+        )
+    ),
+    st.sampled_from(["mean", "first", "largest"]),
+)
+def test_any_mask(mask: list[list[int]], pooled: str) -> None:
+    heads = {
+        "mean": MEAN,
+        "first": "y = Gather <axis = 1> (h, first)",
+        "largest": """column = Unsqueeze (real, columns) chosen = Where (column, h, low)
+            y = ReduceMax <keepdims = 0> (chosen, rows)""",
+    }
+    original = parse(graph(BIAS + LAYER + heads[pooled]))
+    subject = Model.from_proto(original)
+    Ready().run(subject, Context())
+    assert len(subject.journal)
+    subject.commit()
+    assert_same_outputs(original, subject, [fed(mask)], 1e-5)
+
+
+# -- near misses
+
+
+KEYS_AND_VALUES = 2
+
+
+def test_an_output_of_all_rows_needs_all_but_keys_and_values() -> None:
+    text = BIAS + LAYER + "y = Gelu (h)"
+    moves(graph(text, outputs="float[B, L, 4] y"), products=KEYS_AND_VALUES)
+
+
+@pytest.mark.parametrize(
+    "pooled",
+    [
+        "y = ReduceMean <keepdims = 0> (h, rows)",
+        "y = Gather <axis = 1> (h, last)",
+        MEAN.replace("Mul (h, column)", "Mul (h, others)").replace(
+            "kept =", "others = Sub (one, column) kept ="
+        ),
+        MEAN.replace("kept =", "other = Softmax <axis = 1> (h) kept =").replace(
+            "(h, c", "(other, c"
+        ),
+    ],
+    ids=["mean of all", "last row", "the others", "along rows"],
+)
+def test_heads_that_read_padding_need_all_but_keys_and_values(pooled: str) -> None:
+    moves(graph(BIAS + LAYER + pooled), products=KEYS_AND_VALUES)
+
+
+def test_copies_that_cost_more_than_they_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three products of 4 x 4 for five copies of 4 numbers: 2.4 multiplications for each."""
+    text = graph(BIAS + LAYER + MEAN)
+    monkeypatch.setattr(region, "WORK_OF_A_COPY", 2.4)
+    moves(text)
+    monkeypatch.setattr(region, "WORK_OF_A_COPY", 2.5)
+    stays(text)
+
+
+def test_a_mask_that_only_weakens_stays() -> None:
+    weak = BIAS.replace("low", "one")
+    stays(graph(weak + LAYER + MEAN))
+
+
+def test_a_mask_that_takes_out_the_others_stays() -> None:
+    stays(graph(BIAS.replace("zero, low", "low, zero") + LAYER + MEAN))
+
+
+def test_a_mask_of_another_length_stays() -> None:
+    """Keys of a memory with a mask of its own: the mask of the texts says nothing of those."""
+    layer = LAYER.replace("MatMul (x, u) v", "MatMul (c, u) v").replace("(x, w)", "(c, w)")
+    bias = BIAS.replace("Cast <to = 9> (mask)", "Cast <to = 9> (other)")
+    inputs = "float[B, L, 4] x, int64[B, L] mask, float[B, M, 4] c, int64[B, M] other"
+    feed = {
+        **fed(MASKS[0]),
+        "c": np.ones((3, 4, 4), np.float32),
+        "other": np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], np.int64),
+    }
+    found = check(Ready(), graph(bias + layer + MEAN, inputs), inputs=feed)
+    packed = [n for n in found.graph.nodes if n.op_type == "GatherND"]
+    assert {n.input[0] for n in packed} >= {"c"}
+    assert not any(n.input[0] in ("x", "h") for n in packed)
+
+
+def test_a_mask_of_queries_stays() -> None:
+    rows = BIAS.replace("(real, heads)", "(real, others)").replace(
+        "(rows, rows, length, rows)", "(rows, rows, rows, length)"
+    )
+    stays(graph(rows + LAYER + MEAN, stored="int64[2] others = {1, 3}"))
+
+
+def test_no_mask_at_all_stays() -> None:
+    stays(graph(LAYER.replace(", bias)", ")") + MEAN))
+
+
+def test_positions_along_the_length_are_added_before() -> None:
+    """Rows that differ by position are the same for all texts: their sum with others is packed."""
+    inputs = "float[B, 5, 4] t, int64[B, 5] mask"
+    place = "x = Add (t, position) "
+    stored = f"float[5, 4] position = {{{', '.join(str(i / 7) for i in range(20))}}}"
+    text = graph(place + BIAS + LAYER + MEAN, inputs, stored=stored)
+    feed = fed(MASKS[0])
+    found = check(Ready(), text, inputs={"t": feed["x"], "mask": feed["mask"]})
+    (added,) = (n for n in found.graph.nodes if "position" in n.input)
+    assert found.graph.shape(added.output[0])[1] == 5
+
+
+def test_what_differs_by_text_is_added_before() -> None:
+    inputs = "float[B, L, 4] x, int64[B, L] mask, float[B, 1, 4] by"
+    layer = LAYER.replace("k = MatMul (x, u)", "xs = Add (x, by) k = MatMul (xs, u)")
+    found = check(
+        Ready(),
+        graph(BIAS + layer + MEAN, inputs),
+        inputs={**fed(MASKS[0]), "by": np.ones((3, 1, 4), np.float32)},
+    )
+    (added,) = (n for n in found.graph.nodes if "by" in n.input)
+    assert found.graph.shape(added.output[0])[0] != 1
+
+
+def test_one_text_of_any_length_stays() -> None:
+    inputs = "float[1, L, 4] x, int64[1, L] mask"
+    stays(graph(BIAS + LAYER + MEAN, inputs), **fed([[1, 1, 0]]))
+
+
+def test_other_targets_stay() -> None:
+    stays(graph(BIAS + LAYER + MEAN), target="onnx")
+
+
+def test_rows_without_products_stay() -> None:
+    text = """a = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x, bias) h = Gelu (a) """
+    stays(graph(BIAS + text + MEAN))
