@@ -69,6 +69,15 @@ class FirstOutput(nn.Module):
         return self.model(**named, **self.fixed, return_dict=False)[0]
 
 
+class MeanOfTokens(FirstOutput):
+    """The mean of its first output over the tokens that the last input, the mask, says are real."""
+
+    def forward(self, *values: Tensor) -> Tensor:
+        hidden = super().forward(*values)
+        weight = values[-1].unsqueeze(-1).expand(hidden.size()).to(hidden.dtype)
+        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+
+
 class ConvBlock(nn.Sequential):
     """Conv, BatchNorm, SiLU."""
 

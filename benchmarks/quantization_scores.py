@@ -114,6 +114,8 @@ def boxes(found: Sequence[Outputs], reference: Sequence[Outputs], _: Array | Non
 def pooled(outputs: Outputs, mask: Array) -> Outputs:
     """Adds the mean over the tokens that are there, which sentence similarity is about."""
     (hidden,) = outputs.values()
+    if hidden.ndim == 2:  # the model has pooled
+        return {**outputs, "pooled": hidden}
     weight = mask[:, :, None].astype(np.float32)
     return {**outputs, "pooled": (hidden * weight).sum(1) / weight.sum(1)}
 

