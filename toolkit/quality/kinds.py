@@ -32,8 +32,8 @@ _CLASSES = re.compile(r"logit|prob|softmax|class|label|categor|token")
 _EMBEDDING = re.compile(r"embed|hidden|feature|pool|repr|encod|vector")
 _REGRESSION = re.compile(r"box|coord|landmark|keypoint|depth|mask|flow|regress|offset|loc\b")
 
-_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
-"""Operators that change neither the values nor their order."""
+_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout", "Div")
+"""Operators that change neither the values nor their order, or only the unit they are in."""
 
 _LINEAR = ("Gemm", "MatMul", "FusedMatMul", "Add", "MatMulInteger", "MatMulNBits")
 _NORMS = (
@@ -42,6 +42,9 @@ _NORMS = (
     *("InstanceNormalization", "BatchNormalization", "ReduceMean", "GlobalAveragePool", "Tanh"),
 )
 """What vectors come out of."""
+
+_POOLED, _LEAST_POOLED = ("ReduceSum", "ReduceMax"), 32
+"""What makes one vector of many, if it is as long as that: sums of a few are numbers."""
 
 _VOCABULARY = 1000
 """Channels of a sequence without a telling name that are a vocabulary."""
@@ -171,7 +174,9 @@ def _kind(
         return "regression", axis
     if _CLASSES.search(name):
         return "classes", axis
-    if _EMBEDDING.search(name) or op in _NORMS or all(_of_unit_length(v) for v in values):
+    pooled = op in _POOLED and first.ndim == 2 and width >= _LEAST_POOLED
+    of_norm = op in _NORMS or all(_of_unit_length(v) for v in values)
+    if _EMBEDDING.search(name) or pooled or of_norm:
         return ("embedding", -1) if first.ndim < 4 else ("regression", axis)
     linear = op in _LINEAR
     if linear and first.ndim == 3 and width >= _VOCABULARY:

@@ -47,6 +47,11 @@ def kind(nodes: str, value, name: str = "y", states=()):
         ("y = Sigmoid (x)", shares(2, 20), "scores", -1),
         ("y = LayerNormalization (x, x)", normal(2, 5, 32), "embedding", -1),
         ("y = Relu (x)", unit(3, 32), "embedding", -1),
+        ("s = ReduceSum (x) y = Div (s, w)", normal(3, 32), "embedding", -1),
+        ("y = ReduceMax (x)", normal(3, 32), "embedding", -1),
+        ("s = ReduceSum (x) y = Div (s, w)", normal(3, 4), "regression", -1),  # expected values
+        ("s = ReduceSum (x) y = Div (s, w)", normal(3, 4, 32), "regression", 1),
+        ("m = MatMul (x, w) y = Div (m, w)", normal(2, 10), "classes", -1),  # by a temperature
         ("y = Relu (x)", normal(2, 1), "regression", -1),
         ("y = Conv (x, w)", normal(1, 3, 8, 8), "regression", 1),
         ("y = Relu (x)", normal(7), "regression", -1),
