@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.quantize import options
-from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
+from passes.quantize.choice.costs import INT8_SHIPPED, TOPIC, Kernels
+from passes.quantize.choice.groups import keep_what_pays, keep_what_shrinks
+from passes.quantize.choice.observing import with_least_noise
+from passes.quantize.choice.search import likely, search
+from passes.quantize.choice.sizes import sizes_on
+from passes.quantize.choice.survey import survey, survey_pointwise
+from passes.quantize.choice.telling import note_returned, note_what
+from passes.quantize.choice.trials import Trials, apply_all, correct, is_correctable
 from passes.quantize.dynamic import QuantizeDynamic
-from passes.quantize.groups import keep_what_pays, keep_what_shrinks
+from passes.quantize.factors.smooth import Smooth
 from passes.quantize.means import ChannelMeans, input_means
-from passes.quantize.observing import with_least_noise
 from passes.quantize.obstacles import quantized_already
 from passes.quantize.plan import Plan, as_applied
 from passes.quantize.plan_json import read_plan
 from passes.quantize.saturation import has_vnni, saturating
-from passes.quantize.search import likely, search
-from passes.quantize.sizes import sizes_on
-from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
-from passes.quantize.static_apply import Format
-from passes.quantize.survey import survey, survey_pointwise
-from passes.quantize.telling import note_returned, note_what
-from passes.quantize.trials import Trials, apply_all, correct, is_correctable
+from passes.quantize.static.apply import Format
 from passes.quantize.troubles import note_hard
 from passes.quantize.weight_only import QuantizeWeights
 from passes.selection import Selection
@@ -242,7 +242,7 @@ class Quantize:
     def measure(self, progress: Progress, seconds: float) -> Costs:
         """Measure this machine."""
         from passes.lower.measure import measure
-        from passes.quantize.int8_kernels import INT8_COMPUTATIONS
+        from passes.quantize.choice.int8_kernels import INT8_COMPUTATIONS
 
         return measure(progress, seconds, (1,), INT8_COMPUTATIONS)
 

@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.operands import given
 from passes.quantize.arithmetic import FULL, REDUCED, quantize
-from passes.quantize.kernels import drop_unused
+from passes.quantize.channel_weights import drop_unused
 from passes.quantize.plan import Entry
 from passes.quantize.writing import activation, put
 from toolkit import nodes as nd

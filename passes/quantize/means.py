@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 from onnx import NodeProto
 
-from passes.quantize.kernels import kernel_of
+from passes.quantize.channel_weights import kernel_of
 from passes.quantize.large import blocks
 from passes.quantize.plan import Plan
 from toolkit import nodes as nd

@@ -86,7 +86,7 @@ class Entry:
 class TensorEntry:
     """What an activation can hold: a range, or the scale and the zero point themselves.
 
-    See `passes.quantize.static_ranges` for how these follow from a range.
+    See `passes.quantize.static.ranges` for how these follow from a range.
     """
 
     tensor: str = ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from passes.quantize.kernels import Kernel, kernel_of
+from passes.quantize.channel_weights import Kernel, kernel_of
 from passes.quantize.large import blocks
 from passes.quantize.means import First
 from toolkit.calibrate import clipping
