@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from passes.opset import Opset
 from passes.quantize import options
 from passes.quantize.choice.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.choice.groups import keep_what_pays, keep_what_shrinks
@@ -20,15 +21,15 @@ from passes.quantize.choice.sizes import sizes_on
 from passes.quantize.choice.survey import survey, survey_pointwise
 from passes.quantize.choice.telling import note_returned, note_what
 from passes.quantize.choice.trials import Trials, apply_all, correct, is_correctable
-from passes.quantize.dynamic import QuantizeDynamic
+from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.factors.smooth import Smooth
 from passes.quantize.means import ChannelMeans, input_means
-from passes.quantize.obstacles import quantized_already
+from passes.quantize.obstacles import may_not_lift, quantized_already
 from passes.quantize.plan import Plan, as_applied
 from passes.quantize.plan_json import read_plan
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
-from passes.quantize.static.apply import Format
+from passes.quantize.static.apply import STATIC_OPSET, Format
 from passes.quantize.troubles import note_hard
 from passes.quantize.weight_only import QuantizeWeights
 from passes.selection import Selection
@@ -47,7 +48,6 @@ AnyObserver = Literal["auto", ObserverName]
 
 _LINEAR = ("MatMul", "Gemm")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
-_STATIC_OPSET, _DYNAMIC_OPSET = 13, 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,14 @@ class Quantize:
         if self.mode in ("auto", "dynamic"):
             on_runtime = ctx.target.startswith("ort")
             plan = plan.merged(self._dynamic().make_plan(model, on_runtime))
-        if self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None):
-            made = self._static().make_plan(model, ctx)
-            plan = plan.merged(made)
+        if self._plans_static(ctx):
+            plan = plan.merged(self._static().make_plan(model, ctx))
         elif self.mode == "auto":
             self._note_convolutions(model, ctx)
         return plan
+
+    def _plans_static(self, ctx: Context) -> bool:
+        return self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None)
 
     def _dynamic(self) -> QuantizeDynamic:
         return QuantizeDynamic(
@@ -220,18 +222,16 @@ class Quantize:
         return found.plan
 
     def _lift(self, model: Model, ctx: Context) -> None:
-        """To the first opset with what is needed, where the user allows it."""
-        from passes.opset import Opset
+        """To the first opset with what is needed; where that cannot be, as far as it goes.
 
-        static = self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None)
-        needed = _STATIC_OPSET if static else _DYNAMIC_OPSET
-        opset = model.opsets.get("", 1)
-        if opset >= needed:
-            return
-        allowed = ctx.opset if isinstance(ctx.opset, int) else needed
-        if ctx.opset == "keep" or allowed < needed:
-            raise UsageError(f"quantize needs opset {needed}, and the model is to stay at {opset}")
-        Opset(to=needed).run(model, ctx)
+        Layers that the opset on the way is new enough for are quantized then.
+        """
+        needed = STATIC_OPSET if self._plans_static(ctx) else DYNAMIC_OPSET
+        reason = may_not_lift(model, ctx, self.name, needed)
+        if reason:
+            raise UsageError(reason)
+        if model.opsets.get("", 1) < needed:
+            Opset(to=needed).run(model, ctx)
 
     # -- costs, for `toolkit tune`
 

@@ -31,7 +31,7 @@ from toolkit.tolerance import QUANT, Tolerance
 if TYPE_CHECKING:
     from toolkit.context import Context
 
-_MIN_OPSET = 11
+DYNAMIC_OPSET = 11
 """The first with DynamicQuantizeLinear."""
 
 
@@ -54,7 +54,7 @@ class QuantizeDynamic:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is None:
-            reason = too_old(model, "dynamic quantization", _MIN_OPSET)
+            reason = too_old(model, "dynamic quantization", DYNAMIC_OPSET)
             reason = reason or quantized_already(model, FROM_INTEGERS)
             if reason:
                 ctx.note(reason)

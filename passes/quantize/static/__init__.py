@@ -30,7 +30,7 @@ from passes.quantize.plan import (
     note_left,
 )
 from passes.quantize.plan_json import read_plan
-from passes.quantize.static.apply import Format, apply_static, lift
+from passes.quantize.static.apply import Format, apply_static, lift_for_static
 from passes.quantize.static.region import Region, Results, as_made, behind_limits, settle
 from passes.quantize.static.sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static.ties import tied_sites
@@ -118,7 +118,7 @@ class QuantizeStatic:
     def run(self, model: Model, ctx: Context) -> None:
         start = model.journal.position
         reason = quantized_already(model) if self.plan is None else ""
-        reason = reason or lift(model, ctx)  # before anything is planned, by names of its nodes
+        reason = reason or lift_for_static(model, ctx)  # before a plan names its nodes
         if reason:
             ctx.note(reason)
             return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.means import ChannelMeans
+from passes.quantize.obstacles import lift
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.static.fence import fence, part_signed
 from passes.quantize.static.qdq import QdqWriter
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
 
 Format = Literal["qdq", "qop"]
 
-MIN_OPSET = 13
+STATIC_OPSET = 13
 """The first whose DequantizeLinear knows a scale for each channel."""
+
+
+def lift_for_static(model: Model, ctx: Context) -> str:
+    return lift(model, ctx, "static quantization", STATIC_OPSET)
 
 
 def apply_static(
@@ -42,7 +47,7 @@ def apply_static(
     """
     if not any(map(_is_ours, plan.entries)):
         return
-    obstacle = lift(model, ctx)
+    obstacle = lift_for_static(model, ctx)
     if obstacle:
         ctx.note(obstacle)
         return
@@ -119,21 +124,3 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
 def _is_ours(entry: Entry) -> bool:
     """Results in floats are for `pointwise`."""
     return entry.scheme == "static" and not entry.float_result
-
-
-def lift(model: Model, ctx: Context) -> str:
-    """Lift the model to the first opset with scales for channels; why not, if so."""
-    from passes.opset import Opset
-
-    opset = model.opsets.get("", 1)
-    if opset >= MIN_OPSET:
-        return ""
-    needs = f"static quantization needs opset {MIN_OPSET}, and the model"
-    if ctx.opset == "keep" or (ctx.opset is not None and ctx.opset < MIN_OPSET):
-        return f"{needs} is to stay at {opset}"
-    start = model.journal.position
-    Opset(to=MIN_OPSET).run(model, ctx)
-    if model.opsets.get("", 1) >= MIN_OPSET:
-        return ""
-    model.journal.undo_to(start)
-    return f"{needs} cannot be lifted"

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
-from passes.opset import Opset
 from passes.quantize import options
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.layers import Layer, Linear, Table, readers_of
-from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
+from passes.quantize.obstacles import FROM_INTEGERS, lift, quantized_already, too_old
 from passes.quantize.plan import (
     BLOCK_SIZES,
     Entry,
@@ -232,7 +231,9 @@ def apply_weight_only(
         return
     if any(entry.method == "gptq" for entry in entries) and ctx.calibration is None:
         raise UsageError("method=gptq needs calibration data: give some, or take rtn or hqq")
-    if form == "qdq" and not _lifted(model, ctx):
+    obstacle = lift(model, ctx, "a weight in blocks", _STANDARD_OPSET) if form == "qdq" else ""
+    if obstacle:
+        ctx.note(obstacle)
         return
     methods = methods_for(_jobs(model, plan), model.copy(), ctx, act_order)
     writer = BlockWriter(form, accuracy_level)
@@ -276,14 +277,3 @@ def _by_rows(layer: Layer) -> bool:
 
 def _is_tied_linear(layer: Layer | None) -> bool:
     return isinstance(layer, Linear) and _by_rows(layer)
-
-
-def _lifted(model: Model, ctx: Context) -> bool:
-    """Lift the model to the opset of the standard form, as far as the user allows it."""
-    allowed = ctx.opset is None or (ctx.opset != "keep" and ctx.opset >= _STANDARD_OPSET)
-    if allowed:
-        Opset(to=_STANDARD_OPSET).run(model, ctx)
-    reached = model.opsets.get("", 0)
-    if reached < _STANDARD_OPSET:
-        ctx.note(f"weights in blocks need opset {_STANDARD_OPSET}, and the model has {reached}")
-    return reached >= _STANDARD_OPSET

@@ -234,7 +234,7 @@ def test_an_older_opset_is_lifted() -> None:
         subject, ctx = Model.from_proto(parse(text)), Context(opset=limit)  # pyright: ignore[reportArgumentType]
         QDQ.run(subject, ctx)
         assert not len(subject.journal)
-        assert ctx.notes == ["weights in blocks need opset 21, and the model has 17"]
+        assert ctx.notes == ["a weight in blocks needs opset 21, and the model is to stay at 17"]
 
 
 def test_the_form_follows_the_target() -> None:
