@@ -6,8 +6,7 @@ What the pass `quantize` does, in order, and where:
               `factors.equalize`, `clip`
     plan      what can be quantized, and how: `make_plan` of `dynamic`, `static`, `weight_only`
     choose    what of that pays, and leaves the model its answers: `choice`
-    write     what is left of the plan: `apply_all` of `choice.trials`, which the choice is made
-              with too
+    write     what is left of the plan: `apply`, which drafts for the choice are made with too
     correct   what int8 shifts on average is taken back: `correct`
 
 A plan (`plan`, as a file `plan_json`) is all that goes from one step to the next. A user can have
@@ -16,7 +15,7 @@ plan and write alone. The rooms, each with what it is asked for first:
 
     the passes           auto (`quantize`), dynamic, static/, weight_only/, correct/, clip, and
                          factors/ (`smooth`, `equalize`); what they share: options, obstacles,
-                         troubles
+                         troubles, apply (a plan, of all schemes)
     layers with weights  layers (linear ones, tables), recurrent, weighted (all of a model),
                          channel_weights (seen by inputs and outputs), means (of what they read)
     integers             arithmetic (scales of channels), large (in pieces, where they lie),

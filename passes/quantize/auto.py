@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.opset import Opset
 from passes.quantize import options
+from passes.quantize.apply import apply_all, correct_biases, is_correctable
 from passes.quantize.choice.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.choice.groups import keep_what_pays, keep_what_shrinks
 from passes.quantize.choice.observing import with_least_noise
@@ -20,7 +21,7 @@ from passes.quantize.choice.search import likely, search
 from passes.quantize.choice.sizes import sizes_on
 from passes.quantize.choice.survey import survey, survey_pointwise
 from passes.quantize.choice.telling import note_returned, note_what
-from passes.quantize.choice.trials import Trials, apply_all, correct, is_correctable
+from passes.quantize.choice.trials import Trials
 from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.factors.smooth import Smooth
 from passes.quantize.means import ChannelMeans, input_means
@@ -135,7 +136,7 @@ class Quantize:
         ctx.plans.append(done)
         if self.correct_bias and is_correctable(done, ctx):
             ctx.tell("correcting biases", 0.0)
-            correct(model, ctx)
+            correct_biases(model, ctx)
         return done
 
     def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:

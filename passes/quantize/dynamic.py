@@ -65,7 +65,7 @@ class QuantizeDynamic:
             note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
-        apply_plan(model, plan, ctx)
+        apply_dynamic(model, plan, ctx)
         ctx.plans.append(as_applied(model, plan))
 
     def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
@@ -104,7 +104,7 @@ class QuantizeDynamic:
         return Entry.of(node, scheme="dynamic", reduce_range=self.reduce_range, axis=axis)
 
 
-def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
+def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize what the plan calls dynamic; other schemes are for other passes."""
     found = weighted_in(model, convolutions=True)
     chosen = planned(found, plan, "dynamic", "linear layer, table, LSTM or Conv")

@@ -113,6 +113,9 @@ class Plan:
     def quantized(self) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.entries if entry.scheme != "float")
 
+    def of_scheme(self, scheme: Scheme) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.scheme == scheme)
+
     def tensor(self, name: str) -> TensorEntry | None:
         """What the plan says about a tensor."""
         return self._by_tensor.get(name)

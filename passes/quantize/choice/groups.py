@@ -44,11 +44,10 @@ class Group:
 
 def groups_of(plan: Plan) -> list[Group]:
     """The groups that a plan has."""
-    static = [e for e in plan.quantized() if e.scheme == "static"]
-    dynamic = [e for e in plan.quantized() if e.scheme == "dynamic" and e.op != "Gather"]
-    tables = [e for e in plan.quantized() if e.scheme == "dynamic" and e.op == "Gather"]
+    dynamic = [e for e in plan.of_scheme("dynamic") if e.op != "Gather"]
+    tables = [e for e in plan.of_scheme("dynamic") if e.op == "Gather"]
     found = (
-        Group("static layers", tuple(static), _PAYS),
+        Group("static layers", plan.of_scheme("static"), _PAYS),
         Group("dynamic layers", tuple(dynamic), _EVEN),
         Group("tables", tuple(tables), _FREE),
     )

@@ -37,8 +37,7 @@ of the detections of YOLOX-nano were others than in floats, in place of 2 %."""
 def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
     """The survey with the ranges that make the least noise, tried on a plan of the same tensors."""
     ctx = trials.ctx
-    static = any(entry.scheme == "static" for entry in best.quantized())
-    if ctx.calibration is None or ctx.judge is None or not static:
+    if ctx.calibration is None or ctx.judge is None or not best.of_scheme("static"):
         return survey
     if trials.used(best) <= _PLENTY:
         return survey

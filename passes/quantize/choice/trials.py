@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from passes.quantize.dynamic import apply_plan
+from passes.quantize.apply import apply_all, correct_biases, is_correctable
 from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Plan
-from passes.quantize.static.apply import Format, apply_static
-from passes.quantize.static.islands import raise_islands
-from passes.quantize.static.pointwise import apply_pointwise
-from passes.quantize.weight_only import apply_weight_only
+from passes.quantize.static.apply import Format
 from toolkit.bench import Effort, Timing, latency
 from toolkit.errors import RuntimeRefused
 from toolkit.model import Model
@@ -44,34 +41,6 @@ _TIMED_FEEDS, _LONG = 2, 0.1
 _COLLAPSED = float("inf")
 
 
-def apply_all(
-    model: Model, plan: Plan, ctx: Context, form: Format = "qdq", means: ChannelMeans | None = None
-) -> None:
-    """Write a plan: static layers first, since their ranges are known by the names of values."""
-    if any(entry.scheme == "static" for entry in plan.entries):
-        if ctx.target == "ort-cpu":
-            raise_islands(model, plan)
-        apply_pointwise(model, plan, ctx, means or {})
-        apply_static(model, plan, ctx, form, means)
-    if any(entry.scheme == "dynamic" for entry in plan.entries):
-        apply_plan(model, plan, ctx)
-    if any(entry.scheme == "weight-only" for entry in plan.entries):
-        apply_weight_only(model, plan, ctx, "nbits" if ctx.target == "ort-cpu" else "qdq")
-
-
-def is_correctable(plan: Plan, ctx: Context) -> bool:
-    """Whether there are static layers, and what their biases are corrected by."""
-    known = ctx.calibration is not None and ctx.floats is not None
-    return known and any(entry.scheme == "static" for entry in plan.entries)
-
-
-def correct(model: Model, ctx: Context) -> None:
-    """Take back by the biases what int8 shifts."""
-    from passes.quantize.correct import CorrectBias
-
-    CorrectBias().run(model, ctx)
-
-
 @dataclass(slots=True)
 class Trials:
     """A model that is not touched, and what was found out about plans for it."""
@@ -93,8 +62,11 @@ class Trials:
     def draft(self, plan: Plan) -> Model:
         """The model with the plan applied, and what there was to say of it dropped."""
         made = self.model.draft()
-        apply_all(made, plan, replace(self.ctx, notes=[], plans=[]), self.form, self.means)
+        apply_all(made, plan, self._unheard(), self.form, self.means)
         return made
+
+    def _unheard(self) -> Context:
+        return replace(self.ctx, notes=[], plans=[])
 
     def quality(self, plan: Plan) -> Quality | None:
         """What the judge says of the model as it will run; RuntimeRefused when it does not.
@@ -187,7 +159,7 @@ class Trials:
     def _holds_once_corrected(self, plan: Plan) -> bool:
         try:
             made = self.draft(plan)
-            correct(made, replace(self.ctx, notes=[], plans=[]))
+            correct_biases(made, self._unheard())
             return self._judged(made, _FAILED).ok
         except RuntimeRefused:
             return False

@@ -226,7 +226,7 @@ def apply_weight_only(
     act_order: bool = True,
 ) -> None:
     """Quantize what the plan calls weight-only; other schemes are for other passes."""
-    entries = [entry for entry in plan.entries if entry.scheme == "weight-only"]
+    entries = plan.of_scheme("weight-only")
     if not entries:
         return
     if any(entry.method == "gptq" for entry in entries) and ctx.calibration is None:

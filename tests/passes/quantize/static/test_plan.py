@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnxruntime import InferenceSession
 
-from passes.quantize.dynamic import QuantizeDynamic, apply_plan
+from passes.quantize.dynamic import QuantizeDynamic, apply_dynamic
 from passes.quantize.plan import Entry, Plan, TensorEntry, as_applied
 from passes.quantize.plan_json import parse_plan
 from passes.quantize.static import QuantizeStatic, apply_static
@@ -172,7 +172,7 @@ def test_static_and_dynamic_layers_in_one_plan() -> None:
     schemes = {e.output: e.scheme for e in both.entries}
     assert (schemes["y"], schemes["a"]) == ("dynamic", "static")
     assert linear.merged(convs).entries[0].scheme == "dynamic"
-    for order in ((apply_plan, apply_static), (apply_static, apply_plan)):
+    for order in ((apply_dynamic, apply_static), (apply_static, apply_dynamic)):
         copy = subject.copy()
         for apply in order:
             apply(copy, both, Context())
