@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from passes.quantize.choice.survey import PRODUCTS
 from passes.quantize.choice.trials import Trials
 from passes.quantize.plan import Entry, Plan
+from passes.quantize.static.sites import PRODUCTS
 
 SAMPLES = 4
 _SECONDS = 12.0

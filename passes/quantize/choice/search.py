@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -127,7 +127,7 @@ def candidates(survey: Survey) -> dict[str, Plan]:
         plans["prefix"] = survey.best(prefix=_after(starts, 0.08))
     seen: dict[frozenset[str], str] = {}
     for name, plan in plans.items():
-        seen.setdefault(frozenset(e.output or e.node for e in plan.quantized()), name)
+        seen.setdefault(frozenset(entry.key for entry in plan.quantized()), name)
     return {name: plans[name] for name in seen.values()}
 
 
@@ -167,38 +167,23 @@ def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
         return Found(nothing, start.quantized(), harm, tried=start)
     times = _times(trials, held, survey) if len(held) > 1 else dict.fromkeys(held, 0.0)
     plan = held[min(times, key=lambda name: times[name])]
-    kept = {entry.output or entry.node for entry in plan.quantized()}
-    returned = [e for e in start.quantized() if (e.output or e.node) not in kept]
+    kept = {entry.key for entry in plan.quantized()}
+    returned = [entry for entry in start.quantized() if entry.key not in kept]
     return Found(plan, tuple(returned), harm)
 
 
 def _prefixed(trials: Trials, survey: Survey) -> Plan | None:
-    """The shortest float prefix with which the budget holds, by bisection."""
+    """The plan with the shortest float prefix with which the budget holds."""
     starts = survey.starts()
     if not starts:
         return None
     plans = [survey.best(prefix=_after(starts, share)) for share in _PREFIXES]
-    low, high = -1, len(plans)
-    while high - low > 1:
-        middle = (low + high) // 2
-        trials.ctx.tell("moving the first int8 layer", 1 - (high - low) / (len(plans) + 1))
-        if not plans[middle].quantized() or trials.seems_to_hold(plans[middle]):
-            high = middle
-        else:
-            low = middle
-    for plan in plans[high:]:
-        if not plan.quantized():
-            return None
-        if trials.holds(plan) and trials.is_proven(plan):
-            return plan
-    return None
+    first = _bisected(trials, "moving the first int8 layer", len(plans), plans.__getitem__)
+    return _first_that_holds(trials, plans[first:])
 
 
 def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]) -> Plan | None:
-    """The plan at about the lowest price of noise with which the budget holds.
-
-    The dearer noise is, the less of it there is: the price is found by bisection.
-    """
+    """The plan at about the lowest price of noise with which the budget holds."""
     total = sum(harm.values())
     if not total:
         return None
@@ -210,21 +195,31 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
     def at(step: int) -> Plan:
         return survey.best(harm, unit * _STEP**step)
 
-    low, high = -1, _STEPS
+    first = _bisected(trials, "returning what harms to floats", _STEPS, at)
+    most = survey.time(at(first)) * _NEXT_TO_NONE
+    free = first
+    while free < _STEPS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
+        free += 1
+    return _first_that_holds(trials, map(at, _climbed(free, first, _STEPS)))
+
+
+def _bisected(trials: Trials, doing: str, count: int, at: Callable[[int], Plan]) -> int:
+    """The first of so many plans that seems to hold, each with less noise than the one before."""
+    low, high = -1, count
     while high - low > 1:
         middle = (low + high) // 2
-        trials.ctx.tell("returning what harms to floats", 1 - (high - low) / (_STEPS + 1))
+        trials.ctx.tell(doing, 1 - (high - low) / (count + 1))
         plan = at(middle)
         if not plan.quantized() or trials.seems_to_hold(plan):
             high = middle
         else:
             low = middle
-    most = survey.time(at(high)) * _NEXT_TO_NONE
-    free = high
-    while free < _STEPS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
-        free += 1
-    for step in _climbed(free, high, _STEPS):
-        plan = at(step)
+    return high
+
+
+def _first_that_holds(trials: Trials, plans: Iterable[Plan]) -> Plan | None:
+    """The first that holds on all samples, and as written; None where that has nothing in int8."""
+    for plan in plans:
         if not plan.quantized():
             return None
         if trials.holds(plan) and trials.is_proven(plan):

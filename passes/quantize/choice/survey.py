@@ -25,11 +25,11 @@ from passes.quantize.choice.regions import FLOAT_END, Item, Value, best_regions,
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.static.channels_last import either_way, turns
 from passes.quantize.static.pointwise import is_pointwise
+from passes.quantize.static.sites import PRODUCTS
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
 
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _LIMITS = ("Relu", "Clip")
 _FORBIDDEN, _ALWAYS = 1e9, 1e11
 _HARMFUL = "too harmful for the time it saves"
@@ -80,14 +80,14 @@ class Survey:
 
     def time(self, plan: Plan) -> float:
         """Microseconds of what can be int8, and of the conversions, by a plan."""
-        kept = {entry.output or entry.node for entry in plan.quantized()}
-        inside = {at for at, entry in self.entries if (entry.output or entry.node) in kept}
+        kept = {entry.key for entry in plan.quantized()}
+        inside = {at for at, entry in self.entries if entry.key in kept}
         items = list(self.items)
         for at, _ in self.entries:
             own = items[at]
             items[at] = replace(own, in_float=_ALWAYS) if at in inside else Item(own.in_float)
         chosen = best_regions(items, self.values)  # what has no entry goes with its neighbours
-        lost = [s for s, entry in self.loose if (entry.output or entry.node) not in kept]
+        lost = [saves for saves, entry in self.loose if entry.key not in kept]
         return total(self.items, self.values, chosen) + sum(lost)
 
     def saving(self, plan: Plan) -> float:
@@ -136,8 +136,7 @@ def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -
         return None
 
     def crossing(name: str) -> float:
-        shape = sizes.get(name, ())
-        return kernels.crossing(math.prod(shape), shape[1] if len(shape) > 2 else 1)
+        return _crossing(kernels, name, sizes)
 
     sharing = Counter(node.input[0] for node in nodes if id(node) in points)
     free = either_way(g)
@@ -180,6 +179,12 @@ def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, floa
     return found.in_float, found.in_int8
 
 
+def _crossing(kernels: Kernels, name: str, sizes: Sizes) -> float:
+    """What it takes to convert a value."""
+    shape = sizes.get(name, ())
+    return kernels.crossing(math.prod(shape), shape[1] if len(shape) > 2 else 1)
+
+
 def _loose(
     model: Model, plan: Plan, sizes: Sizes, kernels: Kernels
 ) -> Iterator[tuple[float, Entry]]:
@@ -217,10 +222,7 @@ def _values(
             readers.remove(maker)  # an activation that belongs to it
         if not readers:
             continue
-        shape = sizes.get(name, ())
-        elements = math.prod(shape)
-        width = shape[1] if len(shape) > 2 else 1
-        cost = kernels.crossing(elements, width)
+        cost = _crossing(kernels, name, sizes)
         yield Value(maker, tuple(readers), cost, cost)
         for reader in combining.intersection(readers):
             yield Value(maker, (reader,), _FORBIDDEN, 0.0)
