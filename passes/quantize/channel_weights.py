@@ -19,6 +19,7 @@ from onnx import NodeProto
 from passes.fuse.affine import may_copy
 from passes.operands import given
 from passes.quantize.large import blocks
+from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
@@ -134,15 +135,6 @@ def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], fact
     result.flags.writeable = False
     g.set_input(node, slot, g.constant(result, name))
     drop_unused(g, name)
-
-
-def drop_unused(g: Graph, name: str) -> None:
-    """Remove a stored tensor that nobody reads; a caller's input and a pinned one stay."""
-    scope = g.scope_of(name)
-    if scope is None or name not in scope.initializers or not scope.is_unused(name):
-        return
-    if not scope.is_input(name) and not scope.is_pinned(name):
-        scope.drop_initializer(name)
 
 
 def _has_vanished(before: Array, after: Array) -> bool:

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.quantize.arithmetic import FULL, REDUCED, quantize
+from passes.quantize.arithmetic import limit_of, quantize
 from passes.quantize.layers import Linear, Table, Weight
 from passes.quantize.plan import Entry
+from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 
@@ -58,7 +59,7 @@ class Writer:
         result = put(g, node, result)
         if not layer.bias:
             _settle_bias(g, result, layer.outputs)
-        drop(weight)
+        drop_unused(weight.graph, weight.name)
 
     def table(self, g: Graph, layer: Table, entry: Entry) -> None:
         """Write a table. Raises Unfit for one that cannot be quantized."""
@@ -71,11 +72,11 @@ class Writer:
         factor = g.op("Gather", scale, layer.indices, at=node)
         exact = g.op("Cast", rows, at=node, to=TensorProto.FLOAT)
         put(g, node, g.op("Mul", exact, factor, at=node))
-        drop(weight)
+        drop_unused(weight.graph, weight.name)
 
     def stored(self, weight: Weight, entry: Entry, by_rows: bool) -> tuple[str, Array]:
         """Name of the int8 weight, and its scales; `by_rows` keeps the layout of a table."""
-        limit = REDUCED if entry.reduce_range else FULL
+        limit = limit_of(entry.reduce_range)
         turned = weight.turned and not by_rows
         axis = None
         if by_rows or entry.axis is not None:
@@ -162,12 +163,3 @@ def put(g: Graph, node: NodeProto, result: str) -> str:
     result = g.replace(node.output[0], result)
     g.prune(node)
     return result
-
-
-def drop(weight: Weight) -> None:
-    """Remove the floats once nobody reads them; a caller's input and a pinned tensor stay."""
-    g, name = weight.graph, weight.name
-    if not g.is_unused(name) or g.is_pinned(name) or name not in g.initializers:
-        return
-    if not g.is_input(name):
-        g.drop_initializer(name)

@@ -17,7 +17,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.operands import given
-from passes.quantize.channel_weights import drop_unused
+from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 

@@ -18,7 +18,6 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.quantize.arithmetic import Unfit
-from passes.quantize.channel_weights import drop_unused
 from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.static.channels_last import Turned, around
@@ -26,6 +25,7 @@ from passes.quantize.static.qdq import QdqWriter
 from passes.quantize.static.ranges import Ties, grids_of
 from passes.quantize.static.sites import Site, site_of
 from passes.quantize.static.weights import Stored, encode
+from passes.quantize.stored import drop_unused
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.errors import UsageError

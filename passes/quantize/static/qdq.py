@@ -29,6 +29,7 @@ from passes.quantize.plan import Entry
 from passes.quantize.static.ranges import Grid
 from passes.quantize.static.sites import Site
 from passes.quantize.static.weights import Coded, Weight, encode
+from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 
@@ -152,7 +153,7 @@ class QdqWriter:
             if nd.attr(node, name, 1.0) != 1 and nd.is_op(node, "Gemm"):
                 g.del_attr(node, name)
         for name in floats:
-            _drop(g, name)
+            drop_unused(g, name)
 
     def _weight_view(self, weight: Weight, entry: Entry, coded: Coded) -> str:
         g, values = weight.graph, coded.values
@@ -198,18 +199,3 @@ def _around(known: Array, like: Grid) -> Grid:
 
 def _short(name: str) -> str:
     return name if len(name) <= _MOST_NAME else "tensor"
-
-
-def _drop(g: Graph, name: str) -> None:
-    """Remove floats that nobody reads any more, with the DequantizeLinear that made them."""
-    scope = g.scope_of(name)
-    if scope is None or not scope.is_unused(name):
-        return
-    maker = scope.producer(name)
-    read = list(nd.inputs_of(maker)) if maker is not None else []
-    if maker is not None:
-        scope.prune(maker)
-    for stored in (name, *read):
-        free = stored in scope.initializers and scope.is_unused(stored)
-        if free and not scope.is_pinned(stored) and not scope.is_input(stored):
-            scope.drop_initializer(stored)

@@ -18,14 +18,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from passes.operands import given
 from passes.quantize import arithmetic
-from passes.quantize.arithmetic import FULL, REDUCED, Quantized, Unfit
+from passes.quantize.arithmetic import FULL, Quantized, Unfit, limit_of
 from passes.quantize.large import Rows
 from passes.quantize.means import rounding_shift
 from passes.quantize.plan import Entry
+from passes.quantize.stored import require_float32
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph
@@ -148,7 +149,7 @@ def encode(
     bias = _bias_of(weight.graph, node, weight.outputs)
     if bias is not None and not np.isfinite(bias).all():
         raise Unfit("a bias that is not finite")
-    limit = REDUCED if entry.reduce_range else FULL
+    limit = limit_of(entry.reduce_range)
     kept = _kept(weight, entry, limit, bias, x_scale)
     if kept is not None:
         return _coded(weight, kept.scale.reshape(-1) if kept.scale.ndim else kept.scale, 0, None,
@@ -193,10 +194,10 @@ def _source(g: Graph, name: str) -> Array | Stored | None:
     """Constant floats, as they are or behind a DequantizeLinear; Miss for those not of 32 bits."""
     tensor = g.tensor(name)
     if tensor is not None:
-        if tensor.data_type in FLOATS and tensor.data_type != TensorProto.FLOAT:
-            kind = TensorProto.DataType.Name(tensor.data_type).lower()
-            raise Miss(f"weights of {kind}, and only 32-bit floats are quantized")
-        return g.const(name) if tensor.data_type == TensorProto.FLOAT else None
+        if tensor.data_type not in FLOATS:
+            return None
+        require_float32(tensor)
+        return g.const(name)
     scope = g.scope_of(name)
     node = scope.producer(name) if scope is not None else None
     return (

@@ -24,10 +24,11 @@ from onnx import NodeProto, TensorProto, helper
 from passes.operands import int_vector, unsqueeze
 from passes.quantize.layers import Linear, Table, Weight
 from passes.quantize.plan import Entry
+from passes.quantize.stored import drop_unused
 from passes.quantize.weight_only.blocks import Bits, Grid
 from passes.quantize.weight_only.packing import AsStored, Blob, pack
 from passes.quantize.weight_only.streaming import Method, quantize_blocks
-from passes.quantize.writing import Writer, as_vector, bias_behind, bias_of, drop, put
+from passes.quantize.writing import Writer, as_vector, bias_behind, bias_of, put
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 
@@ -70,7 +71,7 @@ class BlockWriter:
             self._nbits(g, layer, entry, method)
         else:
             self._dequantize(g, layer, self._by_blocks(layer.weight, entry, method))
-        drop(layer.weight)
+        drop_unused(layer.weight.graph, layer.weight.name)
 
     def table(self, g: Graph, layer: Table, entry: Entry, method: Method) -> None:
         """Write a table. Raises Unfit for one that cannot be quantized."""
@@ -99,7 +100,7 @@ class BlockWriter:
             ends = [int_vector(g, [n]) for n in (0, weight.shape[1], -1)]
             result = g.op("Slice", result, *ends, at=node)
         put(g, node, result)
-        drop(weight)
+        drop_unused(weight.graph, weight.name)
 
     # -- MatMulNBits
 
