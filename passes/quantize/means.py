@@ -9,9 +9,8 @@ bias takes it back. Zeros around an image are not counted.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
@@ -21,9 +20,7 @@ from passes.quantize.channel_weights import kernel_of
 from passes.quantize.large import blocks
 from passes.quantize.plan import Plan
 from toolkit import nodes as nd
-from toolkit.calibrate.collect import Feeds
 from toolkit.calibrate.statistics import Array, Range, State, Statistic, finite_bounds
-from toolkit.feeds import Feed
 from toolkit.graph import Graph
 from toolkit.model import Model
 
@@ -47,7 +44,7 @@ def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
             read[node.input[0]] = None
     if ctx.calibration is None or not read:
         return {}
-    data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, _SAMPLES))
+    data = ctx.calibration.first(_SAMPLES)
     found = data.collect(model, dict.fromkeys(read, Means(axis=1))).statistics
     gathered = {name: cast(SampleMeans, seen) for name, seen in found.items()}
     return {name: seen.mean() for name, seen in gathered.items() if any(seen.counts)}
@@ -126,21 +123,3 @@ class Means:
 
     def range(self, statistic: Statistic) -> Range:
         raise NotImplementedError("means tell no range")
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first of other feeds."""
-
-    feeds: Feeds
-    most: int
-
-    def __iter__(self) -> Iterator[Feed]:
-        return itertools.islice(iter(self.feeds), self.most)
-
-    def count(self) -> int | None:
-        known = self.feeds.count()
-        return None if known is None else min(known, self.most)
-
-    def digest(self) -> str:
-        return f"{self.feeds.digest()} first {self.most}"

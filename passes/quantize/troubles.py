@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from passes.quantize.channel_weights import Kernel, kernel_of
 from passes.quantize.large import blocks
-from passes.quantize.means import First
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Range, Statistic
@@ -87,8 +86,8 @@ def feature_troubles(model: Model, data: CalibrationData) -> Iterator[Trouble]:
         kernel = kernel_of(model.graph, node)
         if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
             read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
-    few = replace(data, feeds=First(data.feeds, _SAMPLES))
-    found = few.collect(model, {name: _ByChannel(axis) for name, axis in read.items()})
+    observers = {name: _ByChannel(axis) for name, axis in read.items()}
+    found = data.first(_SAMPLES).collect(model, observers)
     for tensor, statistic in found.statistics.items():
         trouble = _feature_trouble(tensor, statistic)
         if trouble is not None:

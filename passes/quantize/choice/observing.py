@@ -14,7 +14,6 @@ from typing import cast
 
 from passes.quantize.choice.survey import Survey
 from passes.quantize.choice.trials import Trials
-from passes.quantize.means import First
 from passes.quantize.plan import Plan, TensorEntry
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.observers import Mse, Observer, Percentile
@@ -43,7 +42,7 @@ def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
         return survey
     ctx.tell("choosing ranges", 0.0)
     most = min(_SAMPLES, trials.affordable(_GATHERING))
-    data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, most))
+    data = ctx.calibration.first(most)
     ranged = [entry.tensor for entry in best.tensors]
     seen = data.collect(trials.model, dict.fromkeys(ranged, _WAYS[0])).statistics
     histograms = {name: cast(Histogram, found) for name, found in seen.items()}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from passes.quantize.correct.biases import Biased, biased_layers
 from passes.quantize.correct.outputs import OutputError
 from passes.quantize.correct.walk import Step, Stuck, Walk
-from passes.quantize.means import First, Means, SampleMeans
+from passes.quantize.means import Means, SampleMeans
 from toolkit import nodes as nd
 from toolkit.calibrate.collect import Feeds, observable
 from toolkit.calibrate.statistics import Array
@@ -80,7 +80,7 @@ class CorrectBias:
         if not layers:
             return
         most = _affordable(model, ctx.calibration.feeds, self.samples, ctx.custom_ops)
-        data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, most))
+        data = ctx.calibration.first(most)
         found = data.collect(floats, {layer.counterpart: Means(layer.axis) for layer in layers})
         wanted = {name: cast(SampleMeans, means) for name, means in found.statistics.items()}
         feeds = list(data.feeds)
