@@ -11,6 +11,7 @@ own, so that memory does not grow with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,19 +70,39 @@ class Kernel:
 
     def largest(self, g: Graph, axes: tuple[int, ...], factor: Array | None = None) -> Array:
         """max |w f| by input or by output; a Miss for weights that are not all finite."""
-        others = tuple(a for a in range(len(self.shape)) if a not in axes)
-        kept = [n if a in axes else 1 for a, n in enumerate(self.shape)]
-        found = np.zeros(kept)
-        for rows, block in blocks(self.floats(g)):
-            sizes = np.abs(block.astype(np.float32, copy=False))
-            if factor is not None:
-                sizes = sizes * (factor[rows] if factor.shape[0] > 1 else factor)
-            most = sizes.max(axis=others, keepdims=True, initial=0.0)
-            at = rows if 0 in axes else slice(None)
-            found[at] = np.maximum(found[at], most)
+
+        def sizes(block: Array, rows: slice) -> Array:
+            size = np.abs(block.astype(np.float32, copy=False))
+            return size if factor is None else size * rows_of(factor, rows)
+
+        found = self.gather(g, axes, sizes, np.maximum)
         if not np.isfinite(found).all():
             raise Miss("weights that are not finite")
+        return found
+
+    def gather(
+        self,
+        g: Graph,
+        axes: tuple[int, ...],
+        numbers: Callable[[Array, slice], Array],
+        how: np.ufunc,
+    ) -> Array:
+        """What `how` makes, in doubles and from 0 on, of the numbers of each input or output.
+
+        `numbers` makes them of some rows of the weights, as they are seen.
+        """
+        others = tuple(a for a in range(len(self.shape)) if a not in axes)
+        found = np.zeros([n if a in axes else 1 for a, n in enumerate(self.shape)])
+        for rows, block in blocks(self.floats(g)):
+            made = how.reduce(numbers(block, rows), axis=others, dtype=np.float64, keepdims=True)
+            at = rows if 0 in axes else slice(None)
+            found[at] = how(found[at], made)
         return found.reshape(-1)
+
+
+def rows_of(laid: Array, rows: slice) -> Array:
+    """Of numbers that are laid along weights, those that belong to some rows of them."""
+    return laid[rows] if laid.shape[0] > 1 else laid
 
 
 def kernel_of(g: Graph, node: NodeProto) -> Kernel | None:
@@ -126,7 +147,7 @@ def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], fact
     result = allocate(shape, known.dtype)
     viewed, source = result.reshape(seen), known.reshape(seen)
     for rows, block in blocks(source):
-        part = factor[rows] if factor.ndim == len(seen) and factor.shape[0] > 1 else factor
+        part = rows_of(factor, rows) if factor.ndim == len(seen) else factor
         with np.errstate(over="ignore"):
             viewed[rows] = block.astype(np.float64) * part
         written = viewed[rows]

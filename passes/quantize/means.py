@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 from onnx import NodeProto
 
-from passes.quantize.channel_weights import kernel_of
-from passes.quantize.large import blocks
+from passes.quantize.channel_weights import kernel_of, rows_of
 from passes.quantize.plan import Plan
 from toolkit import nodes as nd
 from toolkit.calibrate.statistics import Array, Range, State, Statistic, finite_bounds
@@ -60,17 +59,15 @@ def rounding_shift(
     kernel = kernel_of(g, node) if nd.is_op(node, *_WITH_BIAS) else None
     if kernel is None or mean.size != kernel.inputs:
         return None
-    others = tuple(a for a in range(len(kernel.shape)) if a not in kernel.out_axes)
     along = kernel.spread(mean.astype(np.float32), kernel.in_axes)
     steps = np.broadcast_to(scale, rounded.shape).reshape(kernel.shape)
     codes = rounded.reshape(kernel.shape)
-    shift: Array = np.zeros([n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape)])
-    for rows, block in blocks(kernel.floats(g)):
+
+    def shifts(block: Array, rows: slice) -> Array:
         off: Array = np.multiply(block, np.float32(alpha)) - codes[rows] * steps[rows]
-        part = np.multiply(off, along[rows] if along.shape[0] > 1 else along)
-        at = rows if 0 in kernel.out_axes else slice(None)
-        shift[at] += part.sum(axis=others, dtype=np.float64, keepdims=True)
-    return shift.reshape(-1)
+        return np.multiply(off, rows_of(along, rows))
+
+    return kernel.gather(g, kernel.out_axes, shifts, np.add)
 
 
 # -- what is gathered

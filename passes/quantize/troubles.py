@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from passes.quantize.channel_weights import Kernel, kernel_of
-from passes.quantize.large import blocks
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Range, Statistic
@@ -148,14 +147,12 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
         largest = kernel.largest(g, kernel.out_axes)
     except Miss:
         return Trouble(kernel.name, "not finite weights", "the layer has to stay float")
-    others = tuple(a for a in range(len(kernel.shape)) if a not in kernel.out_axes)
-    squares = np.zeros([n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape)])
-    for rows, block in blocks(kernel.floats(g)):
-        at = rows if 0 in kernel.out_axes else slice(None)
-        squares[at] += np.square(block.astype(np.float64)).sum(axis=others, keepdims=True)
+    squares = kernel.gather(
+        g, kernel.out_axes, lambda w, _: np.square(w.astype(np.float64)), np.add
+    )
     share = math.prod(kernel.shape) // squares.size
-    rest = squares.reshape(-1) - np.square(largest)
-    there = rest > _ROUNDING * squares.reshape(-1)  # a channel of one number is exact
+    rest = squares - np.square(largest)
+    there = rest > _ROUNDING * squares  # a channel of one number is exact
     size = np.sqrt(np.where(there, rest, 1) / max(share - 1, 1))
     heard = size > _UNHEARD * np.median(np.where(there, size, 0))
     ratio = np.where(there & heard, largest / size, 0)
