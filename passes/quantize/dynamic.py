@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 from passes.quantize import options
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.dynamic_conv import Convolution, ConvolutionWriter
-from passes.quantize.layers import Linear, Table, readers_of
+from passes.quantize.layers import Linear, Table
 from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
 from passes.quantize.plan import Entry, Plan, as_applied, note_left
 from passes.quantize.plan_json import read_plan
 from passes.quantize.recurrent import Recurrent, RecurrentWriter
 from passes.quantize.troubles import note_hard
-from passes.quantize.weighted import AnyLayer, Weighted, planned, weighted_in
+from passes.quantize.weighted import AnyLayer, Weighted, leave_float_tables, planned, weighted_in
 from passes.quantize.writing import Writer
 from passes.selection import Selection
 from toolkit import nodes as nd
@@ -72,15 +72,7 @@ class QuantizeDynamic:
         """What this pass would do, for every node that has weights."""
         found = list(weighted_in(model, self.convolutions))
         entries = {id(item.node): self._entry(item, on_runtime) for item in found}
-        for item in found:
-            if isinstance(item.layer, Table) and entries[id(item.node)].scheme == "dynamic":
-                readers = readers_of(item.layer.weight)
-                others = readers is None or any(
-                    id(n) not in entries or entries[id(n)].scheme == "float" for n in readers
-                )
-                if others:
-                    reason = "a table that others read as floats"
-                    entries[id(item.node)] = Entry.of(item.node, reason=reason)
+        leave_float_tables(found, entries)
         return Plan(tuple(entries.values()))
 
     def _entry(self, item: Weighted[AnyLayer], on_runtime: bool) -> Entry:

@@ -12,6 +12,7 @@ bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
@@ -32,7 +33,7 @@ from passes.quantize.plan import Method as MethodName
 from passes.quantize.plan_json import read_plan
 from passes.quantize.weight_only.methods import Job, methods_for
 from passes.quantize.weight_only.nbits import BlockWriter, Form
-from passes.quantize.weighted import Weighted, matrices_in, planned
+from passes.quantize.weighted import Weighted, leave_float_tables, matrices_in, planned
 from passes.selection import Selection
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
@@ -116,7 +117,8 @@ class QuantizeWeights:
         entries = {id(item.node): self._entry(item) for item in found}
         if self.embeddings == "float":
             self._leave_tied(found, entries)
-        tables = self._settle_tables(found, entries)
+        leave_float_tables(found, entries)
+        tables = _tied_tables(found, entries)
         for item in found:
             layer, entry = item.layer, entries[id(item.node)]
             tied = layer is not None and layer.weight.key in tables and _by_rows(layer)
@@ -186,35 +188,26 @@ class QuantizeWeights:
             if isinstance(item.layer, Linear) and item.layer.weight.key in tables:
                 entries[id(item.node)] = Entry.of(item.node, reason="tied to a table")
 
-    def _settle_tables(
-        self, found: list[Weighted[Layer]], entries: dict[int, Entry]
-    ) -> set[object]:
-        """Leave tables alone that stay as floats anyway; the others that a projection is tied to.
-
-        A projection counts when it is to be quantized and has the rows of the table as outputs.
-        """
-        linear = {id(item.node) for item in found if _is_tied_linear(item.layer)}
-        tied: set[object] = set()
-        for item in found:
-            if not isinstance(item.layer, Table) or entries[id(item.node)].scheme == "float":
-                continue
-            readers = readers_of(item.layer.weight)
-            schemes = [
-                entries[id(n)].scheme if id(n) in entries else "float" for n in readers or ()
-            ]
-            if readers is None or "float" in schemes:
-                reason = "a table that others read as floats"
-                entries[id(item.node)] = Entry.of(item.node, reason=reason)
-            elif any(id(node) in linear for node in readers):
-                tied.add(item.layer.weight.key)
-        return tied
-
     def _tied(self, entry: Entry, form: Form) -> Entry:
         """One weight for a table and a projection: the same numbers for both."""
         weight: WeightType = "int4" if self.embeddings == "int4" else "int8"
         if form == "nbits":
             return self._of(entry, weight, 0, self._block(weight), True)
         return self._of(entry, "int8", 0, None, True)
+
+
+def _tied_tables(
+    found: list[Weighted[Layer]], entries: Mapping[int, Entry]
+) -> set[tuple[int, str]]:
+    """The quantized tables that a projection is tied to: it has their rows as outputs."""
+    linear = {id(item.node) for item in found if _is_tied_linear(item.layer)}
+    tied: set[tuple[int, str]] = set()
+    for item in found:
+        if isinstance(item.layer, Table) and entries[id(item.node)].scheme != "float":
+            readers = readers_of(item.layer.weight) or ()
+            if any(id(node) in linear for node in readers):
+                tied.add(item.layer.weight.key)
+    return tied
 
 
 def apply_weight_only(
