@@ -121,7 +121,7 @@ class Quantize:
         plan = self.make_plan(model, ctx)
         means = self._means(model, plan, ctx)
         if plan.quantized():
-            plan = self._reduced(model, plan, ctx, means)
+            plan = self._chosen(model, plan, ctx, means)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
         done = self._apply(model, plan, ctx, means)
@@ -156,8 +156,7 @@ class Quantize:
         """Everything that can be quantized, as the options say."""
         plan = Plan()
         if self.mode in ("auto", "dynamic"):
-            on_runtime = ctx.target.startswith("ort")
-            plan = plan.merged(self._dynamic().make_plan(model, on_runtime))
+            plan = plan.merged(self._dynamic().make_plan(model, ctx.on_runtime))
         if self._plans_static(ctx):
             plan = plan.merged(self._static().make_plan(model, ctx))
         elif self.mode == "auto":
@@ -191,7 +190,7 @@ class Quantize:
             return has_vnni() is False
         return self.reduce_range == "true"
 
-    def _reduced(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
+    def _chosen(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
         """The part of the plan that pays and keeps the budget."""
         trials = Trials(model, ctx, self.format, self.threads, means)
         feeds = trials.feeds()

@@ -60,7 +60,7 @@ class QuantizeDynamic:
                 ctx.note(reason)
                 return
             note_hard(model, ctx)
-            plan = self.make_plan(model, on_runtime=ctx.target.startswith("ort"))
+            plan = self.make_plan(model, on_runtime=ctx.on_runtime)
             Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:

@@ -74,7 +74,7 @@ def apply_static(
         writer.drop_unread(model.graph)
     writer.carry_signed(model.graph)
     part_signed(model.graph, written)
-    if ctx.target.startswith("ort"):
+    if ctx.on_runtime:
         fence(model.graph, written)
 
 

@@ -127,14 +127,13 @@ class QuantizeWeights:
         return Plan(tuple(entries.values()))
 
     def _form(self, ctx: Context) -> Form:
-        on_runtime = ctx.target.startswith("ort")
-        if self.form == "nbits" and not on_runtime:
+        if self.form == "nbits" and not ctx.on_runtime:
             raise UsageError(
                 f"{self.name}: form=nbits is com.microsoft's MatMulNBits, which target "
                 f"'{ctx.target}' does not have: take form=qdq"
             )
         if self.form == "auto":
-            return "nbits" if on_runtime else "qdq"
+            return "nbits" if ctx.on_runtime else "qdq"
         return self.form
 
     def _entry(self, item: Weighted[Layer]) -> Entry:
