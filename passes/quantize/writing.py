@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.fuse.affine import only_reader
 from passes.quantize.arithmetic import limit_of, quantize
 from passes.quantize.layers import Linear, Table, Weight
 from passes.quantize.plan import Entry
@@ -135,17 +136,14 @@ def _settle_bias(g: Graph, result: str, count: int) -> None:
 
 def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto, str] | None:
     """The node that adds a constant for each of `count` outputs, and alone reads `result`."""
-    users = g.users(result)
-    if len(users) != 1 or g.use_count(result) != 1:
+    reader = only_reader(g, result)
+    if reader is None or not nd.is_op(reader, "Add", "Sum") or len(reader.input) != 2:
         return None
-    (user,) = users
-    if not nd.is_op(user, "Add", "Sum") or len(user.input) != 2 or result not in user.input:
-        return None
-    bias = user.input[1 - list(user.input).index(result)]
+    bias = reader.input[1 - list(reader.input).index(result)]
     known = g.const(bias)
     if known is None or known.size != count or known.shape[-1:] != (count,):
         return None
-    return user, bias
+    return reader, bias
 
 
 def as_vector(g: Graph, bias: str, result: str) -> str | None:

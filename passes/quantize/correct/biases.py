@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
+from passes.fuse.affine import only_reader
 from passes.operands import given
 from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
@@ -158,11 +159,7 @@ def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | No
 def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
     """A product, through a Cast and factors of its scale, then an Add of a constant."""
     value = node.output[0]
-    while True:
-        users = g.users(value)
-        if len(users) != 1 or g.use_count(value) != 1:
-            return None
-        (user,) = users
+    while (user := only_reader(g, value)) is not None:
         if nd.is_op(user, "Add", "Sum") and len(user.input) == 2:
             slot = 1 - list(user.input).index(value)
             known = g.const(user.input[slot])
@@ -177,6 +174,7 @@ def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None
         if not integer and not nd.is_op(user, "QuantizeLinear", "DequantizeLinear"):
             return None
         value = user.output[0]
+    return None
 
 
 def _comparable(g: Graph, value: str, names: Container[str]) -> tuple[str, str] | None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from onnx import NodeProto, TensorProto
 
+from passes.fuse.affine import only_reader
 from passes.operands import given
 from passes.quantize.static.qdq import OUTPUT_TYPES
 from passes.quantize.static.sites import bounds_of
@@ -96,10 +97,9 @@ def _part_from_bias(g: Graph, node: NodeProto) -> None:
 
 def _join_silu(g: Graph, sigmoid: NodeProto) -> None:
     x, gate = sigmoid.input[0], sigmoid.output[0]
-    users = g.users(gate)
-    if len(users) != 1 or g.use_count(gate) != 1 or not nd.is_op(users[0], "Mul"):
+    product = only_reader(g, gate)
+    if product is None or not nd.is_op(product, "Mul"):
         return
-    (product,) = users
     if x in product.input and g.begin("join-silu", product):
         joined = g.op("QuickGelu", x, domain="com.microsoft", at=product, alpha=1.0)
         g.replace(product.output[0], joined)
@@ -115,18 +115,16 @@ def _insert(g: Graph, value: str, readers: Iterable[NodeProto]) -> None:
 def _last(g: Graph, node: NodeProto) -> str:
     """What the node makes, behind Relus and Clips that alone read it."""
     value = node.output[0]
-    while True:
-        users = g.users(value)
-        if len(users) != 1 or g.use_count(value) != 1 or bounds_of(g, users[0]) is None:
-            return value
-        value = users[0].output[0]
+    while (reader := only_reader(g, value)) is not None and bounds_of(g, reader) is not None:
+        value = reader.output[0]
+    return value
 
 
 def _leads_to_q(g: Graph, node: NodeProto) -> bool:
     """Whether the node is a Q, or passes on to one alone what it reads, so that the Q moves up."""
     while nd.is_op(node, *_PASSING) or bounds_of(g, node) is not None:
-        users = g.users(node.output[0])
-        if len(users) != 1 or g.use_count(node.output[0]) != 1:
+        reader = only_reader(g, node.output[0])
+        if reader is None:
             return False
-        node = users[0]
+        node = reader
     return nd.is_op(node, "QuantizeLinear")

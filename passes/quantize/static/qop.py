@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.fuse.affine import only_reader
 from passes.operands import given
 from passes.quantize.static.sites import Site, bounds_of
 from toolkit import nodes as nd
@@ -163,20 +164,12 @@ def _place(site: Site) -> _Place | None:
 
 def _quantizer(g: Graph, value: str) -> NodeProto | None:
     """The Q that alone reads a value, behind a Relu or Clip that it makes needless."""
-    users = g.users(value)
-    if len(users) != 1 or g.use_count(value) != 1:
-        return None
-    (user,) = users
-    if nd.is_op(user, "QuantizeLinear"):
-        return user
-    bounds = bounds_of(g, user)
-    if bounds is None:
-        return None
-    readers = g.users(user.output[0])
-    if len(readers) != 1 or g.use_count(user.output[0]) != 1:
-        return None
-    (quantizer,) = readers
-    if not nd.is_op(quantizer, "QuantizeLinear"):
+    reader = only_reader(g, value)
+    if reader is None or nd.is_op(reader, "QuantizeLinear"):
+        return reader
+    bounds = bounds_of(g, reader)
+    quantizer = only_reader(g, reader.output[0]) if bounds is not None else None
+    if bounds is None or quantizer is None or not nd.is_op(quantizer, "QuantizeLinear"):
         return None
     low, high = _ends(g, quantizer)
     slack = _SLACK * (high - low)

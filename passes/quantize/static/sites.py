@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.fuse.affine import only_reader
 from passes.operands import given
 from passes.quantize.static.weights import Weight, weight_of
 from toolkit import nodes as nd
@@ -85,13 +86,13 @@ def site_of(g: Graph, node: NodeProto) -> Site | None:
 
 def limits_after(g: Graph, value: str) -> Limits | None:
     """The Relu or Clip that alone reads `value`, when zero lies inside its bounds."""
-    users = g.users(value)
-    if len(users) != 1 or g.use_count(value) != 1 or users[0].input[0] != value:
+    reader = only_reader(g, value)
+    if reader is None or reader.input[0] != value:
         return None
-    bounds = bounds_of(g, users[0])
+    bounds = bounds_of(g, reader)
     if bounds is None or not bounds[0] <= 0 <= bounds[1]:
         return None
-    return Limits(users[0].output[0], *bounds)
+    return Limits(reader.output[0], *bounds)
 
 
 def bounds_of(g: Graph, node: NodeProto) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from passes.fuse.affine import only_reader
 from passes.quantize.plan import TensorEntry
 from passes.quantize.static.ranges import Ties
 from passes.quantize.static.region import Region
@@ -80,7 +81,6 @@ def _alone(region: Region, name: str, entry: TensorEntry) -> _Group:
     limits = limits_after(maker.graph, maker.node.output[0])
     if maker.kind != "carry" and limits is not None and limits.output == name:
         least, most = limits.low, limits.high
-    users = maker.graph.users(name)
-    joined = maker.graph.use_count(name) == 1 == len(users) and nd.is_op(users[0], "Concat")
+    joined = nd.is_op(only_reader(maker.graph, name), "Concat")
     minds = maker.kind != "carry" and not joined
     return _Group(low, high, least, most, high - low if minds else math.inf)
