@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from peers import PEERS
@@ -53,6 +54,11 @@ def judge(text: str, misses: list[str], of: int, allowed: int = 0) -> Claim:
     if misses:
         detail += "; not: " + ", ".join(misses)
     return Claim(text, len(misses) <= allowed, detail)
+
+
+def geometric_mean(ratios: Iterable[float]) -> float | None:
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def sound(run: Run) -> Claim:

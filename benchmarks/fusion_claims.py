@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from claims import Claim, judge
+from claims import Claim, geometric_mean, judge
 from fusion_peers import TOOLS
-from fusion_results import BERT_LIKE, CAUSAL, KINDS, NAMED, Case, Run, geometric_mean
+from fusion_results import BERT_LIKE, CAUSAL, KINDS, NAMED, Case, Run
 
 OURS, OURS_STANDARD = "toolkit", "toolkit-onnx"
 TIMED_PEER = "onnxscript"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -134,8 +133,3 @@ class Run:
             "original_latency": self.original,
             "depths": self.depths,
         }
-
-
-def geometric_mean(ratios: Iterable[float]) -> float | None:
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(sum(logs) / len(logs)) if logs else None

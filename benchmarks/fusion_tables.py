@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from claims import Claim
-from fusion_results import KINDS, REGIMES, Case, Row, Run, geometric_mean
+from claims import Claim, geometric_mean
+from fusion_results import KINDS, REGIMES, Case, Row, Run
 from tables import REASON_WIDTH, claim_list, table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from claims import Claim, judge
+from claims import Claim, geometric_mean, judge
 from quantization_results import FLOAT, Row, Run
 
 OURS, OURS_NO_DATA = "toolkit", "toolkit-no-data"
@@ -139,9 +139,9 @@ def transformers_faster(run: Run) -> Claim:
         for regime in row.speed
         if (ratio := _against(run, row, regime, ORT)) is not None
     ]
-    if not ratios:
+    mean = geometric_mean(ratios)
+    if mean is None:
         return Claim(text, None, "not measured")
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     return Claim(text, mean >= TRANSFORMERS_FASTER, f"{mean:.2f}x over {len(ratios)}")
 
 

@@ -5,10 +5,11 @@
     python benchmarks/spellings.py --only mish attention --seconds 10
     python benchmarks/spellings.py --int8 --threads 1   # int8 kernels against floats; int8.md, ...
 
-The spellings are in passes/lower/spellings.py and passes/quantize/int8_kernels.py, the measuring is
-in passes/lower/measure.py, which `toolkit tune` uses too. What the runtime ran for each spelling is
-part of the table: a spelling that it undid at load time is marked. With `--only` what is written
-takes the place of these computations in the table, which must be of the same runtime and processor.
+The spellings are in passes/lower/spellings.py and passes/quantize/choice/int8_kernels.py, the
+measuring is in passes/lower/measure.py, which `toolkit tune` uses too. What the runtime ran for
+each spelling is part of the table: a spelling that it undid at load time is marked. With `--only`
+what is written takes the place of these computations in the table, which must be of the same
+runtime and processor.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from passes.lower.choice import SHIPPED
 from passes.lower.measure import measure
 from passes.lower.spellings import COMPUTATIONS
-from passes.quantize.costs import INT8_SHIPPED
-from passes.quantize.int8_kernels import INT8_COMPUTATIONS
+from passes.quantize.choice.costs import INT8_SHIPPED
+from passes.quantize.choice.int8_kernels import INT8_COMPUTATIONS
 from toolkit.costs import Costs, Regime
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -66,11 +66,6 @@ class Timing:
     """The ratio is between these at 95 %."""
     rounds: int
 
-    @property
-    def sure(self) -> bool:
-        """Whether it is faster or slower than the first one for sure."""
-        return self.high < 1 or self.low > 1
-
     def __str__(self) -> str:
         return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}] of the time"
 

@@ -67,6 +67,11 @@ class Context:
     plans: list[Written] = field(default_factory=list["Written"])
     notes: list[str] = field(default_factory=list[str])
 
+    @property
+    def on_runtime(self) -> bool:
+        """Whether the model is for onnxruntime, which has operators of its own."""
+        return self.target.startswith("ort")
+
     def note(self, text: str) -> None:
         """Say something about this run of the pass; it ends up in the report."""
         if text not in self.notes:

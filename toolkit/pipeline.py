@@ -94,18 +94,7 @@ class Pipeline:
                 floats = model.copy()
                 judge = self._judge(floats, validator, data)
             self._tell(index, item.name, "running")
-            ctx = Context(
-                target=self.target,
-                custom_ops=self.custom_ops,
-                misses=self.misses,
-                opset=self.opset,
-                calibration=data,
-                floats=floats,
-                judge=judge,
-                prefer=self.prefer,
-                measure=self.measure,
-                tell=partial(self._tell, index, item.name),
-            )
+            ctx = self._context(data, floats, judge)
             results.append(
                 run_pass(item, model, ctx, validator if self.validate == "each" else None)
             )
@@ -124,6 +113,23 @@ class Pipeline:
             quality=quality,
             plans=[plan.to_json() for plan in plans],
             notes=_notes_on(data),
+        )
+
+    def _context(
+        self, data: CalibrationData | None, floats: Model | None, judge: Judge | None
+    ) -> Context:
+        """What the pass that it is at is told."""
+        return Context(
+            target=self.target,
+            custom_ops=self.custom_ops,
+            misses=self.misses,
+            opset=self.opset,
+            calibration=data,
+            floats=floats,
+            judge=judge,
+            prefer=self.prefer,
+            measure=self.measure,
+            tell=partial(self._tell, *self._at),
         )
 
     # -- the ends

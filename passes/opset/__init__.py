@@ -69,7 +69,7 @@ class Opset:
 
     def run(self, model: Model, ctx: Context) -> None:
         to = self.to if self.to is not None else _within(ctx.opset)
-        lift = _Lift(model, on_runtime=ctx.target.startswith("ort"))
+        lift = _Lift(model, on_runtime=ctx.on_runtime)
         if to is None or not lift.versions or min(lift.versions) >= to:
             return
         try:

@@ -32,6 +32,10 @@ _VANISHED = 0.5
 """A weight is not quantized when more than this share of what is not zero would become zero."""
 
 
+def limit_of(reduce_range: bool) -> int:
+    return REDUCED if reduce_range else FULL
+
+
 class Unfit(Exception):
     """Weights that no scale fits; the message says what they have."""
 

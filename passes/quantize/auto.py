@@ -11,24 +11,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from passes.opset import Opset
 from passes.quantize import options
-from passes.quantize.costs import INT8_SHIPPED, TOPIC, Kernels
-from passes.quantize.dynamic import QuantizeDynamic
-from passes.quantize.groups import keep_what_pays, keep_what_shrinks
+from passes.quantize.apply import apply_all, correct_biases, is_correctable
+from passes.quantize.choice.costs import INT8_SHIPPED, TOPIC, Kernels
+from passes.quantize.choice.groups import keep_what_pays, keep_what_shrinks
+from passes.quantize.choice.observing import with_least_noise
+from passes.quantize.choice.search import likely, search
+from passes.quantize.choice.sizes import sizes_on
+from passes.quantize.choice.survey import survey, survey_pointwise
+from passes.quantize.choice.telling import note_returned, note_what
+from passes.quantize.choice.trials import Trials
+from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
+from passes.quantize.factors.smooth import Smooth
 from passes.quantize.means import ChannelMeans, input_means
-from passes.quantize.observing import with_least_noise
-from passes.quantize.obstacles import quantized_already
+from passes.quantize.obstacles import may_not_lift, quantized_already
 from passes.quantize.plan import Plan, as_applied
 from passes.quantize.plan_json import read_plan
 from passes.quantize.saturation import has_vnni, saturating
-from passes.quantize.search import likely, search
-from passes.quantize.sizes import sizes_on
-from passes.quantize.smooth import Smooth
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
-from passes.quantize.static_apply import Format
-from passes.quantize.survey import survey, survey_pointwise
-from passes.quantize.telling import note_returned, note_what
-from passes.quantize.trials import Trials, apply_all, correct, is_correctable
+from passes.quantize.static.apply import STATIC_OPSET, Format
 from passes.quantize.troubles import note_hard
 from passes.quantize.weight_only import QuantizeWeights
 from passes.selection import Selection
@@ -47,7 +49,6 @@ AnyObserver = Literal["auto", ObserverName]
 
 _LINEAR = ("MatMul", "Gemm")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
-_STATIC_OPSET, _DYNAMIC_OPSET = 13, 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Quantize:
         plan = self.make_plan(model, ctx)
         means = self._means(model, plan, ctx)
         if plan.quantized():
-            plan = self._reduced(model, plan, ctx, means)
+            plan = self._chosen(model, plan, ctx, means)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted and smoothed for nothing
         done = self._apply(model, plan, ctx, means)
@@ -135,7 +136,7 @@ class Quantize:
         ctx.plans.append(done)
         if self.correct_bias and is_correctable(done, ctx):
             ctx.tell("correcting biases", 0.0)
-            correct(model, ctx)
+            correct_biases(model, ctx)
         return done
 
     def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
@@ -155,14 +156,15 @@ class Quantize:
         """Everything that can be quantized, as the options say."""
         plan = Plan()
         if self.mode in ("auto", "dynamic"):
-            on_runtime = ctx.target.startswith("ort")
-            plan = plan.merged(self._dynamic().make_plan(model, on_runtime))
-        if self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None):
-            made = self._static().make_plan(model, ctx)
-            plan = plan.merged(made)
+            plan = plan.merged(self._dynamic().make_plan(model, ctx.on_runtime))
+        if self._plans_static(ctx):
+            plan = plan.merged(self._static().make_plan(model, ctx))
         elif self.mode == "auto":
             self._note_convolutions(model, ctx)
         return plan
+
+    def _plans_static(self, ctx: Context) -> bool:
+        return self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None)
 
     def _dynamic(self) -> QuantizeDynamic:
         return QuantizeDynamic(
@@ -188,7 +190,7 @@ class Quantize:
             return has_vnni() is False
         return self.reduce_range == "true"
 
-    def _reduced(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
+    def _chosen(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
         """The part of the plan that pays and keeps the budget."""
         trials = Trials(model, ctx, self.format, self.threads, means)
         feeds = trials.feeds()
@@ -220,18 +222,16 @@ class Quantize:
         return found.plan
 
     def _lift(self, model: Model, ctx: Context) -> None:
-        """To the first opset with what is needed, where the user allows it."""
-        from passes.opset import Opset
+        """To the first opset with what is needed; where that cannot be, as far as it goes.
 
-        static = self.mode == "static" or (self.mode == "auto" and ctx.calibration is not None)
-        needed = _STATIC_OPSET if static else _DYNAMIC_OPSET
-        opset = model.opsets.get("", 1)
-        if opset >= needed:
-            return
-        allowed = ctx.opset if isinstance(ctx.opset, int) else needed
-        if ctx.opset == "keep" or allowed < needed:
-            raise UsageError(f"quantize needs opset {needed}, and the model is to stay at {opset}")
-        Opset(to=needed).run(model, ctx)
+        Layers that the opset on the way is new enough for are quantized then.
+        """
+        needed = STATIC_OPSET if self._plans_static(ctx) else DYNAMIC_OPSET
+        reason = may_not_lift(model, ctx, self.name, needed)
+        if reason:
+            raise UsageError(reason)
+        if model.opsets.get("", 1) < needed:
+            Opset(to=needed).run(model, ctx)
 
     # -- costs, for `toolkit tune`
 
@@ -242,7 +242,7 @@ class Quantize:
     def measure(self, progress: Progress, seconds: float) -> Costs:
         """Measure this machine."""
         from passes.lower.measure import measure
-        from passes.quantize.int8_kernels import INT8_COMPUTATIONS
+        from passes.quantize.choice.int8_kernels import INT8_COMPUTATIONS
 
         return measure(progress, seconds, (1,), INT8_COMPUTATIONS)
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from passes.quantize.kernels import Kernel, drop_unused, kernel_of
+from passes.quantize.channel_weights import Kernel, kernel_of
 from passes.quantize.large import blocks
+from passes.quantize.stored import drop_unused
 from passes.quantize.troubles import note_troubles, weight_troubles
 from passes.selection import Selection
 from toolkit import nodes as nd

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 from passes.quantize import options
 from passes.quantize.arithmetic import Unfit
 from passes.quantize.dynamic_conv import Convolution, ConvolutionWriter
-from passes.quantize.layers import Linear, Table, readers_of
+from passes.quantize.layers import Linear, Table
 from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
 from passes.quantize.plan import Entry, Plan, as_applied, note_left
 from passes.quantize.plan_json import read_plan
 from passes.quantize.recurrent import Recurrent, RecurrentWriter
 from passes.quantize.troubles import note_hard
-from passes.quantize.weighted import AnyLayer, Weighted, planned, weighted_in
+from passes.quantize.weighted import AnyLayer, Weighted, leave_float_tables, planned, weighted_in
 from passes.quantize.writing import Writer
 from passes.selection import Selection
 from toolkit import nodes as nd
@@ -31,7 +31,7 @@ from toolkit.tolerance import QUANT, Tolerance
 if TYPE_CHECKING:
     from toolkit.context import Context
 
-_MIN_OPSET = 11
+DYNAMIC_OPSET = 11
 """The first with DynamicQuantizeLinear."""
 
 
@@ -54,33 +54,25 @@ class QuantizeDynamic:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is None:
-            reason = too_old(model, "dynamic quantization", _MIN_OPSET)
+            reason = too_old(model, "dynamic quantization", DYNAMIC_OPSET)
             reason = reason or quantized_already(model, FROM_INTEGERS)
             if reason:
                 ctx.note(reason)
                 return
             note_hard(model, ctx)
-            plan = self.make_plan(model, on_runtime=ctx.target.startswith("ort"))
+            plan = self.make_plan(model, on_runtime=ctx.on_runtime)
             Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
-        apply_plan(model, plan, ctx)
+        apply_dynamic(model, plan, ctx)
         ctx.plans.append(as_applied(model, plan))
 
     def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
         """What this pass would do, for every node that has weights."""
         found = list(weighted_in(model, self.convolutions))
         entries = {id(item.node): self._entry(item, on_runtime) for item in found}
-        for item in found:
-            if isinstance(item.layer, Table) and entries[id(item.node)].scheme == "dynamic":
-                readers = readers_of(item.layer.weight)
-                others = readers is None or any(
-                    id(n) not in entries or entries[id(n)].scheme == "float" for n in readers
-                )
-                if others:
-                    reason = "a table that others read as floats"
-                    entries[id(item.node)] = Entry.of(item.node, reason=reason)
+        leave_float_tables(found, entries)
         return Plan(tuple(entries.values()))
 
     def _entry(self, item: Weighted[AnyLayer], on_runtime: bool) -> Entry:
@@ -104,7 +96,7 @@ class QuantizeDynamic:
         return Entry.of(node, scheme="dynamic", reduce_range=self.reduce_range, axis=axis)
 
 
-def apply_plan(model: Model, plan: Plan, ctx: Context) -> None:
+def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize what the plan calls dynamic; other schemes are for other passes."""
     found = weighted_in(model, convolutions=True)
     chosen = planned(found, plan, "dynamic", "linear layer, table, LSTM or Conv")

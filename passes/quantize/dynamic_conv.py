@@ -15,9 +15,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.operands import given
-from passes.quantize.arithmetic import FULL, REDUCED, quantize
-from passes.quantize.kernels import drop_unused
+from passes.quantize.arithmetic import limit_of, quantize
 from passes.quantize.plan import Entry
+from passes.quantize.stored import drop_unused, require_float32
 from passes.quantize.writing import activation, put
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
@@ -43,9 +43,7 @@ def convolution_of(g: Graph, node: NodeProto) -> Convolution | None:
     tensor = g.tensor(node.input[1])
     if tensor is None:
         return None
-    if tensor.data_type != TensorProto.FLOAT:
-        kind = TensorProto.DataType.Name(tensor.data_type).lower()
-        raise Miss(f"weights of {kind}, and only 32-bit floats are quantized")
+    require_float32(tensor)
     if not all(tensor.dims):
         raise Miss("no weights at all")
     if given(node, 2) and not g.is_const(node.input[2]):
@@ -89,7 +87,7 @@ class ConvolutionWriter:
         assert floats is not None, name
         key = id(scope), name, entry.axis, entry.reduce_range
         if key not in self._stored:
-            limit = REDUCED if entry.reduce_range else FULL
+            limit = limit_of(entry.reduce_range)
             found = quantize(floats, entry.axis, limit)
             self._stored[key] = scope.constant(found.values, f"{name}_int8"), found.scale
         return self._stored[key]

@@ -13,9 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from passes.operands import given, permutation
+from passes.quantize.stored import require_float32
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -158,9 +159,7 @@ def _weight(g: Graph, name: str, turned: bool = False) -> Weight | None:
         return _weight(scope, maker.input[0], not turned)
     if tensor.data_type not in FLOATS:
         return None
-    if tensor.data_type != TensorProto.FLOAT:
-        kind = TensorProto.DataType.Name(tensor.data_type).lower()
-        raise Miss(f"weights of {kind}, and only 32-bit floats are quantized")
+    require_float32(tensor)
     if len(tensor.dims) != 2:
         raise Miss("weights that are no matrix")
     if not all(tensor.dims):

@@ -9,21 +9,17 @@ bias takes it back. Zeros around an image are not counted.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 from onnx import NodeProto
 
-from passes.quantize.kernels import kernel_of
-from passes.quantize.large import blocks
+from passes.quantize.channel_weights import kernel_of, rows_of
 from passes.quantize.plan import Plan
 from toolkit import nodes as nd
-from toolkit.calibrate.collect import Feeds
 from toolkit.calibrate.statistics import Array, Range, State, Statistic, finite_bounds
-from toolkit.feeds import Feed
 from toolkit.graph import Graph
 from toolkit.model import Model
 
@@ -47,7 +43,7 @@ def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
             read[node.input[0]] = None
     if ctx.calibration is None or not read:
         return {}
-    data = replace(ctx.calibration, feeds=First(ctx.calibration.feeds, _SAMPLES))
+    data = ctx.calibration.first(_SAMPLES)
     found = data.collect(model, dict.fromkeys(read, Means(axis=1))).statistics
     gathered = {name: cast(SampleMeans, seen) for name, seen in found.items()}
     return {name: seen.mean() for name, seen in gathered.items() if any(seen.counts)}
@@ -63,17 +59,15 @@ def rounding_shift(
     kernel = kernel_of(g, node) if nd.is_op(node, *_WITH_BIAS) else None
     if kernel is None or mean.size != kernel.inputs:
         return None
-    others = tuple(a for a in range(len(kernel.shape)) if a not in kernel.out_axes)
     along = kernel.spread(mean.astype(np.float32), kernel.in_axes)
     steps = np.broadcast_to(scale, rounded.shape).reshape(kernel.shape)
     codes = rounded.reshape(kernel.shape)
-    shift: Array = np.zeros([n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape)])
-    for rows, block in blocks(kernel.floats(g)):
+
+    def shifts(block: Array, rows: slice) -> Array:
         off: Array = np.multiply(block, np.float32(alpha)) - codes[rows] * steps[rows]
-        part = np.multiply(off, along[rows] if along.shape[0] > 1 else along)
-        at = rows if 0 in kernel.out_axes else slice(None)
-        shift[at] += part.sum(axis=others, dtype=np.float64, keepdims=True)
-    return shift.reshape(-1)
+        return np.multiply(off, rows_of(along, rows))
+
+    return kernel.gather(g, kernel.out_axes, shifts, np.add)
 
 
 # -- what is gathered
@@ -126,21 +120,3 @@ class Means:
 
     def range(self, statistic: Statistic) -> Range:
         raise NotImplementedError("means tell no range")
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first of other feeds."""
-
-    feeds: Feeds
-    most: int
-
-    def __iter__(self) -> Iterator[Feed]:
-        return itertools.islice(iter(self.feeds), self.most)
-
-    def count(self) -> int | None:
-        known = self.feeds.count()
-        return None if known is None else min(known, self.most)
-
-    def digest(self) -> str:
-        return f"{self.feeds.digest()} first {self.most}"

@@ -86,7 +86,7 @@ class Entry:
 class TensorEntry:
     """What an activation can hold: a range, or the scale and the zero point themselves.
 
-    See `passes.quantize.static_ranges` for how these follow from a range.
+    See `passes.quantize.static.ranges` for how these follow from a range.
     """
 
     tensor: str = ""
@@ -112,6 +112,9 @@ class Plan:
 
     def quantized(self) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.entries if entry.scheme != "float")
+
+    def of_scheme(self, scheme: Scheme) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.scheme == scheme)
 
     def tensor(self, name: str) -> TensorEntry | None:
         """What the plan says about a tensor."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from passes.operands import given
-from passes.quantize.arithmetic import FULL, REDUCED, quantize
+from passes.quantize.arithmetic import limit_of, quantize
 from passes.quantize.plan import Entry
+from passes.quantize.stored import drop_unused, require_float32
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
@@ -51,9 +52,7 @@ def recurrent_of(g: Graph, node: NodeProto) -> Recurrent | None:
         tensor = g.tensor(name)
         if tensor is None:
             return None
-        if tensor.data_type != TensorProto.FLOAT:
-            kind = TensorProto.DataType.Name(tensor.data_type).lower()
-            raise Miss(f"weights of {kind}, and only 32-bit floats are quantized")
+        require_float32(tensor)
         if len(tensor.dims) != 3 or not all(tensor.dims) or tensor.dims[1] % _GATES:
             raise Miss("weights that no LSTM has")
         size += int(np.prod(tensor.dims))
@@ -90,7 +89,7 @@ class RecurrentWriter:
                 g.replace(old, new)
         g.prune(node)
         for name in floats:
-            _drop(g, name)
+            drop_unused(g, name)
 
     def _quantized(self, g: Graph, name: str, entry: Entry) -> tuple[str, str, str]:
         """Names of the int8 weight, its scales and its zeros."""
@@ -100,7 +99,7 @@ class RecurrentWriter:
         assert floats is not None, name
         key = id(scope), name, entry.axis, entry.reduce_range
         if key not in self._stored:
-            limit = REDUCED if entry.reduce_range else FULL
+            limit = limit_of(entry.reduce_range)
             values = allocate((floats.shape[0], floats.shape[2], floats.shape[1]), np.int8)
             scales: list[Array] = []
             for direction, matrix in enumerate(floats):
@@ -115,15 +114,3 @@ class RecurrentWriter:
                 scope.constant(zero, f"{name}_zero"),
             )
         return self._stored[key]
-
-
-def _drop(g: Graph, name: str) -> None:
-    """Remove the floats once nobody reads them; a caller's input and a pinned tensor stay."""
-    scope = g.scope_of(name)
-    if scope is None or not scope.is_unused(name) or scope.is_pinned(name):
-        return
-    maker = scope.producer(name)
-    if maker is not None:
-        scope.prune(maker)
-    elif name in scope.initializers and not scope.is_input(name):
-        scope.drop_initializer(name)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from passes.quantize.kernels import Kernel, kernel_of
-from passes.quantize.large import blocks
-from passes.quantize.means import First
+from passes.quantize.channel_weights import Kernel, kernel_of
 from toolkit.calibrate import clipping
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Range, Statistic
@@ -87,8 +85,8 @@ def feature_troubles(model: Model, data: CalibrationData) -> Iterator[Trouble]:
         kernel = kernel_of(model.graph, node)
         if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
             read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
-    few = replace(data, feeds=First(data.feeds, _SAMPLES))
-    found = few.collect(model, {name: _ByChannel(axis) for name, axis in read.items()})
+    observers = {name: _ByChannel(axis) for name, axis in read.items()}
+    found = data.first(_SAMPLES).collect(model, observers)
     for tensor, statistic in found.statistics.items():
         trouble = _feature_trouble(tensor, statistic)
         if trouble is not None:
@@ -149,14 +147,12 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
         largest = kernel.largest(g, kernel.out_axes)
     except Miss:
         return Trouble(kernel.name, "not finite weights", "the layer has to stay float")
-    others = tuple(a for a in range(len(kernel.shape)) if a not in kernel.out_axes)
-    squares = np.zeros([n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape)])
-    for rows, block in blocks(kernel.floats(g)):
-        at = rows if 0 in kernel.out_axes else slice(None)
-        squares[at] += np.square(block.astype(np.float64)).sum(axis=others, keepdims=True)
+    squares = kernel.gather(
+        g, kernel.out_axes, lambda w, _: np.square(w.astype(np.float64)), np.add
+    )
     share = math.prod(kernel.shape) // squares.size
-    rest = squares.reshape(-1) - np.square(largest)
-    there = rest > _ROUNDING * squares.reshape(-1)  # a channel of one number is exact
+    rest = squares - np.square(largest)
+    there = rest > _ROUNDING * squares  # a channel of one number is exact
     size = np.sqrt(np.where(there, rest, 1) / max(share - 1, 1))
     heard = size > _UNHEARD * np.median(np.where(there, size, 0))
     ratio = np.where(there & heard, largest / size, 0)

@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from onnx import NodeProto
 
 from passes.quantize.dynamic_conv import Convolution, convolution_of
-from passes.quantize.layers import Layer, Linear, Table, layer_of
+from passes.quantize.layers import Layer, Linear, Table, layer_of, readers_of
 from passes.quantize.plan import Entry, Plan, Scheme
 from passes.quantize.recurrent import Recurrent, recurrent_of
 from toolkit.errors import UsageError
@@ -53,6 +53,22 @@ def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
             yield Weighted(item.graph, item.node, item.layer, item.reason)
         else:
             yield Weighted(item.graph, item.node, None, "a recurrent layer")
+
+
+def leave_float_tables(found: Iterable[Weighted[LayerT]], entries: dict[int, Entry]) -> None:
+    """Turn tables that others read as floats to float: int8 would come on top.
+
+    `entries` are those of all nodes that were found, by `id`.
+    """
+    for item in found:
+        if not isinstance(item.layer, Table) or entries[id(item.node)].scheme == "float":
+            continue
+        readers = readers_of(item.layer.weight)
+        if readers is None or any(
+            id(n) not in entries or entries[id(n)].scheme == "float" for n in readers
+        ):
+            reason = "a table that others read as floats"
+            entries[id(item.node)] = Entry.of(item.node, reason=reason)
 
 
 def planned(

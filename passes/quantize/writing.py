@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.quantize.arithmetic import FULL, REDUCED, quantize
+from passes.fuse.affine import only_reader
+from passes.quantize.arithmetic import limit_of, quantize
 from passes.quantize.layers import Linear, Table, Weight
 from passes.quantize.plan import Entry
+from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 
@@ -58,7 +60,7 @@ class Writer:
         result = put(g, node, result)
         if not layer.bias:
             _settle_bias(g, result, layer.outputs)
-        drop(weight)
+        drop_unused(weight.graph, weight.name)
 
     def table(self, g: Graph, layer: Table, entry: Entry) -> None:
         """Write a table. Raises Unfit for one that cannot be quantized."""
@@ -71,11 +73,11 @@ class Writer:
         factor = g.op("Gather", scale, layer.indices, at=node)
         exact = g.op("Cast", rows, at=node, to=TensorProto.FLOAT)
         put(g, node, g.op("Mul", exact, factor, at=node))
-        drop(weight)
+        drop_unused(weight.graph, weight.name)
 
     def stored(self, weight: Weight, entry: Entry, by_rows: bool) -> tuple[str, Array]:
         """Name of the int8 weight, and its scales; `by_rows` keeps the layout of a table."""
-        limit = REDUCED if entry.reduce_range else FULL
+        limit = limit_of(entry.reduce_range)
         turned = weight.turned and not by_rows
         axis = None
         if by_rows or entry.axis is not None:
@@ -134,17 +136,14 @@ def _settle_bias(g: Graph, result: str, count: int) -> None:
 
 def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto, str] | None:
     """The node that adds a constant for each of `count` outputs, and alone reads `result`."""
-    users = g.users(result)
-    if len(users) != 1 or g.use_count(result) != 1:
+    reader = only_reader(g, result)
+    if reader is None or not nd.is_op(reader, "Add", "Sum") or len(reader.input) != 2:
         return None
-    (user,) = users
-    if not nd.is_op(user, "Add", "Sum") or len(user.input) != 2 or result not in user.input:
-        return None
-    bias = user.input[1 - list(user.input).index(result)]
+    bias = reader.input[1 - list(reader.input).index(result)]
     known = g.const(bias)
     if known is None or known.size != count or known.shape[-1:] != (count,):
         return None
-    return user, bias
+    return reader, bias
 
 
 def as_vector(g: Graph, bias: str, result: str) -> str | None:
@@ -162,12 +161,3 @@ def put(g: Graph, node: NodeProto, result: str) -> str:
     result = g.replace(node.output[0], result)
     g.prune(node)
     return result
-
-
-def drop(weight: Weight) -> None:
-    """Remove the floats once nobody reads them; a caller's input and a pinned tensor stay."""
-    g, name = weight.graph, weight.name
-    if not g.is_unused(name) or g.is_pinned(name) or name not in g.initializers:
-        return
-    if not g.is_input(name):
-        g.drop_initializer(name)

@@ -6,8 +6,9 @@ the graph but never the model's inputs, so the feeds of the original serve all p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from toolkit.calibrate.observers import Observer
 
 if TYPE_CHECKING:
     from toolkit.calibrate.readers import ReaderOptions
+    from toolkit.feeds import Feed
     from toolkit.model import Model
 
 
@@ -41,6 +43,10 @@ class CalibrationData:
         """Whether somebody has read them."""
         return bool(getattr(self.feeds, "was_read", True))
 
+    def first(self, most: int) -> CalibrationData:
+        """The same with no more than so many feeds."""
+        return replace(self, feeds=_First(self.feeds, most))
+
     def collect(self, model: Model, observers: Mapping[str, Observer]) -> Calibration:
         """Observe tensors of `model`, as it is now, on every feed."""
         return collect(
@@ -51,6 +57,22 @@ class CalibrationData:
             progress=self.progress,
             custom_ops=self.custom_ops,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    feeds: Feeds
+    most: int
+
+    def __iter__(self) -> Iterator[Feed]:
+        return islice(iter(self.feeds), self.most)
+
+    def count(self) -> int | None:
+        known = self.feeds.count()
+        return None if known is None else min(known, self.most)
+
+    def digest(self) -> str:
+        return f"{self.feeds.digest()} first {self.most}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from toolkit.context import Pass
 
 _QUANTIZING = "Quantizing"
+_NO_PLAN = "nothing was quantized: it is not written"
 
 
 def optimize(
@@ -160,14 +161,11 @@ def optimize(
         if shown:
             out = console()
             print_result(out, result, opset_before)
-            if speed is not None:
-                line(out, "speed", str(speed))
-            line(out, "written", str(into.model))
-            if plan is not None:
-                missing = "nothing was quantized: it is not written"
-                line(out, "plan", plan if result.plans else missing)
-            if html is not None:
-                line(out, "report", html)
+            planned = plan if plan is None or result.plans else _NO_PLAN
+            ends = {"speed": speed, "written": into.model, "plan": planned, "report": html}
+            for what, end in ends.items():
+                if end is not None:
+                    line(out, what, str(end))
 
 
 def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:

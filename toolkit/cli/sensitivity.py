@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +14,9 @@ from toolkit.cli.reading import read_model, require_apart
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from toolkit.context import Pass
-
+    from toolkit.context import Context, Pass
+    from toolkit.model import Model
+    from toolkit.quality.variants import Quantized
 
 _DEFAULT, _WITH_DATA = "fuse,quantize-dynamic", "fuse,quantize-static"
 """Linear layers need no data; convolutions do."""
@@ -82,15 +83,10 @@ def sensitivity(
                 custom_ops=libraries, calibration=data, floats=floats, judge=judge, measure=False
             )
 
-        try:
+        if passes is not None:
             found = quantize_by(quantizer, floats, context)
-        except UsageError as error:
-            if passes is not None:
-                raise
-            if data is None:
-                raise UsageError(f"{error}; convolutions need samples: --calib SOURCE") from error
-            _, quantizer = _split(parse_passes(_WITH_DATA), _WITH_DATA)
-            found = quantize_by(quantizer, floats, context)
+        else:
+            found = _quantized_by_default(quantizer, floats, context)
         layers = alone(judge, found.variants, compared, progress)
         values = added_up(
             floats, found.whole, samples.feeds, samples=compared, custom_ops=libraries
@@ -100,6 +96,22 @@ def sensitivity(
     )
     if not report.on_stdout:
         print_sensitivity(console(), layers, values, most)
+
+
+def _quantized_by_default(
+    quantizer: Pass, floats: Model, context: Callable[[], Context]
+) -> Quantized:
+    """By the pass that needs no data; where that finds nothing, by static ranges."""
+    from toolkit.quality.variants import quantize_by
+    from toolkit.registry import parse_passes
+
+    try:
+        return quantize_by(quantizer, floats, context)
+    except UsageError as error:
+        if context().calibration is None:
+            raise UsageError(f"{error}; convolutions need samples: --calib SOURCE") from error
+        _, static = _split(parse_passes(_WITH_DATA), _WITH_DATA)
+        return quantize_by(static, floats, context)
 
 
 def _split(passes: Sequence[Pass], text: str) -> tuple[list[Pass], Pass]:

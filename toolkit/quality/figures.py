@@ -141,11 +141,6 @@ class Quality:
         return max(self.figures(), key=lambda figure: figure.used, default=None)
 
     @property
-    def drop(self) -> float:
-        """The worst figure's loss."""
-        return self.worst.loss if self.worst is not None else 0.0
-
-    @property
     def used(self) -> float:
         """The share of the budget that the worst figure uses; above 1 it does not hold."""
         return self.worst.used if self.worst is not None else 0.0

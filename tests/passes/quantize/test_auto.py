@@ -15,8 +15,8 @@ import pytest
 import toolkit
 from passes.quantize import auto
 from passes.quantize.auto import Quantize
+from passes.quantize.choice.trials import Trials
 from passes.quantize.plan import Plan
-from passes.quantize.trials import Trials
 from tests.checks import parse, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
 from toolkit.calibrate.data import Calib
@@ -354,7 +354,7 @@ def test_no_measure_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("timed")
 
-    monkeypatch.setattr("passes.quantize.trials.latency", never)
+    monkeypatch.setattr("passes.quantize.choice.trials.latency", never)
     assert with_data()[1].status == "applied"
 
 

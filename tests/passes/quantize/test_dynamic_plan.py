@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from passes.quantize.dynamic import QuantizeDynamic, apply_plan
+from passes.quantize.dynamic import QuantizeDynamic, apply_dynamic
 from passes.quantize.plan import Entry, Plan
 from tests.checks import parse
 from tests.passes.fuse.constants import floats, stored
@@ -52,7 +52,7 @@ def test_what_no_plan_can_ask_for(entry: Entry, said: str) -> None:
     asked = Entry(entry.node, entry.output, entry.op, "dynamic", entry.weight, entry.symmetric,
                   axis=entry.axis)  # fmt: skip
     with pytest.raises(UsageError) as raised:
-        apply_plan(subject, Plan((asked,)), Context())
+        apply_dynamic(subject, Plan((asked,)), Context())
     assert said in str(raised.value)
     assert not len(subject.journal)
 

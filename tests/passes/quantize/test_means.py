@@ -10,10 +10,10 @@ import pytest
 from passes.quantize.means import input_means
 from passes.quantize.plan import Plan
 from passes.quantize.static import QuantizeStatic
-from passes.quantize.static_apply import apply_static
+from passes.quantize.static.apply import apply_static
 from tests.checks import model
 from tests.passes.fuse.constants import floats, stored, typed
-from tests.passes.quantize.static_checks import context, normal, outputs, planned
+from tests.passes.quantize.static.checks import context, normal, outputs, planned
 from toolkit.context import Context
 from toolkit.graph import Array
 from toolkit.model import Model

@@ -26,7 +26,7 @@ from toolkit.quality.judge import Judge, _affordable
 def test_int8_passes_and_a_collapsed_model_does_not(nodes, real):
     judge = Judge(linear(W, nodes), FEEDS, real=real)
     same, good = judge.verdict(linear(W, nodes)), judge.verdict(linear(coarse(W, 127), nodes))
-    assert (same.ok, same.drop, same.used, same.noise) == (True, 0, 0, 0)
+    assert (same.ok, same.worst.loss, same.used, same.noise) == (True, 0, 0, 0)
     assert good.ok, good.reason
     assert 0 < good.noise < 0.01
     for broken in (linear(coarse(W, 1), nodes), linear(np.zeros_like(W), nodes)):
@@ -230,8 +230,8 @@ def test_flips_are_all_counted_when_a_budget_is_given():
     others = np.array([f["x"] @ coarse(W, 7) for f in FEEDS])
     wanted = np.mean(floats.argmax(-1) != others.argmax(-1))
     found = figures(Demand.of(0.5), 7)
-    assert found.drop == pytest.approx(wanted)
     assert found.worst is not None
+    assert found.worst.loss == pytest.approx(wanted)
     assert found.worst.allowed == 0.5
 
 
@@ -274,7 +274,7 @@ def test_a_users_metric_decides():
     assert good.ok
     assert not bad.ok
     wanted = 1 - accuracy([{"y": np.zeros(8)} for _ in FEEDS])
-    assert bad.drop == pytest.approx(wanted)
+    assert bad.worst.loss == pytest.approx(wanted)
     assert "accuracy" in bad.reason
     assert "of the floats 1" in bad.reason
     # Screening goes without it: it knows the labels of all samples only.

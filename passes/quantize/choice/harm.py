@@ -1,0 +1,53 @@
+"""How much noise each entry of a plan makes, with nothing but that entry in int8.
+
+What only combines or carries is never alone in int8: it is measured by what the noise of the whole
+plan loses without all of its kind, in equal shares.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from passes.quantize.choice.trials import Trials
+from passes.quantize.plan import Entry, Plan
+from passes.quantize.static.sites import PRODUCTS
+
+SAMPLES = 4
+_SECONDS = 12.0
+"""How long it may take, about: fewer samples where more would take longer."""
+_MOST = 1e6
+"""The harm of what does not run, or gives no numbers."""
+
+
+def harms(trials: Trials, plan: Plan) -> dict[Entry, float]:
+    """The noise of each entry in int8, as a share of the signal's power."""
+    entries = plan.quantized()
+    alone = [e for e in entries if e.op in PRODUCTS or e.scheme != "static"]
+    others: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.op not in PRODUCTS and entry.scheme == "static":
+            others.setdefault(entry.op, []).append(entry)
+    steps = len(alone) + len(others) + 1
+    found: dict[Entry, float] = {}
+    samples, started = SAMPLES, time.thread_time()
+    for index, entry in enumerate(alone):
+        trials.ctx.tell("weighing each layer", index / steps)
+        found[entry] = min(_MOST, trials.noise(only(plan, [entry]), samples))
+        if index == 0:
+            each = (time.thread_time() - started) / samples
+            samples = max(1, min(samples, int(_SECONDS / max(each * steps, 1e-9))))
+    if others:
+        whole = trials.noise(plan, samples)
+        for index, entries_of in enumerate(others.values()):
+            trials.ctx.tell("weighing each layer", (len(alone) + index) / steps)
+            without = trials.noise(plan.turned(entries_of), samples)
+            share = max(0.0, min(_MOST, whole) - without) / len(entries_of)
+            found.update(dict.fromkeys(entries_of, share))
+    return found
+
+
+def only(plan: Plan, entries: Iterable[Entry]) -> Plan:
+    """The plan with nothing but these entries in int8."""
+    kept = set(entries)
+    return plan.turned([entry for entry in plan.quantized() if entry not in kept])

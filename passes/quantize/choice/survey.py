@@ -1,0 +1,239 @@
+"""A model as a problem of regions: what each node takes in floats and in int8, and what is between.
+
+A plan says which nodes can be static. A Relu or Clip that alone reads a result belongs to what it
+reads: it is free in both. What combines or carries (Add, MaxPool) computes in int8 only behind
+int8, so that entering there is forbidden. Dynamic layers take floats and give floats: they are
+`loose`, each to be chosen for itself. Convolutions of single pixels can be so, too (`pointwise`):
+that is a second survey of the same model.
+
+Harm is weighed against time: with a price p, an entry that makes the noise n costs p n besides its
+time. At a price of 0 the fastest choice comes out; the higher it is, the more of what is harmful
+for what it saves goes back to floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from onnx import NodeProto
+
+from passes.quantize.choice.costs import Kernels, Sizes
+from passes.quantize.choice.regions import FLOAT_END, Item, Value, best_regions, total
+from passes.quantize.plan import Entry, Plan
+from passes.quantize.static.channels_last import either_way, turns
+from passes.quantize.static.pointwise import is_pointwise
+from passes.quantize.static.sites import PRODUCTS
+from toolkit import nodes as nd
+from toolkit.graph import Graph
+from toolkit.model import Model
+
+_LIMITS = ("Relu", "Clip")
+_FORBIDDEN, _ALWAYS = 1e9, 1e11
+_HARMFUL = "too harmful for the time it saves"
+_BEFORE = "before the first int8 layer"
+_LEAST_SAVING = 1.0
+"""Microseconds that a layer counts for when nobody knows what it saves; it saves bytes anyway."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """Items in the order of the graph, and the plan's entries: by item, or loose with a saving."""
+
+    plan: Plan
+    items: tuple[Item, ...]
+    values: tuple[Value, ...]
+    entries: tuple[tuple[int, Entry], ...]
+    loose: tuple[tuple[float, Entry], ...]
+
+    def best(
+        self,
+        harm: Mapping[Entry, float] | None = None,
+        price: float = 0.0,
+        crossing: float = 1.0,
+        prefix: int = 0,
+    ) -> Plan:
+        """The plan that takes least, with everything else in floats.
+
+        `crossing` is a factor on what conversions take; the first `prefix` items stay float. With
+        `harm`, entries that it does not mention stay float as well.
+        """
+        known = harm if harm is not None else dict.fromkeys(self.plan.quantized(), 0.0)
+        items = list(self.items)
+        for at, entry in self.entries:
+            own = items[at]
+            if own.in_int8 is not None:
+                barred = at < prefix or entry not in known
+                cost = None if barred else own.in_int8 + price * known[entry]
+                items[at] = replace(own, in_int8=cost)
+        values = [
+            replace(v, enter=v.enter * crossing, leave=v.leave * crossing) for v in self.values
+        ]
+        chosen = best_regions(items, values)
+        left = [entry for at, entry in self.entries if at not in chosen]
+        left += [e for saves, e in self.loose if e not in known or price * known[e] > saves]
+        turned = self.plan.turned(left, reason="float is faster" if not price else _HARMFUL)
+        before = [entry for at, entry in self.entries if at < prefix]
+        return turned.turned(before, reason=_BEFORE) if before else turned
+
+    def time(self, plan: Plan) -> float:
+        """Microseconds of what can be int8, and of the conversions, by a plan."""
+        kept = {entry.key for entry in plan.quantized()}
+        inside = {at for at, entry in self.entries if entry.key in kept}
+        items = list(self.items)
+        for at, _ in self.entries:
+            own = items[at]
+            items[at] = replace(own, in_float=_ALWAYS) if at in inside else Item(own.in_float)
+        chosen = best_regions(items, self.values)  # what has no entry goes with its neighbours
+        lost = [saves for saves, entry in self.loose if entry.key not in kept]
+        return total(self.items, self.values, chosen) + sum(lost)
+
+    def saving(self, plan: Plan) -> float:
+        """Microseconds that a plan takes less than floats."""
+        return self.time(self.plan.turned(self.plan.quantized())) - self.time(plan)
+
+    def starts(self) -> list[int]:
+        """The items that are products, where a prefix may end."""
+        products = (at for at, entry in self.entries if entry.op in PRODUCTS)
+        return list(dict.fromkeys(products))
+
+
+def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
+    """The problem that a plan is for a model, with the shapes of one feed."""
+    g = model.graph
+    number = _numbers(g)
+    items = [Item(0.0) for _ in range(max(number.values(), default=-1) + 1)]
+    entries: list[tuple[int, Entry]] = []
+    combining: set[int] = set()
+    for node in g.nodes:
+        entry = plan.find(node)
+        if entry is None or entry.scheme != "static":
+            continue
+        at = number[id(node)]
+        times = _times(kernels, node, sizes)
+        before = items[at]
+        items[at] = Item(before.in_float + times[0], (before.in_int8 or 0.0) + times[1])
+        entries.append((at, entry))
+        if not nd.is_op(node, *PRODUCTS):
+            combining.add(at)
+    values = _values(g, number, sizes, kernels, frozenset(combining))
+    loose = _loose(model, plan, sizes, kernels)
+    return Survey(plan, tuple(items), tuple(values), tuple(entries), tuple(loose))
+
+
+def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey | None:
+    """The same plan with convolutions of single pixels that leave floats, and nothing else static.
+
+    Here the regions are those with the channels last. Each convolution in one has to make 8 bits of
+    what it reads, which those that read the same share. None where there are no such convolutions.
+    """
+    g = model.graph
+    nodes = list(g.nodes)
+    points = {id(n): e for n in nodes if is_pointwise(g, n) and (e := _static(plan, n))}
+    if not points:
+        return None
+
+    def crossing(name: str) -> float:
+        return _crossing(kernels, name, sizes)
+
+    sharing = Counter(node.input[0] for node in nodes if id(node) in points)
+    free = either_way(g)
+    items: list[Item] = []
+    for node in nodes:
+        if id(node) in points:
+            in_float, in_int8 = _times(kernels, node, sizes)
+            read = node.input[0]
+            items.append(Item(in_float, in_int8 + crossing(read) / sharing[read]))
+        else:
+            items.append(Item(0.0, 0.0) if id(node) in free else Item(0.0))
+    chosen = _with_floats(plan, [entry.output for entry in points.values()])
+    entries = [(at, chosen.find(n)) for at, n in enumerate(nodes) if id(n) in points]
+    known = tuple((at, entry) for at, entry in entries if entry is not None)
+    loose = tuple(_loose(model, chosen, sizes, kernels))
+    return Survey(chosen, tuple(items), tuple(turns(g, crossing)), known, loose)
+
+
+def _static(plan: Plan, node: NodeProto) -> Entry | None:
+    entry = plan.find(node)
+    return (
+        entry if entry is not None and entry.scheme == "static" and entry.weight == "int8" else None
+    )
+
+
+def _with_floats(plan: Plan, outputs: Iterable[str]) -> Plan:
+    """The plan with results in floats for these, and floats for all others that are static."""
+    kept = frozenset(outputs)
+    others = [e for e in plan.entries if e.scheme == "static" and e.output not in kept]
+    turned = plan.turned(others, reason="float is faster")
+    entries = [replace(e, float_result=e.output in kept) for e in turned.entries]
+    return replace(turned, entries=tuple(entries))
+
+
+def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, float]:
+    """In floats and in int8; a product of which nothing is known pays by its size."""
+    found = kernels.of(node, sizes)
+    if found is None or not found.in_float:
+        return (_LEAST_SAVING, 0.0) if nd.is_op(node, *PRODUCTS) else (0.0, 0.0)
+    return found.in_float, found.in_int8
+
+
+def _crossing(kernels: Kernels, name: str, sizes: Sizes) -> float:
+    """What it takes to convert a value."""
+    shape = sizes.get(name, ())
+    return kernels.crossing(math.prod(shape), shape[1] if len(shape) > 2 else 1)
+
+
+def _loose(
+    model: Model, plan: Plan, sizes: Sizes, kernels: Kernels
+) -> Iterator[tuple[float, Entry]]:
+    for g in model.graphs():
+        for node in g.nodes:
+            entry = plan.find(node)
+            if entry is not None and entry.scheme not in ("static", "float"):
+                times = kernels.of(node, sizes)
+                yield max(_LEAST_SAVING, times.saving if times is not None else 0.0), entry
+
+
+def _numbers(g: Graph) -> dict[int, int]:
+    """Of each node the item that it belongs to."""
+    numbers: dict[int, int] = {}
+    count = 0
+    for node in g.nodes:
+        maker = g.producer(node.input[0]) if node.input and nd.is_op(node, *_LIMITS) else None
+        if maker is not None and id(maker) in numbers and g.use_count(node.input[0]) == 1:
+            numbers[id(node)] = numbers[id(maker)]
+        else:
+            numbers[id(node)] = count
+            count += 1
+    return numbers
+
+
+def _values(
+    g: Graph, number: dict[int, int], sizes: Sizes, kernels: Kernels, combining: frozenset[int]
+) -> Iterator[Value]:
+    names = [*g.feeds, *(name for node in g.nodes for name in nd.outputs_of(node))]
+    for name in names:
+        producer = g.producer(name)
+        maker = FLOAT_END if producer is None else number[id(producer)]
+        readers = _readers(g, name, number)
+        if maker in readers:
+            readers.remove(maker)  # an activation that belongs to it
+        if not readers:
+            continue
+        cost = _crossing(kernels, name, sizes)
+        yield Value(maker, tuple(readers), cost, cost)
+        for reader in combining.intersection(readers):
+            yield Value(maker, (reader,), _FORBIDDEN, 0.0)
+
+
+def _readers(g: Graph, name: str, number: dict[int, int]) -> list[int]:
+    found = dict.fromkeys(number.get(id(node), FLOAT_END) for node in _users(g, name))
+    if g.is_output(name) or g.is_captured(name):
+        found[FLOAT_END] = None
+    return list(found)
+
+
+def _users(g: Graph, name: str) -> list[NodeProto]:
+    return [user for user in g.users(name) if name in user.input]

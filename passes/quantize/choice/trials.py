@@ -1,0 +1,222 @@
+"""Plans tried on drafts of a model: what they are worth, and how fast they are."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from passes.quantize.apply import apply_all, correct_biases, is_correctable
+from passes.quantize.means import ChannelMeans
+from passes.quantize.plan import Plan
+from passes.quantize.static.apply import Format
+from toolkit.bench import Effort, Timing, latency
+from toolkit.errors import RuntimeRefused
+from toolkit.model import Model
+from toolkit.runtime import Session
+
+if TYPE_CHECKING:
+    from toolkit.context import Context
+    from toolkit.feeds import Feed
+    from toolkit.graph import Array
+    from toolkit.quality.figures import Quality
+
+MOST_BYTES = 1 << 29
+"""Models of more weights are not timed: the runtime copies the weights of each it times."""
+
+FEW = 8
+"""Samples that tell two plans apart."""
+_CLOSE = 0.7
+"""The share of the budget from which on it is close."""
+HOPELESS, _FAILED = 3.0, 1.5
+"""How many times the budget a plan may use and still be worth a look at all samples: when more than
+whether it holds is asked, and when it is not."""
+_LOOK = 1.0
+"""Seconds that a look at a plan may take, if it is at `FEW` samples or more."""
+_TIMED_FEEDS, _LONG = 2, 0.1
+"""Feeds to time with, and the seconds of a run from which on one will do."""
+_COLLAPSED = float("inf")
+
+
+@dataclass(slots=True)
+class Trials:
+    """A model that is not touched, and what was found out about plans for it."""
+
+    model: Model
+    ctx: Context
+    form: Format = "qdq"
+    threads: int = 1
+    means: ChannelMeans = field(default_factory=dict[str, "Array"])
+    """Of what static layers read."""
+    _feeds: list[Feed] | None = None
+    _known: dict[Plan, Quality] = field(default_factory=dict["Plan", "Quality"])
+    _looked: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
+    _proven: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
+    _corrected: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
+    _run: float = 0.0
+    """Seconds that a model takes on a sample, about."""
+
+    def draft(self, plan: Plan) -> Model:
+        """The model with the plan applied, and what there was to say of it dropped."""
+        made = self.model.draft()
+        apply_all(made, plan, self._unheard(), self.form, self.means)
+        return made
+
+    def _unheard(self) -> Context:
+        return replace(self.ctx, notes=[], plans=[])
+
+    def quality(self, plan: Plan) -> Quality | None:
+        """What the judge says of the model as it will run; RuntimeRefused when it does not.
+
+        None without a judge, and for a plan that quantizes nothing.
+        """
+        if self.ctx.judge is None or not plan.quantized():
+            return None
+        if plan not in self._known:
+            self._known[plan] = self._judged(self.draft(plan), HOPELESS)
+        return self._known[plan]
+
+    def _judged(self, made: Model, hopeless: float, samples: int | None = None) -> Quality:
+        """As it will run; the time that it takes is kept in mind."""
+        assert self.ctx.judge is not None
+        started = time.thread_time()  # which other programs do not add to
+        found = self.ctx.judge.verdict(made, samples=samples, deployed=True, hopeless=hopeless)
+        self._run = (time.thread_time() - started) / max(found.samples, 1)
+        return found
+
+    def seems_to_hold(self, plan: Plan) -> bool:
+        """Whether the budget holds on as many samples as a look is worth; `holds` asks for all."""
+        if plan in self._known or self.ctx.judge is None or not plan.quantized():
+            return self.holds(plan)
+        if plan not in self._looked:
+            self._looked[plan] = self._looks_good(plan)
+        return self._looked[plan]
+
+    def _looks_good(self, plan: Plan) -> bool:
+        samples = self.affordable(_LOOK)
+        try:
+            found = self._judged(self.draft(plan), _FAILED, samples)
+        except RuntimeRefused:
+            return False
+        if found.ok and found.samples < samples:  # these were all
+            self._known[plan] = found
+        return found.ok
+
+    def affordable(self, seconds: float) -> int:
+        """How many samples can be looked at in so many seconds; `FEW` at least."""
+        return max(FEW, int(seconds / self._run)) if self._run else FEW
+
+    def known(self, plan: Plan) -> Quality | None:
+        """What the judge has said of a plan, if it was asked."""
+        return self._known.get(plan)
+
+    def holds(self, plan: Plan, times: float = 1.0) -> bool:
+        """Whether so many times the budget holds; without a judge nobody asks."""
+        try:
+            found = self.quality(plan)
+        except RuntimeRefused:
+            return False
+        return found is None or found.ok or found.used <= times
+
+    def used(self, plan: Plan) -> float:
+        """The share of the budget that a plan uses up; without end where it does not run."""
+        try:
+            found = self.quality(plan)
+        except RuntimeRefused:
+            return _COLLAPSED
+        return found.used if found is not None else 0.0
+
+    def is_proven(self, plan: Plan) -> bool:
+        """Whether a plan that holds does so as written too, where that is close.
+
+        It takes many times as long as what the runtime makes of it: to be asked at last.
+        """
+        found = self.quality(plan)
+        if found is None or found.off or found.used <= _CLOSE:
+            return True
+        if plan not in self._proven:
+            self._proven[plan] = self._holds_as_written(plan)
+        return self._proven[plan]
+
+    def _holds_as_written(self, plan: Plan) -> bool:
+        assert self.ctx.judge is not None
+        try:
+            return self.ctx.judge.verdict(self.draft(plan), hopeless=_FAILED).ok
+        except RuntimeRefused:
+            return False
+
+    def holds_corrected(self, plan: Plan) -> bool:
+        """Whether the budget holds once the biases of static layers are corrected."""
+        if self.ctx.judge is None or not is_correctable(plan, self.ctx):
+            return False
+        if plan not in self._corrected:
+            self._corrected[plan] = self._holds_once_corrected(plan)
+        return self._corrected[plan]
+
+    def _holds_once_corrected(self, plan: Plan) -> bool:
+        try:
+            made = self.draft(plan)
+            correct_biases(made, self._unheard())
+            return self._judged(made, _FAILED).ok
+        except RuntimeRefused:
+            return False
+
+    def noise(self, plan: Plan, samples: int = FEW) -> float:
+        """The noise on the first samples; without end where the model does not run."""
+        if self.ctx.judge is None:
+            return 0.0
+        known = self._known.get(plan)
+        if known is not None and known.ok and known.samples <= samples:
+            return known.noise  # on all that there are
+        try:
+            return self._judged(self.draft(plan), math.inf, samples).noise
+        except RuntimeRefused:
+            return _COLLAPSED
+
+    @property
+    def timed(self) -> bool:
+        """Whether models are to be timed here, and can be."""
+        wanted = self.ctx.measure and self.ctx.target == "ort-cpu"
+        return wanted and self.model.nbytes() <= MOST_BYTES and bool(self.feeds())
+
+    def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
+        """Paired timings against the model in floats; a plan that does not run is left out."""
+        models = {name: self.draft(plan) for name, plan in plans.items()}
+        try:
+            return self._timed(models, effort)
+        except RuntimeRefused:
+            return self._timed({n: m for n, m in models.items() if self._runs(m)}, effort)
+
+    def _timed(self, models: Mapping[str, Model], effort: Effort) -> dict[str, Timing]:
+        all_ = {"float": self.model, **models}
+        feeds = self.feeds()[:1] if self._run > _LONG else self.feeds()
+        found = latency(all_, feeds, self.threads, effort, self.ctx.custom_ops)
+        return {name: found[name] for name in models}
+
+    def _runs(self, model: Model) -> bool:
+        try:
+            session = Session(model, optimize=True, custom_ops=self.ctx.custom_ops)
+            for feed in self.feeds():
+                session.run(feed)
+        except RuntimeRefused:
+            return False
+        return True
+
+    def feeds(self) -> Sequence[Feed]:
+        """Feeds to time with: the user's, else made up."""
+        if self._feeds is None:
+            self._feeds = list(islice(self._all_feeds(), _TIMED_FEEDS))
+        return self._feeds
+
+    def _all_feeds(self) -> Iterable[Feed]:
+        if self.ctx.calibration is not None:
+            return self.ctx.calibration.feeds
+        from toolkit.feeds import make_feeds
+
+        try:
+            return make_feeds(self.model, count=_TIMED_FEEDS, custom_ops=self.ctx.custom_ops).feeds
+        except RuntimeRefused:
+            return []
