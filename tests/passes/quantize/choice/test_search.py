@@ -308,6 +308,13 @@ def test_noise_does_not_send_a_group_back_that_makes_the_model_smaller() -> None
     assert not static.pays(Timing(1.0, 0.97, 0.9, 1.02, 9))
 
 
+def test_what_makes_the_model_smaller_is_timed_once_more_before_it_goes_back() -> None:
+    once = {"c": iter([1.2, 1.0])}
+    made = Made(ratio=lambda plan: next(once[plan]) if plan in once else 0.5)
+    assert names(keep_what_pays(trials(made), MIXED)) == "abc"
+    assert made.ctx.notes[2] == "tables: 1.00x the speed of floats, and smaller (1 thread)"
+
+
 def test_a_group_says_how_fast_it_is() -> None:
     made = Made(ratio=lambda plan: 0.5)
     keep_what_pays(trials(made), Plan(MIXED.entries[:1]))
