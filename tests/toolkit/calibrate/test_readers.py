@@ -245,6 +245,18 @@ def test_images_as_bytes_one_channel_open_size_and_batch(photos):
     np.testing.assert_array_equal(feeds[0]["x"][1], 51)
 
 
+def test_what_was_assumed_of_images_is_said(photos):
+    open_size = "g (float[N,3,H,W] x) => (float[N,3,H,W] y) { y = Relu(x) }"
+    scaled, resized = reader_for(photos, model(open_size)).notes
+    assert "images are read as 0 to 1, without mean and std" in scaled
+    assert "images are resized to 224x224" in resized
+    assert len(reader_for(photos, model(NCHW)).notes) == 1, "the model tells the size"
+    told = Preprocess(size=(8, 8), scale=1.0)
+    assert not reader_for(photos, model(open_size), ReaderOptions(images=told)).notes
+    as_bytes = "g (uint8[N,3,4,6] x) => (uint8[N,3,4,6] y) { y = Identity(x) }"
+    assert not reader_for(photos, model(as_bytes)).notes
+
+
 def test_images_that_do_not_fit(photos):
     assert "takes no images: it is float32[N, 3]" in refused(photos)
     assert "one input, this takes x, k" in refused(photos, TWO)

@@ -73,6 +73,8 @@ class _Target:
     batch: int
     raw: bool
     """Whether it takes bytes: those are neither scaled nor normalized."""
+    any_size: bool
+    """Whether the model leaves the height or the width open."""
 
 
 class ImageFolder:
@@ -88,6 +90,7 @@ class ImageFolder:
                     f"{what} has {len(numbers)} numbers; the model's input '{self._target.name}' "
                     f"has {self._target.channels} channels"
                 )
+        self.notes += _assumed(self._target, options)
         left = len(files) % self._target.batch
         if len(files) < self._target.batch:
             raise UsageError(f"{len(files)} images make no batch of {self._target.batch}")
@@ -178,7 +181,25 @@ def _target(model: Model, options: Preprocess) -> _Target:
         channels_last=last,
         batch=sizes[0] or 1,
         raw=declared.dtype == TensorProto.UINT8,
+        any_size=height is None or width is None,
     )
+
+
+def _assumed(target: _Target, options: Preprocess) -> list[str]:
+    """What nobody said of the images, and a model does not tell: ranges of images that it was not
+    trained with hold for no others."""
+    usual = Preprocess()
+    untold = all(getattr(options, n) == getattr(usual, n) for n in ("scale", "mean", "std"))
+    said: list[str] = []
+    if untold and not target.raw:
+        said.append(
+            "images are read as 0 to 1, without mean and std; if the model was trained otherwise: "
+            "--calib-option preset=imagenet, or scale, mean and std one by one"
+        )
+    if target.any_size and options.size is None:
+        size = f"{target.height}x{target.width}"
+        said.append(f"images are resized to {size}; --calib-option size=HxW sets what is usual")
+    return said
 
 
 def _pillow() -> Any:
