@@ -1,4 +1,4 @@
-"""An If whose condition is known becomes the branch that it takes."""
+"""Control flow that is known: an If becomes the branch that it takes, see `passes.loops` too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 from onnx import NodeProto, TensorProto
 
 from passes.constants import lift_constant
+from passes.loops import read_around_loops
 from toolkit.clone import clone
 from toolkit.context import Context
 from toolkit.graph import Graph
@@ -18,12 +19,16 @@ from toolkit.tolerance import EXACT, Tolerance
 
 @dataclass(frozen=True, slots=True)
 class InlineBranches:
-    """Inline the branch that a constant If takes."""
+    """Inline the branch that a constant If takes; take out of a Loop what it never changes."""
 
     name: ClassVar[str] = "branches"
     tolerance: ClassVar[Tolerance] = EXACT
 
     def run(self, model: Model, ctx: Context) -> None:
+        self._inline(model)
+        read_around_loops(model)
+
+    def _inline(self, model: Model) -> None:
         pending = [(model.graph, node) for node in reversed(model.graph.nodes)]
         while pending:
             graph, node = pending.pop()
