@@ -18,7 +18,7 @@ plan and write alone. The rooms, each with what it is asked for first:
                          troubles, apply (a plan, of all schemes)
     layers with weights  layers (linear ones, tables), recurrent, weighted (all of a model),
                          channel_weights (seen by inputs and outputs), stored (in the model),
-                         means (of what they read)
+                         means (of what they read), distinct (their names)
     integers             arithmetic (scales of channels), large (in pieces, where they lie),
                          saturation (without VNNI)
     dynamic              writing, dynamic_conv (convolutions, where asked for)

@@ -22,6 +22,7 @@ from passes.quantize.choice.sizes import sizes_on
 from passes.quantize.choice.survey import survey, survey_pointwise
 from passes.quantize.choice.telling import note_returned, note_what
 from passes.quantize.choice.trials import Trials
+from passes.quantize.distinct import make_distinct
 from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.factors.smooth import Smooth
 from passes.quantize.means import ChannelMeans, input_means
@@ -101,6 +102,7 @@ class Quantize:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is not None:
+            make_distinct(model)
             plan = read_plan(self.plan, model)
             self._apply(model, plan, ctx, self._means(model, plan, ctx))
             return
@@ -113,6 +115,7 @@ class Quantize:
             return
         Selection(self.include, self.exclude).note_idle(model, ctx)
         start = model.journal.position
+        make_distinct(model)
         self._lift(model, ctx)
         if self.smooth:
             Smooth().run(model, ctx)
@@ -123,7 +126,7 @@ class Quantize:
         if plan.quantized():
             plan = self._chosen(model, plan, ctx, means)
         if not plan.quantized():
-            model.journal.undo_to(start)  # lifted and smoothed for nothing
+            model.journal.undo_to(start)  # lifted, renamed and smoothed for nothing
         done = self._apply(model, plan, ctx, means)
         note_what(done, plan, ctx)
         if done.quantized():

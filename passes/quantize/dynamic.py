@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from passes.quantize import options
 from passes.quantize.arithmetic import Unfit
+from passes.quantize.distinct import make_distinct
 from passes.quantize.dynamic_conv import Convolution, ConvolutionWriter
 from passes.quantize.layers import Linear, Table
 from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
@@ -59,11 +60,13 @@ class QuantizeDynamic:
             if reason:
                 ctx.note(reason)
                 return
+            make_distinct(model)
             note_hard(model, ctx)
             plan = self.make_plan(model, on_runtime=ctx.on_runtime)
             Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
+            make_distinct(model)
             plan = read_plan(self.plan, model)
         apply_dynamic(model, plan, ctx)
         ctx.plans.append(as_applied(model, plan))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from passes.quantize import options
 from passes.quantize.arithmetic import Unfit
+from passes.quantize.distinct import make_distinct
 from passes.quantize.layers import Layer, Linear, Table, readers_of
 from passes.quantize.obstacles import FROM_INTEGERS, lift, quantized_already, too_old
 from passes.quantize.plan import (
@@ -103,10 +104,12 @@ class QuantizeWeights:
             if reason:
                 ctx.note(reason)
                 return
+            make_distinct(model)
             plan = self.make_plan(model, form)
             Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
+            make_distinct(model)
             plan = read_plan(self.plan, model)
         apply_weight_only(model, plan, ctx, form, self.accuracy_level, self.act_order)
         ctx.plans.append(as_applied(model, plan))
