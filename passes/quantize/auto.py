@@ -254,8 +254,9 @@ class Quantize:
     def _note_convolutions(self, model: Model, ctx: Context) -> None:
         count = sum(nd.is_op(node, *_CONVOLUTIONS) for node in model.nodes())
         if count:
-            what = "1 convolution stays" if count == 1 else f"{count} convolutions stay"
-            ctx.note(f"{what} float: their int8 ranges need samples, name some with --calib SOURCE")
+            many = f"{count} convolutions stay float: their"
+            what = "1 convolution stays float: its" if count == 1 else many
+            ctx.note(f"{what} int8 ranges need samples, name some with --calib SOURCE")
 
     def _note_saturation(self, model: Model, ctx: Context) -> None:
         if self._reduces():

@@ -94,8 +94,8 @@ class CorrectBias:
             ctx.note(f"biases corrected as far as it went: {stop}")
         kept = _keep_best(model, ends, before, error)
         if kept < len(ends) - 1:
-            made = len(ends) - 1
-            ctx.note(f"biases corrected in {kept} of {made} layers: more would not lower the error")
+            some = f"corrected in {kept} of {len(ends) - 1} layers: more"
+            ctx.note(f"biases {some if kept else 'stay: others'} would not lower the error")
 
 
 def _affordable(model: Model, feeds: Feeds, most: int, custom_ops: tuple[str, ...]) -> int:
