@@ -27,7 +27,7 @@ from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.factors.smooth import Smooth
 from passes.quantize.means import ChannelMeans, input_means
 from passes.quantize.obstacles import may_not_lift, quantized_already
-from passes.quantize.plan import Plan, as_applied
+from passes.quantize.plan import Entry, Plan, as_applied
 from passes.quantize.plan_json import read_plan
 from passes.quantize.saturation import has_vnni, saturating
 from passes.quantize.static import DEFAULT_OPS, ObserverName, QuantizeStatic
@@ -163,7 +163,7 @@ class Quantize:
         if self._plans_static(ctx):
             plan = plan.merged(self._static().make_plan(model, ctx))
         elif self.mode == "auto":
-            self._note_convolutions(model, ctx)
+            plan = plan.merged(self._without_data(model, ctx))
         return plan
 
     def _plans_static(self, ctx: Context) -> bool:
@@ -251,12 +251,16 @@ class Quantize:
 
     # -- notes
 
-    def _note_convolutions(self, model: Model, ctx: Context) -> None:
-        count = sum(nd.is_op(node, *_CONVOLUTIONS) for node in model.nodes())
+    def _without_data(self, model: Model, ctx: Context) -> Plan:
+        """All convolutions in floats: samples would help those that have no reason to stay."""
+        sites, left = self._static().candidates(model)
+        count = sum(nd.is_op(site.node, *_CONVOLUTIONS) for site in sites)
         if count:
             many = f"{count} convolutions stay float: their"
             what = "1 convolution stays float: its" if count == 1 else many
             ctx.note(f"{what} int8 ranges need samples, name some with --calib SOURCE")
+        stay = [node for node in model.nodes() if id(node) in left]
+        return Plan(tuple(Entry.of(node, reason=left[id(node)]) for node in stay))
 
     def _note_saturation(self, model: Model, ctx: Context) -> None:
         if self._reduces():

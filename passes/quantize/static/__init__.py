@@ -140,7 +140,7 @@ class QuantizeStatic:
         """What this pass would do: an entry for every layer, and the range of every tensor."""
         if ctx.calibration is None:
             raise UsageError("static quantization needs calibration data: --calib SOURCE")
-        sites, left = self._candidates(model)
+        sites, left = self.candidates(model)
         results: Results = as_made if self.symmetric else behind_limits
         region = settle(sites, results)
         observers = dict.fromkeys(region.tensors(), self._observer())
@@ -160,7 +160,7 @@ class QuantizeStatic:
             return Percentile(self.percent)
         return observer_named(self.observer)
 
-    def _candidates(self, model: Model) -> tuple[list[Site], dict[int, str]]:
+    def candidates(self, model: Model) -> tuple[list[Site], dict[int, str]]:
         """The sites that may be quantized, and why others may not, by node."""
         sites: list[Site] = []
         left: dict[int, str] = {}

@@ -85,6 +85,29 @@ def test_without_data_linear_layers_alone_and_it_says_so() -> None:
     assert any("3 convolutions stay float" in n and "--calib" in n for n in done.notes)
 
 
+@pytest.mark.parametrize(
+    ("signature", "kind", "nodes", "reason"),
+    [
+        ("g (float16[N,8,6,6] x) => (y)", "float16", "y = Conv (x, w)", "weights of float16"),
+        (
+            "g (float[N,8,6,6] x, bool c) => (y)",
+            "float",
+            """y = If (c) <then_branch = t () => (p) { p = Conv (x, w) },
+                        else_branch = e () => (q) { q = Conv (x, w) }>""",
+            "inside a subgraph",
+        ),
+    ],
+)
+def test_samples_are_not_asked_for_where_they_would_not_help(
+    signature: str, kind: str, nodes: str, reason: str
+) -> None:
+    weights = stored("w", np.random.default_rng(0).standard_normal((64, 8, 3, 3)), kind)
+    _, done = quantize(Model.from_proto(parse(typed(signature, weights, nodes))))
+    said = " ".join(done.notes)
+    assert reason in said
+    assert "--calib" not in said
+
+
 def test_with_data_convolutions_are_static() -> None:
     subject, done = with_data()
     assert done.status == "applied", done.reason
