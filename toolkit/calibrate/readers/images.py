@@ -198,7 +198,10 @@ def _assumed(target: _Target, options: Preprocess) -> list[str]:
         )
     if target.any_size and options.size is None:
         size = f"{target.height}x{target.width}"
-        said.append(f"images are resized to {size}; --calib-option size=HxW sets what is usual")
+        said.append(
+            f"images are resized to {size}, as the model takes any size; for another: "
+            "--calib-option size=HxW"
+        )
     return said
 
 
