@@ -1,14 +1,14 @@
 """`--passes fuse,quantize` against its peers: size, speed, accuracy and memory.
 
     python benchmarks/quantization.py [--subjects PATTERN ...] [--tools NAME ...] [--assets DIR]
-                                      [--cache DIR] [--rounds N] [--no-memory]
+                                      [--cache DIR] [--rounds N] [--no-memory] [--keep]
 
 Every tool works on every subject in a process of its own, with the same calibration data. Then all
 results are scored on the same tests, and their latencies are measured in turn, beside the float
 model, with onnxruntime's defaults and one thread. `--assets` is a folder with `models/` and `data/`
 for the subjects that no package ships. Tables go to the console and to
-`benchmarks/results/quantization.md`, the data to `quantization.json`. Exit code 1 when a claim
-fails.
+`benchmarks/results/quantization.md`, the data to `quantization.json`; with `--keep` what was there
+stays where nothing new is measured. Exit code 1 when a claim fails.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -197,6 +197,8 @@ def size_of(path: Path) -> int:
 
 def write(run: Run, judged: list[Claim], options: argparse.Namespace) -> str:
     how = f"{options.rounds} rounds of latency, {options.clock} clock, one thread"
+    if options.keep:
+        how += ", in parts: some rows are of an earlier run"
     measured_on = setting(how, ("onnx", "onnxruntime", "torch", "transformers", "nncf"))
     text = markdown(run, judged, measured_on)
     publish(options.results, "quantization", text, measured_on, judged, run.to_json())
@@ -214,6 +216,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a busy machine")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one tool's run")
     parser.add_argument("--no-memory", action="store_true", help="skip the memory figures")
+    parser.add_argument("--keep", action="store_true", help="earlier figures stay beside new ones")
     options = parser.parse_args()
     options.chosen = [
         s for s in all_subjects() if any(fnmatch.fnmatch(s.name, p) for p in options.subjects)
@@ -226,7 +229,10 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     options = parse_arguments()
     options.cache.mkdir(parents=True, exist_ok=True)
-    run = Run(options.tools)
+    run = Run(TOOLS if options.keep else options.tools)
+    earlier = options.results / "quantization.json"
+    if options.keep and earlier.exists():
+        run.keep(json.loads(earlier.read_text()))
     judged: list[Claim] = []
     for subject in options.chosen:
         run_subject(run, subject, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,6 +54,13 @@ class Run:
 
     def add(self, row: Row) -> None:
         self.rows[row.subject, row.tool] = row
+
+    def keep(self, written: Mapping[str, Any]) -> None:
+        """Take over what an earlier run has measured, as `to_json` wrote it."""
+        for row in written["rows"]:
+            self.add(Row(**row))
+        self.missing.update(written["missing"])
+        self.memory.update(written["memory"])
 
     def row(self, subject: str, tool: str) -> Row:
         return self.rows[subject, tool]
