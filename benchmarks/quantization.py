@@ -229,7 +229,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     options = parse_arguments()
     options.cache.mkdir(parents=True, exist_ok=True)
-    run = Run(TOOLS if options.keep else options.tools)
+    run = Run(list(TOOLS) if options.keep else options.tools)
     earlier = options.results / "quantization.json"
     if options.keep and earlier.exists():
         run.keep(json.loads(earlier.read_text()))
