@@ -85,44 +85,47 @@ class Padding:
         """What `value` is, at the given place, where the mask is zero."""
         key = value, place
         if key not in self._known:
-            self._known[key] = self._find(value, place, depth) if depth else ANYTHING
+            found = self._find(value, place, depth) if depth else None
+            if found is None:
+                found = FLAG if self.g.dtype(value) == _FLAG else ANYTHING
+            self._known[key] = found
         return self._known[key]
 
-    def _find(self, value: str, place: Place, depth: int) -> Interval:
+    def _find(self, value: str, place: Place, depth: int) -> Interval | None:
+        """None: it cannot be told."""
         g = self.g
-        anything = FLAG if g.dtype(value) == _FLAG else ANYTHING
         if value == self.mask:
-            return NO if place == self.place(-2, -1) else anything
+            return NO if place == self.place(-2, -1) else None
         if g.is_const(value):
             return self._stored(value)
         node = g.producer(value)
         if node is None:
-            return anything
+            return None
         if nd.is_op(node, *_VIEWS):
             seen = _VIEWS[node.op_type](g, node, place) or NOWHERE
             return self.at(node.input[0], seen, depth - 1)
         function = _converted(g.dtype(value)) if nd.is_op(node, "Cast") else _function(node)
         if function is None:
-            return anything
+            return None
         operands = [
             self.at(name, self.aligned(name, place), depth - 1) for name in nd.inputs_of(node)
         ]
         found = function(*operands)
-        return found if _holds(found, g.dtype(value)) else anything
+        return _in_type(found, g.dtype(value))
 
     def aligned(self, name: str, place: Place) -> Place:
         """The place in an operand that is broadcast; none along an axis that it does not have."""
         shape = self.g.shape(name) or ()
         return place.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
 
-    def _stored(self, value: str) -> Interval:
+    def _stored(self, value: str) -> Interval | None:
         stored = self.g.const(value)
         if stored is None or stored.dtype.kind not in "fiub":
-            return ANYTHING
+            return None
         if not 0 < stored.size < _MOST_ELEMENTS:
-            return ANYTHING
-        low, high = float(np.min(stored)), float(np.max(stored))
-        return ANYTHING if math.isnan(low) else Interval(low, high)
+            return None
+        found = Interval(np.min(stored).item(), np.max(stored).item())
+        return None if math.isnan(found.low) else found
 
 
 # -- operators that move elements: where the place is in what they read
@@ -209,10 +212,11 @@ def _sub(x: Interval, y: Interval) -> Interval:
 
 def _mul(x: Interval, y: Interval) -> Interval:
     corners = [a * b for a in x for b in y]
-    # 0 times infinity is 0 at the end of an interval whose other numbers are finite.
-    found = [0.0 if math.isnan(corner) else corner for corner in corners]
-    exact = [side for side in (x, y) if side.number is not None and math.isinf(side.number)]
-    return Interval(math.nan, math.nan) if exact and found != corners else _hull(*found)
+    if not any(map(math.isnan, corners)):
+        return _hull(*corners)
+    # Numbers that are computed are taken to be finite, so that 0 times any of those is 0.
+    is_infinite = any(side.number is not None and math.isinf(side.number) for side in (x, y))
+    return NO if NO in (x, y) and not is_infinite else ANYTHING
 
 
 def _neg(x: Interval) -> Interval:
@@ -220,9 +224,9 @@ def _neg(x: Interval) -> Interval:
 
 
 def _where(condition: Interval, x: Interval, y: Interval) -> Interval:
-    if condition == FLAG:
-        return Interval(min(x.low, y.low), max(x.high, y.high))
-    return x if condition == YES else y
+    if condition in (YES, NO):
+        return x if condition == YES else y
+    return Interval(min(x.low, y.low), max(x.high, y.high))
 
 
 def _not(x: Interval) -> Interval:
@@ -262,10 +266,14 @@ def _equal(x: Interval, y: Interval) -> Interval:
 
 
 def _least(*operands: Interval) -> Interval:
+    if ANYTHING in operands:  # the least of numbers and something that is none is none
+        return ANYTHING
     return Interval(*(min(ends) for ends in zip(*operands, strict=True)))
 
 
 def _most(*operands: Interval) -> Interval:
+    if ANYTHING in operands:
+        return ANYTHING
     return Interval(*(max(ends) for ends in zip(*operands, strict=True)))
 
 
@@ -303,7 +311,7 @@ def _converted(dtype: int) -> Callable[[Interval], Interval]:
         return YES if x.low > 0 or x.high < 0 else NO if x == NO else FLAG
 
     def to_whole(x: Interval) -> Interval:
-        return x if x.number is not None and x.number.is_integer() else ANYTHING
+        return x if x.number is not None and float(x.number).is_integer() else ANYTHING
 
     return to_flag if dtype == _FLAG else _same_number if dtype in FLOATS else to_whole
 
@@ -312,11 +320,17 @@ def _same_number(x: Interval) -> Interval:
     return x
 
 
-def _holds(x: Interval, dtype: int) -> bool:
-    """Whether numbers of this type are what was computed: none overflows, none is undefined."""
-    if math.isnan(x.low) or math.isnan(x.high):
-        return False
-    if dtype in FLOATS or dtype == _FLAG:
-        return True
-    limits = np.iinfo(helper.tensor_dtype_to_np_dtype(dtype)) if dtype else None
-    return limits is not None and limits.min <= x.low and x.high <= limits.max
+def _in_type(x: Interval, dtype: int) -> Interval | None:
+    """What numbers of this type are, if they were computed so: rounded, and none is undefined."""
+    if not dtype or math.isnan(x.low) or math.isnan(x.high):
+        return None
+    if dtype == _FLAG:
+        return x
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
+    if dtype in FLOATS:
+        with np.errstate(over="ignore"):  # what is too large is infinite
+            return Interval(*np.array(x).astype(kind).tolist())
+    if kind.kind not in "iu":
+        return None
+    limits = np.iinfo(kind)
+    return x if limits.min <= x.low and x.high <= limits.max else None

@@ -243,6 +243,43 @@ def test_a_mask_that_takes_out_the_others_stays() -> None:
     stays(graph(BIAS.replace("zero, low", "low, zero") + LAYER + MEAN))
 
 
+def test_a_choice_that_takes_too_long_to_tell_stays() -> None:
+    """Whichever number is chosen: the other keeps the key."""
+    steps = "c0 = Unsqueeze (real, heads) " + " ".join(
+        f"c{i + 1} = Identity (c{i})" for i in range(60)
+    )
+    chosen = BIAS.replace("seen = Unsqueeze (real, heads)", steps).replace("seen", "c60")
+    stays(graph(chosen + LAYER + MEAN))
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        "number = Cast <to = 1> (four) far = Sub (number, many) further = Sub (far, one)"
+        " off = Less (further, far) seen = Not (off) ",
+        "top = ReduceMin (x, columns) turned = Unsqueeze (top, rows)"
+        " wide = Transpose <perm = [0, 1, 3, 2]> (turned) few = Min (wide, zero)"
+        " less = Less (few, one) seen = Not (less) ",
+    ],
+    ids=["rounded", "no number"],
+)
+def test_masks_that_may_be_otherwise_stay(seen: str) -> None:
+    """-2^24 - 1 is rounded to -2^24, not less; the least of 0 and NaN is NaN, not less than 1."""
+    bias = BIAS.replace("seen = Unsqueeze (real, heads)", f"four = Unsqueeze (mask, heads) {seen}")
+    stays(graph(bias + LAYER + MEAN, stored="float many = {16777216}"))
+
+
+def test_a_mask_that_is_text_in_between() -> None:
+    """What is no number is not looked into; whole numbers of flags are."""
+    mean = MEAN.replace(
+        "kept = Mul (h, column)",
+        """word = Cast <to = 8> (mask) same = Equal (word, word) wide = Unsqueeze (same, columns)
+        h2 = Where (wide, h, zero) narrow2 = Cast <to = 6> (real) again = Cast <to = 1> (narrow2)
+        column2 = Unsqueeze (again, columns) kept = Mul (h2, column2)""",
+    )
+    moves(graph(BIAS + LAYER + mean))
+
+
 def test_a_mask_of_another_length_stays() -> None:
     """Keys of a memory with a mask of its own: the mask of the texts says nothing of those."""
     layer = LAYER.replace("MatMul (x, u) v", "MatMul (c, u) v").replace("(x, w)", "(c, w)")
