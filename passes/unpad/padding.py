@@ -128,6 +128,20 @@ class Padding:
         return None if math.isnan(found.low) else found
 
 
+def sources(g: Graph, values: Sequence[str]) -> list[str]:
+    """These values, and all that they are made of but constants."""
+    found: dict[str, None] = {}
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value and value not in found and not g.is_const(value):
+            found[value] = None
+            maker = g.producer(value)
+            if maker is not None:
+                pending.extend([*maker.input, *g.captures_of(maker)])
+    return list(found)
+
+
 # -- operators that move elements: where the place is in what they read
 
 

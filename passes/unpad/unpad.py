@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from passes.operands import given
 from passes.unpad.free import MASK, takes_keys_out
-from passes.unpad.padding import Padding
+from passes.unpad.padding import Padding, sources
 from passes.unpad.region import Region
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -39,9 +39,13 @@ class Unpad:
 
 
 def _paddings(g: Graph) -> Iterator[Padding]:
-    """The masks of [batch, length] by which attention leaves keys out, each where it begins."""
+    """The masks of [batch, length] by which attention leaves keys out, each where it begins.
+
+    Inputs come first, then what is nearest to those.
+    """
     masks = {given(node, MASK) for node in g.nodes if nd.is_op(node, "Attention")}
-    for value in _sources(g, sorted(masks)):
+    made_of = sources(g, sorted(masks))[::-1]
+    for value in sorted(made_of, key=lambda value: g.producer(value) is not None):
         sizes = g.shape(value) or ()
         if len(sizes) == 2 and _may_be_padded(sizes):
             padding = Padding(g, value, sizes)
@@ -54,17 +58,3 @@ def _paddings(g: Graph) -> Iterator[Padding]:
 def _may_be_padded(sizes: Shape) -> bool:
     """A single text is only filled up where its length is fixed."""
     return sizes[0] != 1 or isinstance(sizes[1], int)
-
-
-def _sources(g: Graph, values: Sequence[str]) -> list[str]:
-    """What the values are made of: inputs first, then what is nearest to those."""
-    found: dict[str, None] = {}
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value and value not in found and not g.is_const(value):
-            found[value] = None
-            maker = g.producer(value)
-            pending.extend([] if maker is None else maker.input)
-    nearest = list(found)[::-1]
-    return sorted(nearest, key=lambda value: g.producer(value) is not None)

@@ -243,6 +243,16 @@ def test_a_mask_that_takes_out_the_others_stays() -> None:
     stays(graph(BIAS.replace("zero, low", "low, zero") + LAYER + MEAN))
 
 
+def test_what_the_mask_is_made_of_is_computed_before() -> None:
+    """The first row of t says how long the text is; t itself is read by attention alone."""
+    mask = """t = MatMul (x, u) begin = Gather <axis = 1> (t, first) long = ReduceMax (begin, rows)
+        numbers = Cast <to = 1> (mask) place = CumSum (numbers, along)
+        near = Less (place, long) """
+    layer = LAYER.replace("MatMul (x, u) v", "MatMul (t, u) v").replace("(x, w)", "(t, w)")
+    text = BIAS.replace("Cast <to = 9> (mask)", "Identity (near)") + layer
+    moves(graph(mask + text + MEAN.replace("(mask)", "(near)"), stored="int64 along = {1}"))
+
+
 def test_a_choice_that_takes_too_long_to_tell_stays() -> None:
     """Whichever number is chosen: the other keeps the key."""
     steps = "c0 = Unsqueeze (real, heads) " + " ".join(
