@@ -27,7 +27,7 @@ from toolkit import nodes as nd
 from toolkit.graph import Graph
 
 MASKED = -1e4
-"""What is added to a score, at least, to take a key out of attention: it weighs nothing then."""
+"""By how much less a key scores, at least, that is out of attention: it weighs nothing then."""
 
 _ANY_ROW = Entries(1, (0,))
 """Whichever it is: the question is what an operator needs for one row of its output."""
@@ -36,14 +36,23 @@ MASK, _PAST = 3, 4
 """Operands of an Attention: the mask, and from there on what earlier runs have left."""
 
 
-def takes_keys_out(padding: Padding, mask: str) -> bool:
-    """Whether attention with this mask, [batch, heads, queries, keys], reads no key of padding."""
+def takes_keys_out(padding: Padding, mask: str, of_real: bool) -> bool:
+    """Whether attention with this mask, [batch, heads, queries, keys], reads no key of padding.
+
+    A query that has no other key reads those that are masked: all queries see the first token, or
+    those that are real, if no others matter, see themselves.
+    """
     g = padding.g
     shape = (g.shape(mask) or ()) if mask else ()
     if len(shape) != 4 or shape[3] != padding.sizes[1]:
         return False
     there = padding.at(mask, padding.place(-4, -1))
-    return there == NO if g.dtype(mask) == TensorProto.BOOL else there.high <= MASKED
+    seen = [padding.at(mask, padding.real(-4, -1))]
+    if of_real and shape[2] == shape[3]:
+        seen.append(padding.at(mask, padding.real(-4, -1, twin=-2)))
+    if g.dtype(mask) == TensorProto.BOOL:
+        return there == NO and YES in seen
+    return any(there.high - key.low <= MASKED for key in seen)
 
 
 @dataclass(slots=True)
@@ -107,9 +116,10 @@ class Free:
         ):
             return {}
         found = dict[int, int]()
-        if takes_keys_out(self.padding, given(node, MASK)):
+        is_free = axis is not None and axis == (g.rank(node.output[0]) or 0) - 2
+        if takes_keys_out(self.padding, given(node, MASK), is_free):
             found = {slot: (g.rank(node.input[slot]) or 0) - 2 for slot in (1, 2)}
-        if axis is not None and axis == (g.rank(node.output[0]) or 0) - 2:
+        if is_free:
             found[0] = (g.rank(node.input[0]) or 0) - 2
         return found
 

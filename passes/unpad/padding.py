@@ -3,7 +3,8 @@
     mask [b, s] = 0    =>    Where(Cast(Unsqueeze(mask, [1, 2])), 0, -inf) [b, :, :, s] = -inf
 
 A `Place` says along which axes of a value the batch and the length of the mask lie; both are
-counted from the last axis, as broadcasting does. What cannot be told is anything at all.
+counted from the last axis, as broadcasting does. What cannot be told is anything at all. The same
+is asked of tokens that are real: what each of them is to all others, and to itself.
 """
 
 from __future__ import annotations
@@ -48,19 +49,32 @@ ANYTHING, FLAG, NO, YES = (
     Interval(1, 1),
 )
 
+REAL = Interval(1, 1 << 20)
+"""Numbers by which a mask says that a token is real, those of words among them."""
+
 
 class Place(NamedTuple):
     """The axes of a value along which a mask lies, counted from its end: -1 is the last.
 
     None for one along which the value does not vary with the mask. The batch has none where it is
-    always of one.
+    always of one. Along `twin` is the same token as along `row`: a query that is its own key.
     """
 
     batch: int | None
     row: int | None
+    twin: int | None = None
+    is_real: bool = False
+    """Whether it is where the mask is in REAL, not where it is zero."""
+
+    @property
+    def axes(self) -> tuple[int | None, ...]:
+        return self.batch, self.row, self.twin
 
     def moved(self, move: Callable[[int], int | None]) -> Place:
-        return Place(*(None if axis is None else move(axis) for axis in self))
+        batch, row, twin = (None if axis is None else move(axis) for axis in self.axes)
+        if row is None or row == twin:
+            row, twin = twin, None
+        return Place(batch, row, twin, self.is_real)
 
 
 NOWHERE = Place(None, None)
@@ -79,10 +93,15 @@ class Padding:
     )
 
     def place(self, batch: int, row: int) -> Place:
+        """Where the mask is zero."""
         return Place(None if self.sizes[0] == 1 else batch, row)
 
+    def real(self, batch: int, row: int, twin: int | None = None) -> Place:
+        """Where the mask says that a token is real."""
+        return self.place(batch, row)._replace(twin=twin, is_real=True)
+
     def at(self, value: str, place: Place, depth: int = _DEPTH) -> Interval:
-        """What `value` is, at the given place, where the mask is zero."""
+        """What `value` is at the given place."""
         key = value, place
         if key not in self._known:
             found = self._find(value, place, depth) if depth else None
@@ -95,9 +114,9 @@ class Padding:
         """None: it cannot be told."""
         g = self.g
         if value == self.mask:
-            return NO if place == self.place(-2, -1) else None
+            return self._of_mask(place)
         if g.is_const(value):
-            return self._stored(value)
+            return self._stored(value, place)
         node = g.producer(value)
         if node is None:
             return None
@@ -107,21 +126,52 @@ class Padding:
         function = _converted(g.dtype(value)) if nd.is_op(node, "Cast") else _function(node)
         if function is None:
             return None
+        if nd.is_op(node, *_OF_EQUALS) and self._reads_one_twice(node, place):
+            return _OF_EQUALS[node.op_type]
         operands = [
             self.at(name, self.aligned(name, place), depth - 1) for name in nd.inputs_of(node)
         ]
         found = function(*operands)
         return _in_type(found, g.dtype(value))
 
+    def _of_mask(self, place: Place) -> Interval | None:
+        if place.axes != self.place(-2, -1).axes:
+            return None
+        real = YES if self.g.dtype(self.mask) == _FLAG else REAL
+        return real if place.is_real else NO
+
     def aligned(self, name: str, place: Place) -> Place:
         """The place in an operand that is broadcast; none along an axis that it does not have."""
         shape = self.g.shape(name) or ()
         return place.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
 
-    def _stored(self, value: str) -> Interval | None:
+    def _reads_one_twice(self, node: NodeProto, place: Place) -> bool:
+        """Whether it reads two operands that are one whole number: of a query, and of a key."""
+        if place.twin is None or self.g.dtype(node.input[0]) in FLOATS:
+            return False
+        first, second = (self._origin(name, self.aligned(name, place)) for name in node.input)
+        return first == second and first is not None
+
+    def _origin(self, value: str, place: Place) -> tuple[str, Place] | None:
+        """The one element that views have put at this place."""
+        node = self.g.producer(value)
+        while node is not None and nd.is_op(node, *_VIEWS):
+            place = _VIEWS[node.op_type](self.g, node, place) or NOWHERE
+            value = node.input[0]
+            node = self.g.producer(value)
+        shape = self.g.shape(value)
+        if shape is None or any(
+            size != 1 and axis - len(shape) not in place.axes for axis, size in enumerate(shape)
+        ):
+            return None
+        return value, place
+
+    def _stored(self, value: str, place: Place) -> Interval | None:
         stored = self.g.const(value)
         if stored is None or stored.dtype.kind not in "fiub":
             return None
+        if place.row is not None and place.twin is not None:
+            stored = np.diagonal(stored, axis1=place.row, axis2=place.twin)
         if not 0 < stored.size < _MOST_ELEMENTS:
             return None
         found = Interval(np.min(stored).item(), np.max(stored).item())
@@ -233,6 +283,10 @@ def _mul(x: Interval, y: Interval) -> Interval:
     return NO if NO in (x, y) and not is_infinite else ANYTHING
 
 
+def _abs(x: Interval) -> Interval:
+    return _most(x, _neg(x)) if x.low >= 0 or x.high <= 0 else Interval(0, max(-x.low, x.high))
+
+
 def _neg(x: Interval) -> Interval:
     return Interval(-x.high, -x.low)
 
@@ -296,6 +350,7 @@ def _hull(*numbers: float) -> Interval:
 
 
 _FUNCTIONS: dict[str, Callable[..., Interval]] = {
+    "Abs": _abs,
     "Add": _add,
     "And": _and,
     "Equal": _equal,
@@ -314,6 +369,17 @@ _FUNCTIONS: dict[str, Callable[..., Interval]] = {
 }
 
 
+_OF_EQUALS = {
+    "Equal": YES,
+    "Greater": NO,
+    "GreaterOrEqual": YES,
+    "Less": NO,
+    "LessOrEqual": YES,
+    "Sub": NO,
+}
+"""What these make of a whole number and the same again."""
+
+
 def _function(node: NodeProto) -> Callable[..., Interval] | None:
     return _FUNCTIONS.get(node.op_type) if nd.is_op(node, *_FUNCTIONS) else None
 
@@ -325,7 +391,7 @@ def _converted(dtype: int) -> Callable[[Interval], Interval]:
         return YES if x.low > 0 or x.high < 0 else NO if x == NO else FLAG
 
     def to_whole(x: Interval) -> Interval:
-        return x if x.number is not None and float(x.number).is_integer() else ANYTHING
+        return ANYTHING if math.inf in map(abs, x) else Interval(*map(math.trunc, x))
 
     return to_flag if dtype == _FLAG else _same_number if dtype in FLOATS else to_whole
 

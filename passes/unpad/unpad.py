@@ -49,7 +49,7 @@ def _paddings(g: Graph) -> Iterator[Padding]:
         sizes = g.shape(value) or ()
         if len(sizes) == 2 and _may_be_padded(sizes):
             padding = Padding(g, value, sizes)
-            found = {mask for mask in masks if takes_keys_out(padding, mask)}
+            found = {mask for mask in masks if takes_keys_out(padding, mask, of_real=True)}
             if found:
                 masks -= found
                 yield padding

@@ -29,7 +29,7 @@ WEIGHTS = """float[4, 4] w = {1, 2, 3, 4, -1, 0, 2, 1, 0, 1, 0, -2, 3, 1, 1, 0},
     float[4, 4] u = {0.1, -0.2, 0.3, 0.4, -0.1, 0, 0.2, 0.1, 0, 0.1, 0, -0.2, 0.3, 0.1, 0.1, 0},
     float[4] b = {1, -2, 3, 0.5}, float[4] s = {1, 0.5, 2, 1}, int64[1] rows = {1},
     int64[1] columns = {2}, int64[2] heads = {1, 2}, float zero = {0}, float low = {-10000},
-    int64 first = {0}, int64 last = {-1}, float one = {1}"""
+    int64 first = {0}, int64[1] first_axis = {0}, int64 last = {-1}, float one = {1}"""
 
 SQUARE = """length = Shape <start = 1, end = 2> (mask)
     square = Concat <axis = 0> (rows, rows, length, rows) bias = Expand (narrow, square) """
@@ -40,6 +40,10 @@ LAYER = """k = MatMul (x, u) v = MatMul (x, w)
     m = MatMul (a, u) r = Add (m, x) h = LayerNormalization <axis = -1> (r, s, b) """
 MEAN = """flags = Cast <to = 1> (mask) column = Unsqueeze (flags, columns)
     kept = Mul (h, column) y = ReduceSum <keepdims = 0> (kept, rows)"""
+
+STEPS = """at = Identity (order) down = Unsqueeze (at, rows) across = Unsqueeze (at, first_axis)
+    steps = Sub (down, across)"""
+"""How far each query is behind each key."""
 
 MASKS = (
     [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]],
@@ -147,13 +151,27 @@ def test_heads_apart() -> None:
         " tt = Transpose (t) narrow = Where (tt, zero, low) ",
         "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) pad = Where (seen, zero, lower)"
         " far = Gather (table, distance) up = Unsqueeze (far, ends) narrow = Add (pad, up) ",
+        "whole = Cast <to = 6> (mask) away = Sub (unit, whole) wide = Unsqueeze (away, heads)"
+        " numbers = Cast <to = 1> (wide) narrow = Mul (numbers, low) ",
+        f"real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) {STEPS} apart = Abs (steps)"
+        " window = LessOrEqual (apart, unit) both = And (seen, window)"
+        " narrow = Where (both, zero, low) ",
+        f"real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) {STEPS}"
+        " before = GreaterOrEqual (down, across) both = And (seen, before)"
+        " narrow = Where (both, zero, low) ",
+        "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) from = Unsqueeze (real, others)"
+        " both = And (seen, from) narrow = Where (both, zero, low) ",
     ],
-    ids=["product", "equal", "not", "reshaped", "causal", "sum", "transposed", "relative"],
+    ids=[
+        *("product", "equal", "not", "reshaped", "causal", "sum", "transposed", "relative"),
+        *("whole numbers", "window", "earlier", "pairs"),
+    ],
 )
 def test_masks_in_other_words(narrow: str) -> None:
     stored = """int64[4] four = {-1, 1, 1, 5},
         bool[1, 1, 5, 5] causal = {1,0,0,0,0, 1,1,0,0,0, 1,1,1,0,0, 1,1,1,1,0, 1,1,1,1,1},
         float[1, 1, 5, 5] near = {0,-1,0,-1,0, 1,0,1,0,1, 0,-1,0,0,0, 1,0,1,0,1, 0,-9,0,1,0},
+        int32 unit = {1}, int32[5] order = {0, 1, 2, 3, 4}, int64[2] others = {1, 3},
         float lower = {-100000}, float[3] table = {1, -2, 3}, int64[2] ends = {0, 1},
         int64[5, 5] distance = {0,1,2,2,2, 1,0,1,2,2, 2,1,0,1,2, 2,2,1,0,1, 2,2,2,1,0}"""
     inputs = "float[B, 5, 4] x, int64[B, 5] mask"
@@ -237,6 +255,55 @@ def test_copies_that_cost_more_than_they_save(monkeypatch: pytest.MonkeyPatch) -
 def test_a_mask_that_only_weakens_stays() -> None:
     weak = BIAS.replace("low", "one")
     stays(graph(weak + LAYER + MEAN))
+
+
+@pytest.mark.parametrize("low", [-20000, -9999.5, -1], ids=["below", "near", "far"])
+def test_real_keys_that_are_masked_too(low: float) -> None:
+    """What counts is by how much less the others score."""
+    bias = BIAS.replace("(seen, zero, low)", "(seen, other, low)")
+    text = graph(bias + LAYER + MEAN, stored=f"float other = {{{low}}}")
+    stays(text)
+
+
+def test_queries_without_a_key_stay() -> None:
+    """What is before the first token is nothing: it reads all keys that are masked, then."""
+    stored = "bool[1, 1, 5, 5] earlier = {0,0,0,0,0, 1,0,0,0,0, 1,1,0,0,0, 1,1,1,0,0, 1,1,1,1,0}"
+    bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
+        "narrow =", "both = And (seen, earlier) narrow ="
+    )
+    inputs = "float[B, 5, 4] x, int64[B, 5] mask"
+    stays(graph(bias + LAYER + MEAN, inputs, stored=stored))
+
+
+def test_queries_of_padding_that_see_no_real_key_stay() -> None:
+    """Only real tokens are known to see themselves, and all rows are an output here."""
+    stored = "bool[1, 1, 5, 5] own = {1,0,0,0,0, 0,1,0,0,0, 0,0,1,0,0, 0,0,0,1,0, 0,0,0,0,1}"
+    bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
+        "narrow =", "both = And (seen, own) narrow ="
+    )
+    inputs = "float[B, 5, 4] x, int64[B, 5] mask"
+    moves(graph(bias + LAYER + MEAN, inputs, stored=stored))
+    stays(graph(bias + LAYER + "y = Gelu (h)", inputs, "float[B, 5, 4] y", stored))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float"])
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        "number = Cast <to = 1> (mask) away = Sub (one, number) cost = Mul (away, low)"
+        " narrow = Unsqueeze (cost, heads) ",
+        "number = Cast <to = 1> (mask) more = Less (zero, number) seen = Unsqueeze (more, heads)"
+        " narrow = Where (seen, zero, low) ",
+    ],
+    ids=["product", "less"],
+)
+def test_numbers_that_are_no_flags(narrow: str, dtype: str) -> None:
+    """A text with such a number is kept as a whole: attention may mask it, or padding less."""
+    kind = {"float": np.float32}.get(dtype, dtype)
+    text = graph(narrow + SQUARE + LAYER + MEAN, f"float[B, L, 4] x, {dtype}[B, L] mask")
+    check(Ready(), text, inputs=fed([[-1, 0, 0], [1, -1, 0], [2, 1, 0], [2e6, 0, 1]], 3, kind))
+    if dtype == "float":
+        check(Ready(), text, inputs=fed([[0.5, 0, 0], [1, 0.25, 0], [1, 0, 0]], 3, kind))
 
 
 def test_a_mask_that_takes_out_the_others_stays() -> None:
