@@ -178,16 +178,23 @@ class Padding:
         return None if math.isnan(found.low) else found
 
 
-def sources(g: Graph, values: Sequence[str]) -> list[str]:
-    """These values, and all that they are made of but constants."""
+def is_told(node: NodeProto) -> bool:
+    """Whether anything is known of what it gives."""
+    return nd.is_op(node, "Cast", *_VIEWS, *_FUNCTIONS)
+
+
+def sources(
+    g: Graph, value: str, through: Callable[[NodeProto], bool] = lambda _: True
+) -> list[str]:
+    """A value, and all but constants that it is made of by such nodes."""
     found: dict[str, None] = {}
-    pending = list(values)
+    pending = [value]
     while pending:
         value = pending.pop()
         if value and value not in found and not g.is_const(value):
             found[value] = None
             maker = g.producer(value)
-            if maker is not None:
+            if maker is not None and through(maker):
                 pending.extend([*maker.input, *g.captures_of(maker)])
     return list(found)
 

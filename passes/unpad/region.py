@@ -52,7 +52,7 @@ class Region:
         self._g, self._mask = padding.g, padding.mask
         self._texts = padding.sizes[0]
         self._free = Free(padding)
-        self._mask_is_of = set(sources(padding.g, [padding.mask]))
+        self._mask_is_of = set(sources(padding.g, padding.mask))
         self._rows = RealRows()
         found = (self._joined(node) for node in self._g.nodes)
         self._members = self._worthwhile([member for member in found if member is not None])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from passes.operands import given
 from passes.unpad.free import MASK, takes_keys_out
-from passes.unpad.padding import Padding, sources
+from passes.unpad.padding import Padding, is_told, sources
 from passes.unpad.region import Region
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -18,6 +19,9 @@ from toolkit.types import Shape
 
 if TYPE_CHECKING:
     from toolkit.context import Context
+
+MOST_MASKS = 8
+"""The whole graph is read for each; models have one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Unpad:
         if ctx.target != "ort-cpu":
             return  # elsewhere sizes that are known beforehand may be worth more
         for graph in model.graphs():
-            for padding in _paddings(graph):
+            for padding in islice(_paddings(graph), MOST_MASKS):
                 region = Region(padding)
                 if region and graph.begin("unpad", region.first):
                     region.write()
@@ -44,12 +48,16 @@ def _paddings(g: Graph) -> Iterator[Padding]:
     Inputs come first, then what is nearest to those.
     """
     masks = {given(node, MASK) for node in g.nodes if nd.is_op(node, "Attention")}
-    made_of = sources(g, sorted(masks))[::-1]
-    for value in sorted(made_of, key=lambda value: g.producer(value) is not None):
+    makes: dict[str, list[str]] = {}
+    for mask in sorted(masks):
+        for value in reversed(sources(g, mask, is_told)):
+            makes.setdefault(value, []).append(mask)
+    for value in sorted(makes, key=lambda value: g.producer(value) is not None):
         sizes = g.shape(value) or ()
         if len(sizes) == 2 and _may_be_padded(sizes):
             padding = Padding(g, value, sizes)
-            found = {mask for mask in masks if takes_keys_out(padding, mask, of_real=True)}
+            left = masks.intersection(makes[value])
+            found = {mask for mask in left if takes_keys_out(padding, mask, of_real=True)}
             if found:
                 masks -= found
                 yield padding

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from passes.shapes import Shapes
 from passes.unpad import Unpad, region
+from passes.unpad.padding import Interval, Padding
 from tests.checks import assert_same_outputs, check, parse
 from toolkit.context import Context
 from toolkit.model import Model
@@ -355,6 +356,33 @@ def test_a_mask_that_is_text_in_between() -> None:
         column2 = Unsqueeze (again, columns) kept = Mul (h2, column2)""",
     )
     moves(graph(BIAS + LAYER + mean))
+
+
+def test_many_masks_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made by itself, and none of them takes a key out."""
+    asked: list[str] = []
+    at = Padding.at
+
+    def counted(self: Padding, value: str, *rest: Any) -> Interval:
+        asked.append(value)
+        return at(self, value, *rest)
+
+    def steps(layers: int) -> int:
+        asked.clear()
+        text = " ".join(
+            f"real{i} = Cast <to = 9> (mask) seen{i} = Unsqueeze (real{i}, heads)"
+            f" bias{i} = Where (seen{i}, zero, one)"
+            f" y{i} = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x, bias{i})"
+            for i in range(layers)
+        )
+        outputs = ", ".join(f"float[B, L, 4] y{i}" for i in range(layers))
+        subject = Model.from_proto(parse(graph(text, outputs=outputs)))
+        Ready().run(subject, Context())
+        assert not len(subject.journal)
+        return len(asked)
+
+    monkeypatch.setattr(Padding, "at", counted)
+    assert 0 < steps(40) <= 2.1 * steps(20)
 
 
 def test_a_mask_of_another_length_stays() -> None:
