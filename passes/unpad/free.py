@@ -127,7 +127,6 @@ class Free:
         """Of a factor that is 0 at all padding, or a choice that is another there."""
         g, padding = self._g, self.padding
         rank = g.rank(node.output[0]) or 0
-        found = dict[int, int]()
         for axis in range(1, rank):
             if not self.has_rows(node.output[0], axis):
                 continue
@@ -137,8 +136,9 @@ class Free:
                 free = [1] if there[0] == NO else [2] if there[0] == YES else []
             else:
                 free = [1 - slot for slot in (0, 1) if there[slot] == NO][:1]
-            found |= {slot: axis for slot in free if g.rank(node.input[slot]) == rank}
-        return found
+            if free and g.rank(node.input[free[0]]) == rank:
+                return {free[0]: axis}  # and no other along another axis: both may be padding
+        return {}
 
     def _first_row(self, node: NodeProto) -> dict[int, int]:
         """Of what nothing but the first row is taken."""

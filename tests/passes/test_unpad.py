@@ -358,6 +358,17 @@ def test_a_mask_that_is_text_in_between() -> None:
     moves(graph(BIAS + LAYER + mean))
 
 
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [("a, keys, values", "float[B, 2, L, 2] keys"), ("a, , , scores", "float[B, 2, L, L] scores")],
+    ids=["keys", "scores"],
+)
+def test_attention_that_gives_more_reads_all_rows(given: str, more: str) -> None:
+    layer = LAYER.replace("a = Attention", f"{given} = Attention")
+    moves(graph(BIAS + layer + MEAN), products=3)
+    moves(graph(BIAS + layer + MEAN, outputs=f"float[B, 4] y, {more}"), products=1)
+
+
 def test_many_masks_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is made by itself, and none of them takes a key out."""
     asked: list[str] = []
