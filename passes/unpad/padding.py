@@ -285,9 +285,8 @@ def _mul(x: Interval, y: Interval) -> Interval:
     corners = [a * b for a in x for b in y]
     if not any(map(math.isnan, corners)):
         return _hull(*corners)
-    # Numbers that are computed are taken to be finite, so that 0 times any of those is 0.
-    is_infinite = any(side.number is not None and math.isinf(side.number) for side in (x, y))
-    return NO if NO in (x, y) and not is_infinite else ANYTHING
+    # Of what nothing is known is taken to be finite, so that 0 times that is 0.
+    return NO if {x, y} == {NO, ANYTHING} else ANYTHING
 
 
 def _abs(x: Interval) -> Interval:

@@ -338,13 +338,17 @@ def test_a_choice_that_takes_too_long_to_tell_stays() -> None:
         "top = ReduceMin (x, columns) turned = Unsqueeze (top, rows)"
         " wide = Transpose <perm = [0, 1, 3, 2]> (turned) few = Min (wide, zero)"
         " less = Less (few, one) seen = Not (less) ",
+        "number = Cast <to = 1> (four) product = Mul (number, ends) some = Cast <to = 9> (product)"
+        " seen = Identity (some) ",
     ],
-    ids=["rounded", "no number"],
+    ids=["rounded", "no number", "infinite"],
 )
 def test_masks_that_may_be_otherwise_stay(seen: str) -> None:
-    """-2^24 - 1 is rounded to -2^24, not less; the least of 0 and NaN is NaN, not less than 1."""
+    """-2^24 - 1 is rounded to -2^24, not less; the least of 0 and NaN is NaN, not less than 1, and
+    so is 0 times infinity, which is not zero."""
     bias = BIAS.replace("seen = Unsqueeze (real, heads)", f"four = Unsqueeze (mask, heads) {seen}")
-    stays(graph(bias + LAYER + MEAN, stored="float many = {16777216}"))
+    stored = "float many = {16777216}, float[2, 1, 1] ends = {1, inf}"
+    stays(graph(bias + LAYER + MEAN, stored=stored))
 
 
 def test_a_mask_that_is_text_in_between() -> None:
