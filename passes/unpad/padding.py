@@ -290,7 +290,7 @@ def _mul(x: Interval, y: Interval) -> Interval:
 
 
 def _abs(x: Interval) -> Interval:
-    return _most(x, _neg(x)) if x.low >= 0 or x.high <= 0 else Interval(0, max(-x.low, x.high))
+    return _most(x, _neg(x))
 
 
 def _neg(x: Interval) -> Interval:

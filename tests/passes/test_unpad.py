@@ -338,10 +338,13 @@ def test_a_choice_that_takes_too_long_to_tell_stays() -> None:
         "top = ReduceMin (x, columns) turned = Unsqueeze (top, rows)"
         " wide = Transpose <perm = [0, 1, 3, 2]> (turned) few = Min (wide, zero)"
         " less = Less (few, one) seen = Not (less) ",
+        "top = ReduceMin (x, columns) turned = Unsqueeze (top, rows)"
+        " wide = Transpose <perm = [0, 1, 3, 2]> (turned) size = Abs (wide)"
+        " seen = Less (size, low) ",
         "number = Cast <to = 1> (four) product = Mul (number, ends) some = Cast <to = 9> (product)"
         " seen = Identity (some) ",
     ],
-    ids=["rounded", "no number", "infinite"],
+    ids=["rounded", "no number", "no size", "infinite"],
 )
 def test_masks_that_may_be_otherwise_stay(seen: str) -> None:
     """-2^24 - 1 is rounded to -2^24, not less; the least of 0 and NaN is NaN, not less than 1, and
