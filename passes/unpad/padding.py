@@ -123,7 +123,7 @@ class Padding:
         if nd.is_op(node, *_VIEWS):
             seen = _VIEWS[node.op_type](g, node, place) or NOWHERE
             return self.at(node.input[0], seen, depth - 1)
-        function = _converted(g.dtype(value)) if nd.is_op(node, "Cast") else _function(node)
+        function = _function(node, g.dtype(value))
         if function is None:
             return None
         if nd.is_op(node, *_OF_EQUALS) and self._reads_one_twice(node, place):
@@ -180,7 +180,7 @@ class Padding:
 
 def is_told(node: NodeProto) -> bool:
     """Whether anything is known of what it gives."""
-    return nd.is_op(node, "Cast", *_VIEWS, *_FUNCTIONS)
+    return nd.is_op(node, "Cast", "Range", *_VIEWS, *_FUNCTIONS)
 
 
 def sources(
@@ -339,6 +339,11 @@ def _equal(x: Interval, y: Interval) -> Interval:
     return NO if x.high < y.low or y.high < x.low else FLAG
 
 
+def _range(start: Interval, limit: Interval, delta: Interval) -> Interval:
+    """Numbers of positions, all of 64 bits, from the first one on."""
+    return Interval(start.low, min(limit.high, (1 << 63) - 1)) if delta.low > 0 else ANYTHING
+
+
 def _least(*operands: Interval) -> Interval:
     if ANYTHING in operands:  # the least of numbers and something that is none is none
         return ANYTHING
@@ -386,7 +391,12 @@ _OF_EQUALS = {
 """What these make of a whole number and the same again."""
 
 
-def _function(node: NodeProto) -> Callable[..., Interval] | None:
+def _function(node: NodeProto, dtype: int) -> Callable[..., Interval] | None:
+    """What the node does with intervals, to give one of this type."""
+    if nd.is_op(node, "Cast"):
+        return _converted(dtype)
+    if nd.is_op(node, "Range"):
+        return _range if dtype == TensorProto.INT64 else None
     return _FUNCTIONS.get(node.op_type) if nd.is_op(node, *_FUNCTIONS) else None
 
 

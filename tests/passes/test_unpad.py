@@ -162,17 +162,22 @@ def test_heads_apart() -> None:
         " narrow = Where (both, zero, low) ",
         "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) from = Unsqueeze (real, others)"
         " both = And (seen, from) narrow = Where (both, zero, low) ",
+        "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) some = Shape (mask)"
+        " long = Gather (some, step) places = Range (first, long, step) "
+        " from = GreaterOrEqual (places, first) down = Unsqueeze (from, rows)"
+        " both = And (seen, down) narrow = Where (both, zero, low) ",
     ],
     ids=[
         *("product", "equal", "not", "reshaped", "causal", "sum", "transposed", "relative"),
-        *("whole numbers", "window", "earlier", "pairs"),
+        *("whole numbers", "window", "earlier", "pairs", "all positions"),
     ],
 )
 def test_masks_in_other_words(narrow: str) -> None:
     stored = """int64[4] four = {-1, 1, 1, 5},
         bool[1, 1, 5, 5] causal = {1,0,0,0,0, 1,1,0,0,0, 1,1,1,0,0, 1,1,1,1,0, 1,1,1,1,1},
         float[1, 1, 5, 5] near = {0,-1,0,-1,0, 1,0,1,0,1, 0,-1,0,0,0, 1,0,1,0,1, 0,-9,0,1,0},
-        int32 unit = {1}, int32[5] order = {0, 1, 2, 3, 4}, int64[2] others = {1, 3},
+        int64 step = {1}, int32 unit = {1}, int32[5] order = {0, 1, 2, 3, 4},
+        int64[2] others = {1, 3},
         float lower = {-100000}, float[3] table = {1, -2, 3}, int64[2] ends = {0, 1},
         int64[5, 5] distance = {0,1,2,2,2, 1,0,1,2,2, 2,1,0,1,2, 2,2,1,0,1, 2,2,2,1,0}"""
     inputs = "float[B, 5, 4] x, int64[B, 5] mask"
@@ -272,6 +277,20 @@ def test_queries_without_a_key_stay() -> None:
     bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
         "narrow =", "both = And (seen, earlier) narrow ="
     )
+    inputs = "float[B, 5, 4] x, int64[B, 5] mask"
+    stays(graph(bias + LAYER + MEAN, inputs, stored=stored))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "step"), [(0, -5, -1), (-1, 4, 1)], ids=["backwards", "from below"]
+)
+def test_queries_by_position_that_may_have_no_key_stay(begin: int, end: int, step: int) -> None:
+    bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
+        "narrow =",
+        "places = Range (begin, end, step) from = GreaterOrEqual (places, first)"
+        " down = Unsqueeze (from, rows) both = And (seen, down) narrow =",
+    )
+    stored = f"int64 begin = {{{begin}}}, int64 end = {{{end}}}, int64 step = {{{step}}}"
     inputs = "float[B, 5, 4] x, int64[B, 5] mask"
     stays(graph(bias + LAYER + MEAN, inputs, stored=stored))
 
