@@ -4,7 +4,7 @@ A value is free when everything that reads it
 
     takes no key out of such a row        Attention(q, value, value, mask)
     takes something else there            value * mask, Where(mask, value, -inf)
-    reads the first row alone             value[:, 0], which is never left out, see `rows`
+    reads the first row alone             value[:, 0], which is never left out, see `packing`
     works on each row by itself           f(value), which is free in turn
 
 so it is found from the outputs towards the inputs, each node after all that read it.

@@ -147,8 +147,7 @@ class Region:
                     twins[name] = packing.pack(name, node)
             instead = {moved.slot: twins[node.input[moved.slot]] for moved in member.plan.moved}
             for name, twin in write_twin(g, node, member.plan, instead):
-                known = g.type(name)
-                shape = self._rows.shape((known and known.shape) or (), 1, 1)
+                shape = self._rows.shape(g.shape(name) or (), 1, 1)
                 g.learn_type(twin, TensorType(g.dtype(name), shape))
                 twins[name] = twin
         own = {id(member.node) for member in self._members}
