@@ -4,7 +4,7 @@ A value is free when everything that reads it
 
     takes no key out of such a row        Attention(q, value, value, mask)
     takes something else there            value * mask, Where(mask, value, -inf)
-    reads the first row alone             value[:, 0], which is never left out, see `rows`
+    reads the first row alone             value[:, 0], which is never left out, see `packing`
     works on each row by itself           f(value), which is free in turn
 
 so it is found from the outputs towards the inputs, each node after all that read it.
@@ -27,7 +27,7 @@ from toolkit import nodes as nd
 from toolkit.graph import Graph
 
 MASKED = -1e4
-"""What is added to a score, at least, to take a key out of attention: it weighs nothing then."""
+"""By how much less a key scores, at least, that is out of attention: it weighs nothing then."""
 
 _ANY_ROW = Entries(1, (0,))
 """Whichever it is: the question is what an operator needs for one row of its output."""
@@ -36,14 +36,23 @@ MASK, _PAST = 3, 4
 """Operands of an Attention: the mask, and from there on what earlier runs have left."""
 
 
-def takes_keys_out(padding: Padding, mask: str) -> bool:
-    """Whether attention with this mask, [batch, heads, queries, keys], reads no key of padding."""
+def takes_keys_out(padding: Padding, mask: str, of_real: bool) -> bool:
+    """Whether attention with this mask, [batch, heads, queries, keys], reads no key of padding.
+
+    A query that has no other key reads those that are masked: all queries see the first token, or
+    those that are real, if no others matter, see themselves.
+    """
     g = padding.g
     shape = (g.shape(mask) or ()) if mask else ()
     if len(shape) != 4 or shape[3] != padding.sizes[1]:
         return False
     there = padding.at(mask, padding.place(-4, -1))
-    return there == NO if g.dtype(mask) == TensorProto.BOOL else there.high <= MASKED
+    seen = [padding.at(mask, padding.real(-4, -1))]
+    if of_real and shape[2] == shape[3]:
+        seen.append(padding.at(mask, padding.real(-4, -1, twin=-2)))
+    if g.dtype(mask) == TensorProto.BOOL:
+        return there == NO and YES in seen
+    return any(there.high - key.low <= MASKED for key in seen)
 
 
 @dataclass(slots=True)
@@ -107,9 +116,10 @@ class Free:
         ):
             return {}
         found = dict[int, int]()
-        if takes_keys_out(self.padding, given(node, MASK)):
+        is_free = axis is not None and axis == (g.rank(node.output[0]) or 0) - 2
+        if takes_keys_out(self.padding, given(node, MASK), is_free):
             found = {slot: (g.rank(node.input[slot]) or 0) - 2 for slot in (1, 2)}
-        if axis is not None and axis == (g.rank(node.output[0]) or 0) - 2:
+        if is_free:
             found[0] = (g.rank(node.input[0]) or 0) - 2
         return found
 
@@ -117,7 +127,6 @@ class Free:
         """Of a factor that is 0 at all padding, or a choice that is another there."""
         g, padding = self._g, self.padding
         rank = g.rank(node.output[0]) or 0
-        found = dict[int, int]()
         for axis in range(1, rank):
             if not self.has_rows(node.output[0], axis):
                 continue
@@ -127,8 +136,9 @@ class Free:
                 free = [1] if there[0] == NO else [2] if there[0] == YES else []
             else:
                 free = [1 - slot for slot in (0, 1) if there[slot] == NO][:1]
-            found |= {slot: axis for slot in free if g.rank(node.input[slot]) == rank}
-        return found
+            if free and g.rank(node.input[free[0]]) == rank:
+                return {free[0]: axis}  # and no other along another axis: both may be padding
+        return {}
 
     def _first_row(self, node: NodeProto) -> dict[int, int]:
         """Of what nothing but the first row is taken."""

@@ -5,7 +5,8 @@
 
 Two axes before and two axes behind, so that what works on each row by itself stays as it is. A text
 that begins with padding, one that is nothing else among them, is kept as a whole: its first row is
-there to be read, and no row that is kept is without a key to attend to.
+there to be read, and no row that is kept is without a key to attend to. So is a text in whose mask
+is a number that is neither 0 nor `REAL`: what is made of the mask may take it for either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.operands import int_vector, unsqueeze
 from passes.rows.selection import ForAll
+from passes.unpad.padding import REAL
 from toolkit.graph import Graph
 from toolkit.symbolic import Dim, unknown
 from toolkit.types import Shape, TensorType
@@ -50,15 +52,25 @@ class Packing:
         return self._write("GatherND", [packed, self._back], (*self._sizes, *known[2:]), at)
 
     def _kept(self, mask: str) -> str:
-        """Which rows are real, or of a text that begins with padding."""
+        """Which rows are real, or of a text that is kept as a whole."""
         g, at = self._g, self._at
-        real = mask
-        if g.dtype(mask) != TensorProto.BOOL:
-            real = g.op("Cast", mask, at=at, to=TensorProto.BOOL)
-            g.learn_type(real, TensorType(TensorProto.BOOL, self._sizes))
+        if g.dtype(mask) == TensorProto.BOOL:
+            return g.op("Or", mask, self._begins_without(mask), at=at)
+        some = g.op("Cast", mask, at=at, to=TensorProto.BOOL)
+        number = g.op("Cast", mask, at=at, to=TensorProto.FLOAT)
+        ends = (g.constant(np.array(end, np.float32), "real") for end in REAL)
+        real = g.op("Equal", number, g.op("Clip", number, *ends, at=at), at=at)
+        unclear = g.op("Cast", g.op("Xor", some, real, at=at), at=at, to=TensorProto.INT64)
+        count = g.op("ReduceSum", unclear, int_vector(g, [1]), at=at)
+        any_unclear = g.op("Cast", count, at=at, to=TensorProto.BOOL)
+        whole = g.op("Or", self._begins_without(real), any_unclear, at=at)
+        return g.op("Or", some, whole, at=at)
+
+    def _begins_without(self, real: str) -> str:
+        """[batch, 1]: whether the first row is none of these."""
+        g, at = self._g, self._at
         bounds = (int_vector(g, [number], "first") for number in (0, 1, 1))
-        first = g.op("Not", g.op("Slice", real, *bounds, at=at), at=at)
-        return g.op("Or", real, first, at=at)
+        return g.op("Not", g.op("Slice", real, *bounds, at=at), at=at)
 
     def _places_of(self, kept: str) -> str:
         """[1, count, 2]: the text and the row of each that is kept."""
@@ -76,7 +88,7 @@ class Packing:
         flat = g.op("Reshape", counted, int_vector(g, [-1], "shape"), at=at)
         order = g.op("CumSum", flat, g.constant(np.array(0, np.int64), "axis"), at=at)
         numbers = g.op("Sub", order, g.constant(np.array(1, np.int64), "one"), at=at)
-        square = g.op("Reshape", numbers, g.op("Shape", kept, at=at), at=at)
+        square = g.op("Reshape", numbers, g.op("Shape", kept, at=at), at=at, allowzero=1)
         return g.op("Mul", unsqueeze(g, square, [2], at=at), int_vector(g, [0, 1], "row"), at=at)
 
     def _write(self, op_type: str, inputs: list[str], shape: Shape, at: NodeProto) -> str:

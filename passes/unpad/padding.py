@@ -3,7 +3,8 @@
     mask [b, s] = 0    =>    Where(Cast(Unsqueeze(mask, [1, 2])), 0, -inf) [b, :, :, s] = -inf
 
 A `Place` says along which axes of a value the batch and the length of the mask lie; both are
-counted from the last axis, as broadcasting does. What cannot be told is anything at all.
+counted from the last axis, as broadcasting does. What cannot be told is anything at all. The same
+is asked of tokens that are real: what each of them is to all others, and to itself.
 """
 
 from __future__ import annotations
@@ -48,19 +49,32 @@ ANYTHING, FLAG, NO, YES = (
     Interval(1, 1),
 )
 
+REAL = Interval(1, 1 << 20)
+"""Numbers by which a mask says that a token is real, those of words among them."""
+
 
 class Place(NamedTuple):
     """The axes of a value along which a mask lies, counted from its end: -1 is the last.
 
     None for one along which the value does not vary with the mask. The batch has none where it is
-    always of one.
+    always of one. Along `twin` is the same token as along `row`: a query that is its own key.
     """
 
     batch: int | None
     row: int | None
+    twin: int | None = None
+    is_real: bool = False
+    """Whether it is where the mask is in REAL, not where it is zero."""
+
+    @property
+    def axes(self) -> tuple[int | None, ...]:
+        return self.batch, self.row, self.twin
 
     def moved(self, move: Callable[[int], int | None]) -> Place:
-        return Place(*(None if axis is None else move(axis) for axis in self))
+        batch, row, twin = (None if axis is None else move(axis) for axis in self.axes)
+        if row is None or row == twin:
+            row, twin = twin, None
+        return Place(batch, row, twin, self.is_real)
 
 
 NOWHERE = Place(None, None)
@@ -79,50 +93,110 @@ class Padding:
     )
 
     def place(self, batch: int, row: int) -> Place:
+        """Where the mask is zero."""
         return Place(None if self.sizes[0] == 1 else batch, row)
 
+    def real(self, batch: int, row: int, twin: int | None = None) -> Place:
+        """Where the mask says that a token is real."""
+        return self.place(batch, row)._replace(twin=twin, is_real=True)
+
     def at(self, value: str, place: Place, depth: int = _DEPTH) -> Interval:
-        """What `value` is, at the given place, where the mask is zero."""
+        """What `value` is at the given place."""
         key = value, place
         if key not in self._known:
-            self._known[key] = self._find(value, place, depth) if depth else ANYTHING
+            found = self._find(value, place, depth) if depth else None
+            if found is None:
+                found = FLAG if self.g.dtype(value) == _FLAG else ANYTHING
+            self._known[key] = found
         return self._known[key]
 
-    def _find(self, value: str, place: Place, depth: int) -> Interval:
+    def _find(self, value: str, place: Place, depth: int) -> Interval | None:
+        """None: it cannot be told."""
         g = self.g
-        anything = FLAG if g.dtype(value) == _FLAG else ANYTHING
         if value == self.mask:
-            return NO if place == self.place(-2, -1) else anything
+            return self._of_mask(place)
         if g.is_const(value):
-            return self._stored(value)
+            return self._stored(value, place)
         node = g.producer(value)
         if node is None:
-            return anything
+            return None
         if nd.is_op(node, *_VIEWS):
             seen = _VIEWS[node.op_type](g, node, place) or NOWHERE
             return self.at(node.input[0], seen, depth - 1)
-        function = _converted(g.dtype(value)) if nd.is_op(node, "Cast") else _function(node)
+        function = _function(node, g.dtype(value))
         if function is None:
-            return anything
+            return None
+        if nd.is_op(node, *_OF_EQUALS) and self._reads_one_twice(node, place):
+            return _OF_EQUALS[node.op_type]
         operands = [
             self.at(name, self.aligned(name, place), depth - 1) for name in nd.inputs_of(node)
         ]
         found = function(*operands)
-        return found if _holds(found, g.dtype(value)) else anything
+        return _in_type(found, g.dtype(value))
+
+    def _of_mask(self, place: Place) -> Interval | None:
+        if place.axes != self.place(-2, -1).axes:
+            return None
+        real = YES if self.g.dtype(self.mask) == _FLAG else REAL
+        return real if place.is_real else NO
 
     def aligned(self, name: str, place: Place) -> Place:
         """The place in an operand that is broadcast; none along an axis that it does not have."""
         shape = self.g.shape(name) or ()
         return place.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
 
-    def _stored(self, value: str) -> Interval:
+    def _reads_one_twice(self, node: NodeProto, place: Place) -> bool:
+        """Whether it reads two operands that are one whole number: of a query, and of a key."""
+        if place.twin is None or self.g.dtype(node.input[0]) in FLOATS:
+            return False
+        first, second = (self._origin(name, self.aligned(name, place)) for name in node.input)
+        return first == second and first is not None
+
+    def _origin(self, value: str, place: Place) -> tuple[str, Place] | None:
+        """The one element that views have put at this place."""
+        node = self.g.producer(value)
+        while node is not None and nd.is_op(node, *_VIEWS):
+            place = _VIEWS[node.op_type](self.g, node, place) or NOWHERE
+            value = node.input[0]
+            node = self.g.producer(value)
+        shape = self.g.shape(value)
+        if shape is None or any(
+            size != 1 and axis - len(shape) not in place.axes for axis, size in enumerate(shape)
+        ):
+            return None
+        return value, place
+
+    def _stored(self, value: str, place: Place) -> Interval | None:
         stored = self.g.const(value)
         if stored is None or stored.dtype.kind not in "fiub":
-            return ANYTHING
+            return None
+        if place.row is not None and place.twin is not None:
+            stored = np.diagonal(stored, axis1=place.row, axis2=place.twin)
         if not 0 < stored.size < _MOST_ELEMENTS:
-            return ANYTHING
-        low, high = float(np.min(stored)), float(np.max(stored))
-        return ANYTHING if math.isnan(low) else Interval(low, high)
+            return None
+        found = Interval(np.min(stored).item(), np.max(stored).item())
+        return None if math.isnan(found.low) else found
+
+
+def is_told(node: NodeProto) -> bool:
+    """Whether anything is known of what it gives."""
+    return nd.is_op(node, "Cast", "Range", *_VIEWS, *_FUNCTIONS)
+
+
+def sources(
+    g: Graph, value: str, through: Callable[[NodeProto], bool] = lambda _: True
+) -> list[str]:
+    """A value, and all but constants that it is made of by such nodes."""
+    found: dict[str, None] = {}
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if value and value not in found and not g.is_const(value):
+            found[value] = None
+            maker = g.producer(value)
+            if maker is not None and through(maker):
+                pending.extend([*maker.input, *g.captures_of(maker)])
+    return list(found)
 
 
 # -- operators that move elements: where the place is in what they read
@@ -209,10 +283,14 @@ def _sub(x: Interval, y: Interval) -> Interval:
 
 def _mul(x: Interval, y: Interval) -> Interval:
     corners = [a * b for a in x for b in y]
-    # 0 times infinity is 0 at the end of an interval whose other numbers are finite.
-    found = [0.0 if math.isnan(corner) else corner for corner in corners]
-    exact = [side for side in (x, y) if side.number is not None and math.isinf(side.number)]
-    return Interval(math.nan, math.nan) if exact and found != corners else _hull(*found)
+    if not any(map(math.isnan, corners)):
+        return _hull(*corners)
+    # Of what nothing is known is taken to be finite, so that 0 times that is 0.
+    return NO if {x, y} == {NO, ANYTHING} else ANYTHING
+
+
+def _abs(x: Interval) -> Interval:
+    return _most(x, _neg(x))
 
 
 def _neg(x: Interval) -> Interval:
@@ -220,9 +298,9 @@ def _neg(x: Interval) -> Interval:
 
 
 def _where(condition: Interval, x: Interval, y: Interval) -> Interval:
-    if condition == FLAG:
-        return Interval(min(x.low, y.low), max(x.high, y.high))
-    return x if condition == YES else y
+    if condition in (YES, NO):
+        return x if condition == YES else y
+    return Interval(min(x.low, y.low), max(x.high, y.high))
 
 
 def _not(x: Interval) -> Interval:
@@ -261,11 +339,20 @@ def _equal(x: Interval, y: Interval) -> Interval:
     return NO if x.high < y.low or y.high < x.low else FLAG
 
 
+def _range(start: Interval, limit: Interval, delta: Interval) -> Interval:
+    """Numbers of positions, all of 64 bits, from the first one on."""
+    return Interval(start.low, min(limit.high, (1 << 63) - 1)) if delta.low > 0 else ANYTHING
+
+
 def _least(*operands: Interval) -> Interval:
+    if ANYTHING in operands:  # the least of numbers and something that is none is none
+        return ANYTHING
     return Interval(*(min(ends) for ends in zip(*operands, strict=True)))
 
 
 def _most(*operands: Interval) -> Interval:
+    if ANYTHING in operands:
+        return ANYTHING
     return Interval(*(max(ends) for ends in zip(*operands, strict=True)))
 
 
@@ -274,6 +361,7 @@ def _hull(*numbers: float) -> Interval:
 
 
 _FUNCTIONS: dict[str, Callable[..., Interval]] = {
+    "Abs": _abs,
     "Add": _add,
     "And": _and,
     "Equal": _equal,
@@ -292,7 +380,23 @@ _FUNCTIONS: dict[str, Callable[..., Interval]] = {
 }
 
 
-def _function(node: NodeProto) -> Callable[..., Interval] | None:
+_OF_EQUALS = {
+    "Equal": YES,
+    "Greater": NO,
+    "GreaterOrEqual": YES,
+    "Less": NO,
+    "LessOrEqual": YES,
+    "Sub": NO,
+}
+"""What these make of a whole number and the same again."""
+
+
+def _function(node: NodeProto, dtype: int) -> Callable[..., Interval] | None:
+    """What the node does with intervals, to give one of this type."""
+    if nd.is_op(node, "Cast"):
+        return _converted(dtype)
+    if nd.is_op(node, "Range"):
+        return _range if dtype == TensorProto.INT64 else None
     return _FUNCTIONS.get(node.op_type) if nd.is_op(node, *_FUNCTIONS) else None
 
 
@@ -303,7 +407,7 @@ def _converted(dtype: int) -> Callable[[Interval], Interval]:
         return YES if x.low > 0 or x.high < 0 else NO if x == NO else FLAG
 
     def to_whole(x: Interval) -> Interval:
-        return x if x.number is not None and x.number.is_integer() else ANYTHING
+        return ANYTHING if math.inf in map(abs, x) else Interval(*map(math.trunc, x))
 
     return to_flag if dtype == _FLAG else _same_number if dtype in FLOATS else to_whole
 
@@ -312,11 +416,17 @@ def _same_number(x: Interval) -> Interval:
     return x
 
 
-def _holds(x: Interval, dtype: int) -> bool:
-    """Whether numbers of this type are what was computed: none overflows, none is undefined."""
-    if math.isnan(x.low) or math.isnan(x.high):
-        return False
-    if dtype in FLOATS or dtype == _FLAG:
-        return True
-    limits = np.iinfo(helper.tensor_dtype_to_np_dtype(dtype)) if dtype else None
-    return limits is not None and limits.min <= x.low and x.high <= limits.max
+def _in_type(x: Interval, dtype: int) -> Interval | None:
+    """What numbers of this type are, if they were computed so: rounded, and none is undefined."""
+    if not dtype or math.isnan(x.low) or math.isnan(x.high):
+        return None
+    if dtype == _FLAG:
+        return x
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
+    if dtype in FLOATS:
+        with np.errstate(over="ignore"):  # what is too large is infinite
+            return Interval(*np.array(x).astype(kind).tolist())
+    if kind.kind not in "iu":
+        return None
+    limits = np.iinfo(kind)
+    return x if limits.min <= x.low and x.high <= limits.max else None

@@ -17,7 +17,7 @@ from onnx import NodeProto
 from passes.rows.operators import Plan, is_product, plan, write_twin
 from passes.unpad.free import Free
 from passes.unpad.packing import Packing, RealRows
-from passes.unpad.padding import Padding
+from passes.unpad.padding import Padding, sources
 from toolkit import nodes as nd
 from toolkit.types import TensorType
 
@@ -52,6 +52,7 @@ class Region:
         self._g, self._mask = padding.g, padding.mask
         self._texts = padding.sizes[0]
         self._free = Free(padding)
+        self._mask_is_of = set(sources(padding.g, padding.mask))
         self._rows = RealRows()
         found = (self._joined(node) for node in self._g.nodes)
         self._members = self._worthwhile([member for member in found if member is not None])
@@ -66,7 +67,7 @@ class Region:
     # -- finding
 
     def _joined(self, node: NodeProto) -> _Member | None:
-        if self._free.axis(node) != 1:
+        if self._free.axis(node) != 1 or not self._mask_is_of.isdisjoint(node.output):
             return None
         found = self._along(node, 1)
         if found is None or not all(self._free.has_rows(name, 1) for name in found.reads):
@@ -146,8 +147,7 @@ class Region:
                     twins[name] = packing.pack(name, node)
             instead = {moved.slot: twins[node.input[moved.slot]] for moved in member.plan.moved}
             for name, twin in write_twin(g, node, member.plan, instead):
-                known = g.type(name)
-                shape = self._rows.shape((known and known.shape) or (), 1, 1)
+                shape = self._rows.shape(g.shape(name) or (), 1, 1)
                 g.learn_type(twin, TensorType(g.dtype(name), shape))
                 twins[name] = twin
         own = {id(member.node) for member in self._members}

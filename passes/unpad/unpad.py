@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from passes.operands import given
 from passes.unpad.free import MASK, takes_keys_out
-from passes.unpad.padding import Padding
+from passes.unpad.padding import Padding, is_told, sources
 from passes.unpad.region import Region
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -18,6 +19,9 @@ from toolkit.types import Shape
 
 if TYPE_CHECKING:
     from toolkit.context import Context
+
+MOST_MASKS = 8
+"""The whole graph is read for each; models have one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +36,28 @@ class Unpad:
         if ctx.target != "ort-cpu":
             return  # elsewhere sizes that are known beforehand may be worth more
         for graph in model.graphs():
-            for padding in _paddings(graph):
+            for padding in islice(_paddings(graph), MOST_MASKS):
                 region = Region(padding)
                 if region and graph.begin("unpad", region.first):
                     region.write()
 
 
 def _paddings(g: Graph) -> Iterator[Padding]:
-    """The masks of [batch, length] by which attention leaves keys out, each where it begins."""
+    """The masks of [batch, length] by which attention leaves keys out, each where it begins.
+
+    Inputs come first, then what is nearest to those.
+    """
     masks = {given(node, MASK) for node in g.nodes if nd.is_op(node, "Attention")}
-    for value in _sources(g, sorted(masks)):
+    makes: dict[str, list[str]] = {}
+    for mask in sorted(masks):
+        for value in reversed(sources(g, mask, is_told)):
+            makes.setdefault(value, []).append(mask)
+    for value in sorted(makes, key=lambda value: g.producer(value) is not None):
         sizes = g.shape(value) or ()
         if len(sizes) == 2 and _may_be_padded(sizes):
             padding = Padding(g, value, sizes)
-            found = {mask for mask in masks if takes_keys_out(padding, mask)}
+            left = masks.intersection(makes[value])
+            found = {mask for mask in left if takes_keys_out(padding, mask, of_real=True)}
             if found:
                 masks -= found
                 yield padding
@@ -54,17 +66,3 @@ def _paddings(g: Graph) -> Iterator[Padding]:
 def _may_be_padded(sizes: Shape) -> bool:
     """A single text is only filled up where its length is fixed."""
     return sizes[0] != 1 or isinstance(sizes[1], int)
-
-
-def _sources(g: Graph, values: Sequence[str]) -> list[str]:
-    """What the values are made of: inputs first, then what is nearest to those."""
-    found: dict[str, None] = {}
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value and value not in found and not g.is_const(value):
-            found[value] = None
-            maker = g.producer(value)
-            pending.extend([] if maker is None else maker.input)
-    nearest = list(found)[::-1]
-    return sorted(nearest, key=lambda value: g.producer(value) is not None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from passes.shapes import Shapes
 from passes.unpad import Unpad, region
+from passes.unpad.padding import Interval, Padding
 from tests.checks import assert_same_outputs, check, parse
 from toolkit.context import Context
 from toolkit.model import Model
@@ -29,7 +30,7 @@ WEIGHTS = """float[4, 4] w = {1, 2, 3, 4, -1, 0, 2, 1, 0, 1, 0, -2, 3, 1, 1, 0},
     float[4, 4] u = {0.1, -0.2, 0.3, 0.4, -0.1, 0, 0.2, 0.1, 0, 0.1, 0, -0.2, 0.3, 0.1, 0.1, 0},
     float[4] b = {1, -2, 3, 0.5}, float[4] s = {1, 0.5, 2, 1}, int64[1] rows = {1},
     int64[1] columns = {2}, int64[2] heads = {1, 2}, float zero = {0}, float low = {-10000},
-    int64 first = {0}, int64 last = {-1}, float one = {1}"""
+    int64 first = {0}, int64[1] first_axis = {0}, int64 last = {-1}, float one = {1}"""
 
 SQUARE = """length = Shape <start = 1, end = 2> (mask)
     square = Concat <axis = 0> (rows, rows, length, rows) bias = Expand (narrow, square) """
@@ -40,6 +41,10 @@ LAYER = """k = MatMul (x, u) v = MatMul (x, w)
     m = MatMul (a, u) r = Add (m, x) h = LayerNormalization <axis = -1> (r, s, b) """
 MEAN = """flags = Cast <to = 1> (mask) column = Unsqueeze (flags, columns)
     kept = Mul (h, column) y = ReduceSum <keepdims = 0> (kept, rows)"""
+
+STEPS = """at = Identity (order) down = Unsqueeze (at, rows) across = Unsqueeze (at, first_axis)
+    steps = Sub (down, across)"""
+"""How far each query is behind each key."""
 
 MASKS = (
     [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]],
@@ -147,13 +152,32 @@ def test_heads_apart() -> None:
         " tt = Transpose (t) narrow = Where (tt, zero, low) ",
         "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) pad = Where (seen, zero, lower)"
         " far = Gather (table, distance) up = Unsqueeze (far, ends) narrow = Add (pad, up) ",
+        "whole = Cast <to = 6> (mask) away = Sub (unit, whole) wide = Unsqueeze (away, heads)"
+        " numbers = Cast <to = 1> (wide) narrow = Mul (numbers, low) ",
+        f"real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) {STEPS} apart = Abs (steps)"
+        " window = LessOrEqual (apart, unit) both = And (seen, window)"
+        " narrow = Where (both, zero, low) ",
+        f"real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) {STEPS}"
+        " before = GreaterOrEqual (down, across) both = And (seen, before)"
+        " narrow = Where (both, zero, low) ",
+        "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) from = Unsqueeze (real, others)"
+        " both = And (seen, from) narrow = Where (both, zero, low) ",
+        "real = Cast <to = 9> (mask) seen = Unsqueeze (real, heads) some = Shape (mask)"
+        " long = Gather (some, step) places = Range (first, long, step) "
+        " from = GreaterOrEqual (places, first) down = Unsqueeze (from, rows)"
+        " both = And (seen, down) narrow = Where (both, zero, low) ",
     ],
-    ids=["product", "equal", "not", "reshaped", "causal", "sum", "transposed", "relative"],
+    ids=[
+        *("product", "equal", "not", "reshaped", "causal", "sum", "transposed", "relative"),
+        *("whole numbers", "window", "earlier", "pairs", "all positions"),
+    ],
 )
 def test_masks_in_other_words(narrow: str) -> None:
     stored = """int64[4] four = {-1, 1, 1, 5},
         bool[1, 1, 5, 5] causal = {1,0,0,0,0, 1,1,0,0,0, 1,1,1,0,0, 1,1,1,1,0, 1,1,1,1,1},
         float[1, 1, 5, 5] near = {0,-1,0,-1,0, 1,0,1,0,1, 0,-1,0,0,0, 1,0,1,0,1, 0,-9,0,1,0},
+        int64 step = {1}, int32 unit = {1}, int32[5] order = {0, 1, 2, 3, 4},
+        int64[2] others = {1, 3},
         float lower = {-100000}, float[3] table = {1, -2, 3}, int64[2] ends = {0, 1},
         int64[5, 5] distance = {0,1,2,2,2, 1,0,1,2,2, 2,1,0,1,2, 2,2,1,0,1, 2,2,2,1,0}"""
     inputs = "float[B, 5, 4] x, int64[B, 5] mask"
@@ -239,8 +263,163 @@ def test_a_mask_that_only_weakens_stays() -> None:
     stays(graph(weak + LAYER + MEAN))
 
 
+@pytest.mark.parametrize("low", [-20000, -9999.5, -1], ids=["below", "near", "far"])
+def test_real_keys_that_are_masked_too(low: float) -> None:
+    """What counts is by how much less the others score."""
+    bias = BIAS.replace("(seen, zero, low)", "(seen, other, low)")
+    text = graph(bias + LAYER + MEAN, stored=f"float other = {{{low}}}")
+    stays(text)
+
+
+def test_queries_without_a_key_stay() -> None:
+    """What is before the first token is nothing: it reads all keys that are masked, then."""
+    stored = "bool[1, 1, 5, 5] earlier = {0,0,0,0,0, 1,0,0,0,0, 1,1,0,0,0, 1,1,1,0,0, 1,1,1,1,0}"
+    bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
+        "narrow =", "both = And (seen, earlier) narrow ="
+    )
+    inputs = "float[B, 5, 4] x, int64[B, 5] mask"
+    stays(graph(bias + LAYER + MEAN, inputs, stored=stored))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "step"), [(0, -5, -1), (-1, 4, 1)], ids=["backwards", "from below"]
+)
+def test_queries_by_position_that_may_have_no_key_stay(begin: int, end: int, step: int) -> None:
+    bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
+        "narrow =",
+        "places = Range (begin, end, step) from = GreaterOrEqual (places, first)"
+        " down = Unsqueeze (from, rows) both = And (seen, down) narrow =",
+    )
+    stored = f"int64 begin = {{{begin}}}, int64 end = {{{end}}}, int64 step = {{{step}}}"
+    inputs = "float[B, 5, 4] x, int64[B, 5] mask"
+    stays(graph(bias + LAYER + MEAN, inputs, stored=stored))
+
+
+def test_queries_of_padding_that_see_no_real_key_stay() -> None:
+    """Only real tokens are known to see themselves, and all rows are an output here."""
+    stored = "bool[1, 1, 5, 5] own = {1,0,0,0,0, 0,1,0,0,0, 0,0,1,0,0, 0,0,0,1,0, 0,0,0,0,1}"
+    bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
+        "narrow =", "both = And (seen, own) narrow ="
+    )
+    inputs = "float[B, 5, 4] x, int64[B, 5] mask"
+    moves(graph(bias + LAYER + MEAN, inputs, stored=stored))
+    stays(graph(bias + LAYER + "y = Gelu (h)", inputs, "float[B, 5, 4] y", stored))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float"])
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        "number = Cast <to = 1> (mask) away = Sub (one, number) cost = Mul (away, low)"
+        " narrow = Unsqueeze (cost, heads) ",
+        "number = Cast <to = 1> (mask) more = Less (zero, number) seen = Unsqueeze (more, heads)"
+        " narrow = Where (seen, zero, low) ",
+    ],
+    ids=["product", "less"],
+)
+def test_numbers_that_are_no_flags(narrow: str, dtype: str) -> None:
+    """A text with such a number is kept as a whole: attention may mask it, or padding less."""
+    kind = {"float": np.float32}.get(dtype, dtype)
+    text = graph(narrow + SQUARE + LAYER + MEAN, f"float[B, L, 4] x, {dtype}[B, L] mask")
+    check(Ready(), text, inputs=fed([[-1, 0, 0], [1, -1, 0], [2, 1, 0], [2e6, 0, 1]], 3, kind))
+    if dtype == "float":
+        check(Ready(), text, inputs=fed([[0.5, 0, 0], [1, 0.25, 0], [1, 0, 0]], 3, kind))
+
+
 def test_a_mask_that_takes_out_the_others_stays() -> None:
     stays(graph(BIAS.replace("zero, low", "low, zero") + LAYER + MEAN))
+
+
+def test_what_the_mask_is_made_of_is_computed_before() -> None:
+    """The first row of t says how long the text is; t itself is read by attention alone."""
+    mask = """t = MatMul (x, u) begin = Gather <axis = 1> (t, first) long = ReduceMax (begin, rows)
+        numbers = Cast <to = 1> (mask) place = CumSum (numbers, along)
+        near = Less (place, long) """
+    layer = LAYER.replace("MatMul (x, u) v", "MatMul (t, u) v").replace("(x, w)", "(t, w)")
+    text = BIAS.replace("Cast <to = 9> (mask)", "Identity (near)") + layer
+    moves(graph(mask + text + MEAN.replace("(mask)", "(near)"), stored="int64 along = {1}"))
+
+
+def test_a_choice_that_takes_too_long_to_tell_stays() -> None:
+    """Whichever number is chosen: the other keeps the key."""
+    steps = "c0 = Unsqueeze (real, heads) " + " ".join(
+        f"c{i + 1} = Identity (c{i})" for i in range(60)
+    )
+    chosen = BIAS.replace("seen = Unsqueeze (real, heads)", steps).replace("seen", "c60")
+    stays(graph(chosen + LAYER + MEAN))
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        "number = Cast <to = 1> (four) far = Sub (number, many) further = Sub (far, one)"
+        " off = Less (further, far) seen = Not (off) ",
+        "top = ReduceMin (x, columns) turned = Unsqueeze (top, rows)"
+        " wide = Transpose <perm = [0, 1, 3, 2]> (turned) few = Min (wide, zero)"
+        " less = Less (few, one) seen = Not (less) ",
+        "top = ReduceMin (x, columns) turned = Unsqueeze (top, rows)"
+        " wide = Transpose <perm = [0, 1, 3, 2]> (turned) size = Abs (wide)"
+        " seen = Less (size, low) ",
+        "number = Cast <to = 1> (four) product = Mul (number, ends) some = Cast <to = 9> (product)"
+        " seen = Identity (some) ",
+    ],
+    ids=["rounded", "no number", "no size", "infinite"],
+)
+def test_masks_that_may_be_otherwise_stay(seen: str) -> None:
+    """-2^24 - 1 is rounded to -2^24, not less; the least of 0 and NaN is NaN, not less than 1, and
+    so is 0 times infinity, which is not zero."""
+    bias = BIAS.replace("seen = Unsqueeze (real, heads)", f"four = Unsqueeze (mask, heads) {seen}")
+    stored = "float many = {16777216}, float[2, 1, 1] ends = {1, inf}"
+    stays(graph(bias + LAYER + MEAN, stored=stored))
+
+
+def test_a_mask_that_is_text_in_between() -> None:
+    """What is no number is not looked into; whole numbers of flags are."""
+    mean = MEAN.replace(
+        "kept = Mul (h, column)",
+        """word = Cast <to = 8> (mask) same = Equal (word, word) wide = Unsqueeze (same, columns)
+        h2 = Where (wide, h, zero) narrow2 = Cast <to = 6> (real) again = Cast <to = 1> (narrow2)
+        column2 = Unsqueeze (again, columns) kept = Mul (h2, column2)""",
+    )
+    moves(graph(BIAS + LAYER + mean))
+
+
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [("a, keys, values", "float[B, 2, L, 2] keys"), ("a, , , scores", "float[B, 2, L, L] scores")],
+    ids=["keys", "scores"],
+)
+def test_attention_that_gives_more_reads_all_rows(given: str, more: str) -> None:
+    layer = LAYER.replace("a = Attention", f"{given} = Attention")
+    moves(graph(BIAS + layer + MEAN), products=3)
+    moves(graph(BIAS + layer + MEAN, outputs=f"float[B, 4] y, {more}"), products=1)
+
+
+def test_many_masks_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made by itself, and none of them takes a key out."""
+    asked: list[str] = []
+    at = Padding.at
+
+    def counted(self: Padding, value: str, *rest: Any) -> Interval:
+        asked.append(value)
+        return at(self, value, *rest)
+
+    def steps(layers: int) -> int:
+        asked.clear()
+        text = " ".join(
+            f"real{i} = Cast <to = 9> (mask) seen{i} = Unsqueeze (real{i}, heads)"
+            f" bias{i} = Where (seen{i}, zero, one)"
+            f" y{i} = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x, bias{i})"
+            for i in range(layers)
+        )
+        outputs = ", ".join(f"float[B, L, 4] y{i}" for i in range(layers))
+        subject = Model.from_proto(parse(graph(text, outputs=outputs)))
+        Ready().run(subject, Context())
+        assert not len(subject.journal)
+        return len(asked)
+
+    monkeypatch.setattr(Padding, "at", counted)
+    assert 0 < steps(40) <= 2.1 * steps(20)
 
 
 def test_a_mask_of_another_length_stays() -> None:
