@@ -22,7 +22,8 @@ from passes.cleanup.pieces import ranges
 from passes.operands import given, ints
 from passes.rows.operators import plan
 from passes.rows.selection import Entries
-from passes.unpad.padding import NO, YES, Padding
+from passes.unpad.intervals import NO, YES
+from passes.unpad.padding import Padding
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from passes.shapes import Shapes
 from passes.unpad import Unpad, region
-from passes.unpad.padding import Interval, Padding
+from passes.unpad.intervals import Interval
+from passes.unpad.padding import Padding
 from tests.checks import assert_same_outputs, check, parse
 from toolkit.context import Context
 from toolkit.model import Model
