@@ -78,7 +78,7 @@ def ort_static(method: str, model: Path, calib: Path, target: Path) -> list[str]
             quant_pre_process(str(lifted), str(prepared), skip_symbolic_shape=True)
             notes = []
         except Exception as problem:
-            prepared, notes = model, [f"not prepared: {str(problem).splitlines()[0][:80]}"]
+            prepared, notes = model, [f"not prepared: {str(problem).splitlines()[0][:60]}"]
         quantize_static(
             prepared,
             target,
