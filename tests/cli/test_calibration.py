@@ -287,7 +287,9 @@ def test_a_metric_that_is_none(refused, net, samples, code, name, says):
 
 
 def test_a_metric_without_samples(refused, net, code):
-    refused("optimize", net, *DYNAMIC, "--metric", f"{code}:spread", says="needs real samples")
+    refused(
+        "optimize", net, *DYNAMIC, "--metric", f"{code}:spread", says="real samples, not made-up"
+    )
 
 
 @pytest.mark.parametrize(
