@@ -70,6 +70,9 @@ class Pipeline:
                 raise UsageError(
                     f"{item!r} is no pass: it needs name, tolerance and run(model, ctx)"
                 )
+            reason = getattr(item, "incomparable", "")
+            if reason and self.validate != "off":
+                raise UsageError(f"{item.name}: {reason}: it takes --validate off")
 
     def run(self, model: Model) -> Result:
         """Apply the passes to `model`, in place. Raises NotProven when the end does not hold."""

@@ -18,6 +18,7 @@ from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
 from toolkit.calibrate.observers import MinMax
+from toolkit.errors import UsageError
 from toolkit.model import Model
 from toolkit.tolerance import QUANT, Tolerance
 from toolkit.wording import by_reason
@@ -37,7 +38,7 @@ class Float16:
         default=False, metadata={"help": "Only store weights in 16 bits; compute in 32."}
     )
     io: Literal["keep", "fp16"] = field(
-        default="keep", metadata={"help": "fp16: inputs and outputs in 16 bits too."}
+        default="keep", metadata={"help": "fp16: inputs and outputs too, with --validate off."}
     )
     keep: tuple[str, ...] = field(
         default=(), metadata={"help": "Patterns of operators, nodes or outputs to keep in 32 bits."}
@@ -45,6 +46,15 @@ class Float16:
     min_elements: int = field(
         default=1024, metadata={"help": "storage: smaller weights stay as they are."}
     )
+
+    def __post_init__(self) -> None:
+        if self.storage and self.io == "fp16":
+            raise UsageError("fp16: storage=true only stores weights so, io=fp16 is not for it")
+
+    @property
+    def incomparable(self) -> str:
+        """Why its result cannot be compared with the original; empty where it can."""
+        return "io=fp16 changes the types of inputs and outputs" if self.io == "fp16" else ""
 
     def run(self, model: Model, ctx: Context) -> None:
         Selection(exclude=self.keep).note_idle(model, ctx)

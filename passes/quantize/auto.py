@@ -104,6 +104,7 @@ class Quantize:
         if self.plan is not None:
             make_distinct(model)
             plan = read_plan(self.plan, model)
+            options.note_beside_plan(self, ctx, "format", "correct_bias")
             self._apply(model, plan, ctx, self._means(model, plan, ctx))
             return
         if self.mode == "weight_only":

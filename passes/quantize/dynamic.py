@@ -68,6 +68,7 @@ class QuantizeDynamic:
         else:
             make_distinct(model)
             plan = read_plan(self.plan, model)
+            options.note_beside_plan(self, ctx)
         apply_dynamic(model, plan, ctx)
         ctx.plans.append(as_applied(model, plan))
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.context import Context
 
 Words = Mapping[str, str]
 
@@ -13,3 +18,14 @@ INCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to quantize."
 EXCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to leave float."}
 MIN_ELEMENTS: Words = {"help": "Layers with fewer weights stay float: they do not pay."}
 PLAN: Words = {"help": "A plan (JSON) to follow, in place of the options above."}
+
+
+def note_beside_plan(item: Any, ctx: Context, *followed: str) -> None:
+    """Say which of the options that were given count for nothing, all but `followed`."""
+    idle = [
+        option.name
+        for option in fields(item)
+        if option.name not in ("plan", *followed) and getattr(item, option.name) != option.default
+    ]
+    if idle:
+        ctx.note(f"not followed beside a plan, which says it all: {', '.join(idle)}")

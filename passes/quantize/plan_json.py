@@ -45,8 +45,12 @@ def read_plan(path: Path, model: Model) -> Plan:
     """A plan from a file, about nodes of this model; UsageError for anything else."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' cannot be read: {error}") from error
+    except FileNotFoundError as error:
+        raise UsageError(f"the plan '{path}' does not exist; --plan FILE writes one") from error
+    except OSError as error:
+        raise UsageError(f"the plan '{path}' cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"'{path}' is not JSON: it is not even text") from error
     plan = parse_plan(text, f"'{path}'")
     plan.require_known(model, f"'{path}'")
     return plan

@@ -287,7 +287,9 @@ def test_a_metric_that_is_none(refused, net, samples, code, name, says):
 
 
 def test_a_metric_without_samples(refused, net, code):
-    refused("optimize", net, *DYNAMIC, "--metric", f"{code}:spread", says="needs real samples")
+    refused(
+        "optimize", net, *DYNAMIC, "--metric", f"{code}:spread", says="real samples, not made-up"
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,6 +305,45 @@ def test_a_plan_that_does_not_fit(refused, net, tmp_path, content, says):
     plan = tmp_path / "plan.json"
     plan.write_text(content)
     refused("optimize", net, "--passes", f"quantize-dynamic:plan={plan}", says=says)
+
+
+@pytest.mark.parametrize(
+    ("passes", "idle"),
+    [
+        ("quantize:format=qop:mode=static:exclude=Conv", "mode, exclude"),
+        ("quantize-static:format=qop:observer=mse", "observer"),
+        ("quantize-dynamic:per_channel=false", "per_channel"),
+        ("quantize-weights:form=qdq:method=hqq", "method"),
+    ],
+)
+def test_options_that_a_plan_stands_in_place_of(run, net, tmp_path, passes, idle):
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"version": 1, "nodes": []}')
+    done = run("optimize", net, "--passes", f"{passes}:plan={plan}")
+    assert done.code == 0, done.err
+    assert f"beside a plan, which says it all: {idle} " in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--passes", "fuse", "--prefer", "size"), "--prefer is of no use"),
+        (("--passes", "fuse", "--no-measure"), "--no-measure is of no use"),
+        (("--passes", "quantize-static:percent=99", "--calib", "random"), "observer=percentile"),
+        (("--passes", "fp16:io=fp16"), "it takes --validate off"),
+        (("--passes", "fp16:io=fp16:storage=true"), "only stores weights"),
+        (("--passes", "quantize", "--max-drop", "inf"), "0 or more, as 0.01, or off"),
+    ],
+)
+def test_options_of_no_use(refused, net, arguments, says):
+    refused("optimize", net, *arguments, says=says)
+
+
+def test_ends_in_16_bits_without_validation(run, net, tmp_path):
+    half = tmp_path / "half.onnx"
+    done = run("optimize", net, "--passes", "fp16:io=fp16", "--validate", "off", "-o", half)
+    assert done.code == 0, done.err
+    assert onnx.load(half).graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
 
 
 @pytest.mark.parametrize("option", ["-o", "--json"])

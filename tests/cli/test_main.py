@@ -146,7 +146,7 @@ def test_terminated_is_as_orderly_as_interrupted(command, capsys):
 def test_a_pass_that_ends_the_program(command, capsys):
     command(lambda: sys.exit(0))
     assert cli.main(["x"]) == 2
-    assert "ended the program" in capsys.readouterr().err
+    assert "a pass, a reader or a metric ended the program" in capsys.readouterr().err
 
 
 def test_help_has_a_short_name_and_flags_take_no_value(run):

@@ -78,7 +78,9 @@ def _explain(error: BaseException, interrupted: int) -> int:
         _discard_output()
         return _PIPE_CLOSED
     if isinstance(error, SystemExit):
-        return _fail(error, f"a pass ended the program with exit code {error.code}", _BAD)
+        return _fail(
+            error, f"a pass, a reader or a metric ended the program: exit {error.code}", _BAD
+        )
     if isinstance(error, OSError):
         # a full disk, a folder without permission, a name too long: not a defect
         name = f"'{error.filename}'" if error.filename else "" if _flushed() else "standard output"

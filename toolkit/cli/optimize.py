@@ -119,7 +119,14 @@ def optimize(
         # what a user's pass prints goes to standard error: standard output is the report's
         with progress_bar(shown) as progress, redirect_stdout(sys.stderr):
             chosen = parse_passes(passes)
-            _require_quantizing(chosen, max_drop=max_drop, metric=metric, plan=plan)
+            _require_quantizing(
+                chosen,
+                max_drop=max_drop,
+                metric=metric,
+                plan=plan,
+                prefer=prefer if prefer == "size" else None,
+                no_measure=no_measure or None,
+            )
             if validate == "off" and (max_drop not in (None, "off") or metric):
                 raise UsageError("--max-drop and --metric are of no use with --validate off")
             pipeline = Pipeline(

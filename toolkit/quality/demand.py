@@ -134,7 +134,7 @@ def _share(given: float | str, metric: Named | Score | None) -> float:
     except ValueError as error:
         raise UsageError(f"max-drop '{given}' is not valid: a number, as 0.01, or off") from error
     if not number >= 0 or math.isinf(number):
-        raise UsageError(f"max-drop {given} is not valid: it is 0 or more")
+        raise UsageError(f"max-drop {given} is not valid: 0 or more, as 0.01, or off")
     if decibels and metric not in (None, "sqnr"):
         raise UsageError(f"max-drop {given}: only an SQNR is in decibels")
     if decibels or (metric == "sqnr" and number >= _LEAST_DECIBELS):

@@ -37,7 +37,9 @@ class Samples:
             return None
         if demand and isinstance(demand.metric, Score) and not self.real:
             name = demand.metric.name
-            raise UsageError(f"metric {name} needs real samples: name them with --calib")
+            raise UsageError(
+                f"metric {name} needs real samples, not made-up ones: name them with --calib"
+            )
         try:
             return Judge(
                 floats,

@@ -66,6 +66,7 @@ DEFAULT_OPS = (
 
 
 _FUSED = "com.microsoft::FusedMatMul"
+_PERCENT = 99.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class QuantizeStatic:
         default="minmax", metadata={"help": "How the range of an activation is found."}
     )
     percent: float = field(
-        default=99.99, metadata={"help": "The share of values that observer=percentile keeps."}
+        default=_PERCENT, metadata={"help": "The share of values that observer=percentile keeps."}
     )
     activations: ActivationType = field(
         default="uint8", metadata={"help": "The type of activations."}
@@ -107,6 +108,8 @@ class QuantizeStatic:
 
     def __post_init__(self) -> None:
         Percentile(self.percent)  # which knows what a percentile can be
+        if self.percent != _PERCENT and self.observer != "percentile":
+            raise UsageError(f"{self.name}: percent is for observer=percentile")
         if self.activations == "int8" and self.weights == "uint8":
             raise UsageError(f"{self.name}: no kernel takes activations=int8 with weights=uint8")
         known = [*PRODUCTS, *COMBINERS, *CARRIERS]
@@ -130,6 +133,7 @@ class QuantizeStatic:
             note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
+            options.note_beside_plan(self, ctx, "format")
         apply_static(model, plan, ctx, self.format)
         done = as_applied(model, plan)
         ctx.plans.append(done)

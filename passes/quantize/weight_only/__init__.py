@@ -111,6 +111,7 @@ class QuantizeWeights:
         else:
             make_distinct(model)
             plan = read_plan(self.plan, model)
+            options.note_beside_plan(self, ctx, "form", "accuracy_level", "act_order")
         apply_weight_only(model, plan, ctx, form, self.accuracy_level, self.act_order)
         ctx.plans.append(as_applied(model, plan))
 

@@ -62,8 +62,13 @@ def test_a_plan_for_another_model(tmp_path: Path) -> None:
     path.write_text(Plan((Entry(node="third", scheme="dynamic"),)).to_json())
     with pytest.raises(UsageError, match="the model has no node 'third'"):
         QuantizeDynamic(plan=path).run(two(), Context())
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match=r"none\.json' does not exist; --plan FILE writes one"):
         QuantizeDynamic(plan=tmp_path / "none.json").run(two(), Context())
+    with pytest.raises(UsageError, match=r"cannot be read: Is a directory$"):
+        QuantizeDynamic(plan=tmp_path).run(two(), Context())
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="is not JSON"):
+        QuantizeDynamic(plan=path).run(two(), Context())
 
 
 # -- in a pipeline

@@ -387,7 +387,7 @@ def test_pairs_of_texts(tmp_path, tokenizer):
 def test_text_that_does_not_fit(tmp_path, tokenizer):
     path = tmp_path / "a.csv"
     path.write_text("one,other\na,b\n")
-    assert "name the folder of the model's tokenizer" in refused(path, TOKENS)
+    assert "name the folder of the model's tokenizer (--tokenizer)" in refused(path, TOKENS)
     assert "is no folder" in refused(path, TOKENS, text=TextOptions(str(tmp_path / "nothing")))
     assert "holds no tokenizer" in refused(path, TOKENS, text=TextOptions(str(tmp_path)))
     assert "has the columns one, other: name" in refused(path, TOKENS, text=tokenizer)

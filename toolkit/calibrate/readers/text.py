@@ -52,7 +52,9 @@ class TextFile:
         self.notes: list[str] = []
         self._path, self._options = path, options
         if options.tokenizer is None:
-            raise UsageError(f"'{path}' holds text: name the folder of the model's tokenizer")
+            raise UsageError(
+                f"'{path}' holds text: name the folder of the model's tokenizer (--tokenizer)"
+            )
         self._folder = Path(options.tokenizer).expanduser()
         self._tokenizer = _load_tokenizer(self._folder)
         graph = model.graph
