@@ -105,7 +105,7 @@ class Quantize:
             make_distinct(model)
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx, "format", "correct_bias")
-            self._apply(model, plan, ctx, self._means(model, plan, ctx))
+            self._write(model, plan, ctx, self._means(model, plan, ctx))
             return
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
@@ -128,20 +128,19 @@ class Quantize:
             plan = self._chosen(model, plan, ctx, means)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted, renamed and smoothed for nothing
-        done = self._apply(model, plan, ctx, means)
-        note_what(done, plan, ctx)
-        if done.quantized():
-            self._note_saturation(model, ctx)
+        self._write(model, plan, ctx, means)
 
-    def _apply(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
-        """Write a plan; what was written of it."""
+    def _write(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
+        """Write a plan, and say what was written of it."""
         apply_all(model, plan, ctx, self.format, means)
         done = as_applied(model, plan)
         ctx.plans.append(done)
         if self.correct_bias and is_correctable(done, ctx):
             ctx.tell("correcting biases", 0.0)
             correct_biases(model, ctx)
-        return done
+        note_what(done, plan, ctx)
+        if done.quantized():
+            self._note_saturation(model, ctx)
 
     def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
         return input_means(model, plan, ctx) if self.correct_bias else {}

@@ -166,8 +166,8 @@ class Quality:
         shown = [f"'{o.name}' {o.text()}" if several and o.name else o.text() for o in ordered]
         if len(self.outputs) > _SHOWN:
             shown.append(f"{len(self.outputs) - _SHOWN} more outputs")
-        lost = "" if self.held else "; the budget does not hold, and it is switched off"
-        return f"{', '.join(shown)} on {self._on()}{lost if self.off else ''}"
+        off = "is switched off" if self.held else "does not hold, and it is switched off"
+        return f"{', '.join(shown)} on {self._on()}{f'; the budget {off}' if self.off else ''}"
 
     def _on(self) -> str:
         made_up = "" if self.real else "made-up "

@@ -290,13 +290,15 @@ def test_weights_that_are_hard_to_quantize_are_named() -> None:
 
 def test_the_plan_can_be_fed_back(tmp_path: Path) -> None:
     first = network()
-    result, _ = quantize(first, Quantize(correct_bias=False), feeds(first))
+    result, before = quantize(first, Quantize(correct_bias=False), feeds(first))
     (written,) = result.plans
     path = tmp_path / "plan.json"
     path.write_text(written)
     second = network()
     again, done = quantize(second, Quantize(plan=path))
     assert done.status == "applied", done.reason
+    (said,) = (note for note in before.notes if note.startswith("in int8: "))
+    assert said in done.notes
     assert ops(second) == ops(first)
     assert again.plans == [written]
 

@@ -211,7 +211,8 @@ def test_off_lets_everything_pass_and_says_so():
     found = figures(Demand.of("off"), levels=1)
     assert found.ok
     assert not found.held
-    assert "switched off" in found.summary()
+    assert "the budget does not hold, and it is switched off" in found.summary()
+    assert figures(Demand.of("off")).summary().endswith("; the budget is switched off")
 
 
 @pytest.mark.parametrize(
