@@ -30,6 +30,10 @@ class Interval(NamedTuple):
         """The only number in it."""
         return self.low if self.low == self.high else None
 
+    @property
+    def is_wild(self) -> bool:
+        return math.isnan(self.low) or math.isnan(self.high)
+
 
 ANYTHING, FLAG, NO, YES = (
     Interval(-math.inf, math.inf),
@@ -38,21 +42,26 @@ ANYTHING, FLAG, NO, YES = (
     Interval(1, 1),
 )
 
+WILD = Interval(math.nan, math.nan)
+"""Of what may be no number. What is merely unknown is taken to be finite: 0 times that is 0."""
+
 
 def _add(x: Interval, y: Interval) -> Interval:
+    opposite = (-math.inf, math.inf) in ((x.low, y.high), (y.low, x.high))
+    if opposite and {x, y} != {ANYTHING}:
+        return WILD
     return Interval(x.low + y.low, x.high + y.high)
 
 
 def _sub(x: Interval, y: Interval) -> Interval:
-    return Interval(x.low - y.high, x.high - y.low)
+    return _add(x, _neg(y))
 
 
 def _mul(x: Interval, y: Interval) -> Interval:
     corners = [a * b for a in x for b in y]
     if not any(map(math.isnan, corners)):
         return _hull(*corners)
-    # Of what nothing is known is taken to be finite, so that 0 times that is 0.
-    return NO if {x, y} == {NO, ANYTHING} else ANYTHING
+    return NO if {x, y} == {NO, ANYTHING} else WILD
 
 
 def _abs(x: Interval) -> Interval:
@@ -184,8 +193,8 @@ def _same_number(x: Interval) -> Interval:
 
 def in_type(x: Interval, dtype: int) -> Interval | None:
     """What numbers of this type are, if they were computed so: rounded, and none is undefined."""
-    if not dtype or math.isnan(x.low) or math.isnan(x.high):
-        return None
+    if not dtype or x.is_wild:
+        return WILD if dtype in FLOATS else None
     if dtype == _FLAG:
         return x
     kind = helper.tensor_dtype_to_np_dtype(dtype)

@@ -9,7 +9,6 @@ is asked of tokens that are real: what each of them is to all others, and to its
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +21,7 @@ from passes.unpad.intervals import (
     FUNCTIONS,
     NO,
     OF_EQUALS,
+    WILD,
     YES,
     Interval,
     function_of,
@@ -90,8 +90,11 @@ class Padding:
         operands = [
             self.at(name, self.aligned(name, place), depth - 1) for name in nd.inputs_of(node)
         ]
-        found = function(*operands)
-        return in_type(found, g.dtype(value))
+        # But for a choice that is known, everything is as wild as what it reads.
+        known = nd.is_op(node, "Where") and operands[0].number is not None
+        if not known and any(operand.is_wild for operand in operands):
+            return in_type(WILD, g.dtype(value))
+        return in_type(function(*operands), g.dtype(value))
 
     def _of_mask(self, place: Place) -> Interval | None:
         if place.axes != self.place(-2, -1).axes:
@@ -134,7 +137,7 @@ class Padding:
         if not 0 < stored.size < _MOST_ELEMENTS:
             return None
         found = Interval(np.min(stored).item(), np.max(stored).item())
-        return None if math.isnan(found.low) else found
+        return WILD if found == ANYTHING else found  # both infinities are in it
 
 
 def is_told(node: NodeProto) -> bool:

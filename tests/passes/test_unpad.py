@@ -486,3 +486,17 @@ def test_other_targets_stay() -> None:
 def test_rows_without_products_stay() -> None:
     text = """a = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x, bias) h = Gelu (a) """
     stays(graph(BIAS + text + MEAN))
+
+
+@pytest.mark.parametrize("odd", ["{nan, 1, 1, 1}", "{inf, 1, 1, 1}", "{inf, 1, -inf, 1}"])
+@pytest.mark.parametrize("made", ["f = Identity (odd)", "f = Add (odd, odd)", "f = Neg (odd)"])
+def test_padding_times_what_is_not_finite_may_be_no_number(odd: str, made: str) -> None:
+    """0 times infinity, and infinity less itself."""
+    nodes = f"{made} flags = Cast <to = 1> (mask) column = Unsqueeze (flags, columns) "
+    nodes += "weight = Mul (column, f) pooled = Mul (x, weight) y = ReduceSum (pooled, rows)"
+    subject = Model.from_proto(parse(graph(nodes, stored=f"float[4] odd = {odd}")))
+    Shapes(annotate=False).run(subject, Context())
+    g = subject.graph
+    padding = Padding(g, "mask", g.shape("mask") or ())
+    assert padding.at("weight", padding.place(-3, -2)).is_wild
+    assert padding.at("column", padding.place(-3, -2)) == Interval(0, 0)
