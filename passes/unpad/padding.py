@@ -103,9 +103,8 @@ class Padding:
         return real if place.is_real else NO
 
     def aligned(self, name: str, place: Place) -> Place:
-        """The place in an operand that is broadcast; none along an axis that it does not have."""
-        shape = self.g.shape(name) or ()
-        return place.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
+        """The place in an operand that is broadcast."""
+        return place.within(self.g.shape(name) or ())
 
     def _reads_one_twice(self, node: NodeProto, place: Place) -> bool:
         """Whether it reads two operands that are one whole number: of a query, and of a key."""

@@ -10,6 +10,7 @@ from onnx import NodeProto
 from passes.axes import positive_axes
 from passes.operands import int_operand, permutation
 from toolkit.graph import Graph
+from toolkit.types import Shape
 
 
 class Place(NamedTuple):
@@ -34,6 +35,10 @@ class Place(NamedTuple):
         if row is None or row == twin:
             row, twin = twin, None
         return Place(batch, row, twin, self.is_real)
+
+    def within(self, shape: Shape) -> Place:
+        """The place in what is broadcast from this shape; none along an axis that it lacks."""
+        return self.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
 
 
 NOWHERE = Place(None, None)
@@ -79,9 +84,7 @@ def _transpose(g: Graph, node: NodeProto, place: Place) -> Place | None:
 
 def _expand(g: Graph, node: NodeProto, place: Place) -> Place | None:
     shape = g.shape(node.input[0])
-    if shape is None:
-        return None
-    return place.moved(lambda axis: axis if -axis <= len(shape) and shape[axis] != 1 else None)
+    return None if shape is None else place.within(shape)
 
 
 def _some(g: Graph, node: NodeProto, place: Place) -> Place | None:
