@@ -28,6 +28,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "fuse-linear": "passes.fuse.linear:FuseLinear",
     "fuse-rotary": "passes.fuse.rotary:FuseRotary",
     "fuse-attention": "passes.fuse.attention:FuseAttention",
+    "mask-outputs": "passes.unpad.mask_outputs:MaskOutputs",
     "rows": "passes.rows:Rows",
     "unpad": "passes.unpad:Unpad",
     "compact": "passes.fuse.compact:Compact",

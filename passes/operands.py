@@ -166,11 +166,11 @@ def squeeze(g: Graph, x: str, axes: Sequence[int], at: NodeProto) -> str:
     return _with_axes(g, "Squeeze", x, axes, at)
 
 
-def unsqueeze(g: Graph, x: str, axes: Sequence[int], at: NodeProto) -> str:
+def unsqueeze(g: Graph, x: str, axes: Sequence[int], at: NodeProto | None = None) -> str:
     return _with_axes(g, "Unsqueeze", x, axes, at)
 
 
-def _with_axes(g: Graph, op_type: str, x: str, axes: Sequence[int], at: NodeProto) -> str:
+def _with_axes(g: Graph, op_type: str, x: str, axes: Sequence[int], at: NodeProto | None) -> str:
     if g.opset() < 13:
         return g.op(op_type, x, at=at, axes=list(axes))
     return g.op(op_type, x, int_vector(g, axes), at=at)

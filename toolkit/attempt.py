@@ -85,10 +85,14 @@ def _run_once(
     if validator is None:
         return _Outcome("applied", places=places)
     ctx.tell("proving", 0.0)
-    verdict = validator.check(model, item.tolerance)
+    verdict = validator.check(model, item.tolerance, redefined=ctx.redefined)
     if verdict.ok:
         validator.accept(verdict)
+        validator.redefine(ctx.redefined)
         return _Outcome("applied", verdict.error, quality=verdict.quality, places=places)
+    if ctx.redefined:  # a part of it would give what is neither the one nor the other
+        model.rollback()
+        return _Outcome("reverted", verdict.error, verdict.reason)
     ctx.tell("finding the rewrite that breaks it", 0.0)
     culprit, of_it = _first_bad(model, validator, item.tolerance, verdict)
     model.rollback()
@@ -129,6 +133,7 @@ def _failure(item: Pass, model: Model, ctx: Context) -> str | None:
     """
     ctx.notes.clear()
     ctx.plans.clear()
+    ctx.redefined.clear()
     try:
         with _collector_paused():
             item.run(model, ctx)

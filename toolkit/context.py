@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from toolkit.choices import OpsetLimit, Prefer
 from toolkit.model import Model
@@ -12,6 +12,7 @@ from toolkit.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from toolkit.calibrate.data import CalibrationData
+    from toolkit.feeds import Feed
     from toolkit.misses import Misses
     from toolkit.quality.judge import Judge
 
@@ -49,6 +50,9 @@ class Context:
     None without any. `floats` is the model as it was before the first pass that quantizes, and
     `judge` says what others are worth beside it (None when there is nothing to judge by).
 
+    A pass that changes what an output means, on purpose, says so in `redefined`: what it is to be
+    from now on, given a feed and what it was. It is proven against that, and undone as a whole.
+
     `prefer` and `measure` are for passes that choose by speed: whether a smaller model may be
     slower, and whether to time it on this machine. Plans that passes have applied go into `plans`.
     A pass that takes long says what it does with `tell`: in words, and which part of it is done.
@@ -66,6 +70,7 @@ class Context:
     tell: Callable[[str, float], None] = lambda stage, part: None
     plans: list[Written] = field(default_factory=list["Written"])
     notes: list[str] = field(default_factory=list[str])
+    redefined: dict[str, Redefinition] = field(default_factory=dict[str, "Redefinition"])
 
     @property
     def on_runtime(self) -> bool:
@@ -76,6 +81,12 @@ class Context:
         """Say something about this run of the pass; it ends up in the report."""
         if text not in self.notes:
             self.notes.append(text)
+
+
+class Redefinition(Protocol):
+    """What an output is to be, given a feed and the original's answer to it."""
+
+    def __call__(self, feed: Feed, answer: Any, /) -> Any: ...
 
 
 class Written(Protocol):

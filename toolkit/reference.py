@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from toolkit.compare import Difference, compare, worst
 from toolkit.feeds import Feed, Feeds, Sample, Search, find_feeds
+from toolkit.feeds.search import Trial
 from toolkit.model import Model
 from toolkit.optypes import is_random
 from toolkit.runtime import Session
 from toolkit.tolerance import EXACT
+
+if TYPE_CHECKING:
+    from toolkit.context import Redefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,20 @@ class Reference:
         feeds = find_feeds(model, search, session.run, samples, count)
         outputs = tuple(model.graph.outputs)
         return cls(outputs, feeds, _unstable(model, outputs, feeds, session))
+
+    def redefined(self, changes: Mapping[str, Redefinition]) -> Reference:
+        """The same feeds, with some of the outputs as they are to be instead."""
+        if not changes:
+            return self
+        trials = [replace(t, outputs=self._changed(t, changes)) for t in self.feeds.trials]
+        return replace(self, feeds=replace(self.feeds, trials=trials))
+
+    def _changed(self, trial: Trial, changes: Mapping[str, Redefinition]) -> list[Any]:
+        answers = zip(self.outputs, trial.outputs, strict=True)
+        return [
+            changes[name](trial.feed, answer) if name in changes else answer
+            for name, answer in answers
+        ]
 
     def differences(self, session: Session) -> dict[str, Difference]:
         """How far each output of another model is from this one's, over all feeds."""

@@ -9,7 +9,7 @@ not held against the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from toolkit.runtime import MAX_IR, Session
 from toolkit.tolerance import EXACT, FLOAT, QUANT, Tolerance, epsilon_of
 
 if TYPE_CHECKING:
+    from toolkit.context import Redefinition
     from toolkit.quality.figures import Quality
     from toolkit.quality.judge import Judge
 
@@ -95,6 +96,8 @@ class Validator:
             _require_valid(original, self._level, refusal)
             self._reference = Reference((), Feeds())
             self._refusal = _why_refused(original, self._custom_ops)
+        self._expected = self._reference
+        self._redefined: set[str] = set()
 
     # -- what can be shown
 
@@ -117,6 +120,9 @@ class Validator:
         if self._reference.unstable:
             names = ", ".join(f"'{name}'" for name in sorted(self._reference.unstable))
             remarks.append(f"not compared, since two runs of the original differ: {names}")
+        if self._redefined:
+            names = ", ".join(f"'{name}'" for name in sorted(self._redefined))
+            remarks.append(f"compared with what a pass has made of it: {names}")
         if self._ir_version > MAX_IR:
             remarks.append(
                 f"onnxruntime does not load IR version {self._ir_version} from a file, it was run "
@@ -140,8 +146,17 @@ class Validator:
 
     # -- checking
 
-    def check(self, model: Model, tolerance: Tolerance, deployed: bool = False) -> Verdict:
-        """Whether `model` is well-formed, keeps the interface, and computes the same."""
+    def check(
+        self,
+        model: Model,
+        tolerance: Tolerance,
+        deployed: bool = False,
+        redefined: Mapping[str, Redefinition] | None = None,
+    ) -> Verdict:
+        """Whether `model` is well-formed, keeps the interface, and computes the same.
+
+        That is: what it is to compute, beside what was accepted, where outputs are `redefined`.
+        """
         try:
             check_output(model, self._level)
         except ModelError as error:
@@ -153,7 +168,8 @@ class Validator:
         if not len(self.feeds) and not judged:
             return Verdict(True, None, self.note)
         try:
-            found = self._differences(model, deployed)
+            expected = self._expected.redefined(redefined or {})
+            found = expected.differences(Session(model, deployed, self._custom_ops))
         except RuntimeRefused as refusal:
             if deployed and self._original_as_deployed() is None:
                 return Verdict(True, None, "onnxruntime's optimizations break the original too")
@@ -170,6 +186,11 @@ class Validator:
         self._drift = verdict.error or 0.0
         if verdict.quality is not None:
             self._noise = verdict.quality.noise
+
+    def redefine(self, redefined: Mapping[str, Redefinition]) -> None:
+        """From now on these outputs are to be something else than what the original gives."""
+        self._expected = self._expected.redefined(redefined)
+        self._redefined.update(redefined)
 
     def _weigh(
         self, model: Model, found: dict[str, Difference], judge: Judge, deployed: bool
@@ -227,15 +248,13 @@ class Validator:
         reason = f"output '{name}': {difference.reason or figures}"
         return Verdict(False, error if math.isfinite(error) else None, reason)
 
-    def _differences(self, model: Model, optimize: bool) -> dict[str, Difference]:
-        return self._reference.differences(Session(model, optimize, self._custom_ops))
-
     def _original_as_deployed(self) -> dict[str, Difference] | None:
         """What the runtime's optimizations do to the original itself; None when they break it."""
         if self._as_deployed is None:
             original = Model(ModelProto.FromString(self._snapshot), self._weights)
             try:
-                self._as_deployed = self._differences(original, optimize=True)
+                session = Session(original, True, self._custom_ops)
+                self._as_deployed = self._reference.differences(session)
             except RuntimeRefused:
                 return None
         return self._as_deployed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from passes.operands import given
 from passes.unpad.free import MASK, takes_keys_out
+from passes.unpad.mask_outputs import computed_at_padding
 from passes.unpad.padding import Padding, is_told, sources
 from passes.unpad.region import Region
 from toolkit import nodes as nd
@@ -40,6 +41,16 @@ class Unpad:
                 region = Region(padding)
                 if region and graph.begin("unpad", region.first):
                     region.write()
+                _note_wanted(padding, ctx)
+
+
+def _note_wanted(padding: Padding, ctx: Context) -> None:
+    """Say which outputs padding is computed for, and what may be done about it."""
+    g, mask = padding.g, padding.mask
+    wanted = computed_at_padding(g, mask)
+    if mask in g.feeds and wanted:
+        names = ", ".join(f"'{name}'" for name in wanted)
+        ctx.note(f"padding is computed for {names}; if nobody reads it there: mask-outputs first")
 
 
 def _paddings(g: Graph) -> Iterator[Padding]:

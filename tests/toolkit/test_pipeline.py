@@ -444,3 +444,44 @@ def test_a_calibration_source_that_is_none() -> None:
     model = doubled()
     with pytest.raises(UsageError, match="does not exist"):
         Pipeline([Observing()], calib=Calib("nowhere.npz")).run(model)
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Double the output on purpose, and say that it is `told` times what it was."""
+
+    told: float
+    name: ClassVar[str] = "twice"
+    tolerance: ClassVar[Tolerance] = EXACT
+
+    def run(self, model: Model, ctx: Context) -> None:
+        graph = model.graph
+        last = graph.producer("y")
+        assert last is not None
+        graph.begin("twice", last)
+        graph.set_op(last, "Add")
+        graph.set_inputs(last, [last.input[0], last.input[0]])
+        ctx.redefined["y"] = lambda feed, answer: self.told * answer
+
+
+@pytest.mark.parametrize("validate", ["each", "final"])
+def test_what_a_pass_redefines_is_proven_as_such(validate: Any) -> None:
+    result = run(tower(), Twice(2.0), Spoil(()), validate=validate)
+    assert [r.status for r in result.passes] == ["applied", "applied"]
+    assert "compared with what a pass has made of it: 'y'" in result.proof
+
+
+def test_what_is_not_as_redefined_is_reverted_as_a_whole() -> None:
+    before = tower()
+    result = run(before.copy(), Twice(3.0), Spoil(()))
+    assert [r.status for r in result.passes] == ["reverted", "applied"]
+    assert "off by" in result.passes[0].reason
+    assert "has made of it" not in result.proof
+    with pytest.raises(NotProven):
+        run(before, Twice(3.0), validate="final")
+
+
+def test_a_pass_behind_one_that_redefines_answers_for_its_own() -> None:
+    result = run(tower(), Twice(2.0), Spoil(("m3",)))
+    assert [r.status for r in result.passes] == ["applied", "applied"]
+    assert [u.rule for u in result.passes[1].undone] == ["swap"]

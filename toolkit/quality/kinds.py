@@ -32,8 +32,12 @@ _CLASSES = re.compile(r"logit|prob|softmax|class|label|categor|token")
 _EMBEDDING = re.compile(r"embed|hidden|feature|pool|repr|encod|vector")
 _REGRESSION = re.compile(r"box|coord|landmark|keypoint|depth|mask|flow|regress|offset|loc\b")
 
-_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout", "Div")
-"""Operators that change neither the values nor their order, or only the unit they are in."""
+_THROUGH = (
+    *("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout", "Div"),
+    "GatherND",
+)
+"""Operators that change neither the values nor their order, or only the unit they are in; and what
+brings rows back to their places."""
 
 _LINEAR = ("Gemm", "MatMul", "FusedMatMul", "Add", "MatMulInteger", "MatMulNBits")
 _NORMS = (
@@ -146,9 +150,18 @@ def _one(name: str, kind: Kind, axis: int | None = -1) -> OutputKind:
 def _source(graph: Graph, name: str) -> NodeProto | None:
     """The node that computes the values of an output."""
     node = graph.producer(name)
-    while node is not None and nd.is_op(node, *_THROUGH):
-        node = graph.producer(node.input[0])
+    while node is not None and nd.is_op(node, *_THROUGH, "Where"):
+        slot = _chosen_from(graph, node) if nd.is_op(node, "Where") else 0
+        if slot is None:
+            return node
+        node = graph.producer(node.input[slot])
     return node
+
+
+def _chosen_from(graph: Graph, where: NodeProto) -> int | None:
+    """What a Where gives beside a constant, as of padding."""
+    computed = [slot for slot in (1, 2) if graph.const(where.input[slot]) is None]
+    return computed[0] if len(computed) == 1 else None
 
 
 def _kind(

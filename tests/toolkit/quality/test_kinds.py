@@ -11,6 +11,9 @@ from toolkit.quality.states import chains, state_pairs
 
 RANDOM = np.random.default_rng(0)
 
+MASKED = "p = GatherND (h, x) y = Where (real, p, zero)"
+"""Rows at their places again, and nothing at those of padding."""
+
 
 def normal(*shape: int):
     return RANDOM.standard_normal(shape).astype(np.float32)
@@ -27,7 +30,8 @@ def shares(*shape: int):
 
 
 def kind(nodes: str, value, name: str = "y", states=()):
-    graph = model(f"g (float[N] x, float[K, N] w) => (float[N] {name}) {{ {nodes} }}").graph
+    head = f"g (float[N] x, float[K, N] w, bool[N] real) => (float[N] {name}) <float zero = {{0}}>"
+    graph = model(f"{head} {{ {nodes} }}").graph
     return infer_kind(graph, name, [value, value], states)
 
 
@@ -46,6 +50,8 @@ def kind(nodes: str, value, name: str = "y", states=()):
         ("y = Sigmoid (x)", shares(2, 1), "scores", -1),
         ("y = Sigmoid (x)", shares(2, 20), "scores", -1),
         ("y = LayerNormalization (x, x)", normal(2, 5, 32), "embedding", -1),
+        (f"h = LayerNormalization (x, x) {MASKED}", normal(2, 5, 32), "embedding", -1),
+        ("h = LayerNormalization (x, x) y = Where (real, h, x)", normal(2, 5, 32), "regression", 1),
         ("y = Relu (x)", unit(3, 32), "embedding", -1),
         ("s = ReduceSum (x) y = Div (s, w)", normal(3, 32), "embedding", -1),
         ("y = ReduceMax (x)", normal(3, 32), "embedding", -1),

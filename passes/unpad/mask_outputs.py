@@ -1,0 +1,130 @@
+"""Outputs that are 0 at padding, where a model gives numbers that nobody means.
+
+    output = Where(mask, output, 0)
+
+A model that gives a vector for each token gives one for those of padding too, and must compute
+them: what comes out there is no more than what attention makes of a filler, and whoever pools, tags
+or searches leaves it out. Once it is said to be 0, `unpad` has nothing to compute there.
+
+That changes what the model gives, so it is done when asked for and not by `fuse`; from then on the
+proof expects the original's answers with zeros at padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from passes.operands import unsqueeze
+from passes.shapes import Shapes
+from toolkit import nodes as nd
+from toolkit.errors import UsageError
+from toolkit.graph import Array, Graph
+from toolkit.model import Model
+from toolkit.tolerance import EXACT, Tolerance
+from toolkit.wording import suggestion
+
+if TYPE_CHECKING:
+    from toolkit.context import Context
+    from toolkit.feeds import Feed
+
+_NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+_RANK = 3
+"""A vector for each token. A single number is a choice among the tokens, as where an answer begins,
+and 0 may be a better one than what is real."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOutputs:
+    """Give 0 for tokens of padding, so that they need not be computed."""
+
+    name: ClassVar[str] = "mask-outputs"
+    tolerance: ClassVar[Tolerance] = EXACT
+    idempotent: ClassVar[bool] = True
+    mask: str = field(
+        default="",
+        metadata={"help": "The input that is 0 at padding; by default the one called a mask."},
+    )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
+        g = model.graph
+        mask = self._mask_of(g)
+        if not any(_has_rows(g, name, mask) for name in g.outputs):
+            ctx.note(f"no output has a vector for each token of '{mask}'")
+        for output in computed_at_padding(g, mask):
+            maker = g.producer(output)
+            if maker is None or g.is_captured(output):
+                ctx.note(f"'{output}' stays as it is: no node of the main graph alone has it")
+            elif g.begin("mask-outputs", maker):
+                _write(g, output, mask)
+                ctx.redefined[output] = partial(_zero_at_padding, mask)
+                ctx.note(f"'{output}' is 0 wherever '{mask}' is, and compared as such")
+
+    def _mask_of(self, g: Graph) -> str:
+        if self.mask and self.mask not in g.feeds:
+            hint = suggestion(self.mask, g.feeds) or f": there are {', '.join(g.feeds)}"
+            raise UsageError(f"{self.name}: '{self.mask}' is no input{hint}")
+        found = [self.mask] if self.mask else [n for n in g.feeds if "mask" in n.lower()]
+        fitting = [name for name in found if g.rank(name) == 2]
+        if len(fitting) == 1:
+            return fitting[0]
+        if self.mask:
+            raise UsageError(f"{self.name}: '{self.mask}' is not of shape [batch, length]")
+        of = f"these are: {', '.join(fitting)}" if fitting else f"there are {', '.join(g.feeds)}"
+        raise UsageError(
+            f"{self.name}: not one input of shape [batch, length] is called a mask: name it by "
+            f"{self.name}:mask=NAME ({of})"
+        )
+
+
+def computed_at_padding(g: Graph, mask: str) -> list[str]:
+    """The outputs that have a vector for each token, those of padding among them."""
+    return [n for n in g.outputs if _has_rows(g, n, mask) and not _is_masked(g, n, mask)]
+
+
+def _has_rows(g: Graph, output: str, mask: str) -> bool:
+    shape = g.shape(output) or ()
+    if len(shape) != _RANK or g.dtype(output) not in _NUMBERS:
+        return False
+    return shape[:2] == g.shape(mask)
+
+
+def _is_masked(g: Graph, output: str, mask: str) -> bool:
+    node = g.producer(output)
+    if node is None or not nd.is_op(node, "Where"):
+        return False
+    otherwise = g.const(node.input[2])
+    if otherwise is None or otherwise.any():
+        return False
+    real = node.input[0]
+    while real != mask:
+        node = g.producer(real)
+        if node is None or not nd.is_op(node, "Cast", "Unsqueeze"):
+            return False
+        real = node.input[0]
+    return True
+
+
+def _write(g: Graph, output: str, mask: str) -> None:
+    """What the model itself reads of the output stays what it was."""
+    maker = g.producer(output)
+    assert maker is not None
+    plain, type_ = g.fresh(output), g.type(output)
+    g.set_outputs(maker, [plain if name == output else name for name in maker.output])
+    for reader in g.users(output):
+        g.set_inputs(reader, [plain if name == output else name for name in reader.input])
+    if type_ is not None:
+        g.learn_type(plain, type_)
+    real = mask if g.dtype(mask) == TensorProto.BOOL else g.op("Cast", mask, to=TensorProto.BOOL)
+    zero = np.zeros((), helper.tensor_dtype_to_np_dtype(g.dtype(plain)))
+    g.add("Where", [unsqueeze(g, real, [2]), plain, g.constant(zero, "zero")], [output])
+
+
+def _zero_at_padding(mask: str, feed: Feed, answer: Any) -> Array:
+    real = np.asarray(feed[mask]).astype(bool)
+    return np.where(real[:, :, None], answer, np.zeros((), np.asarray(answer).dtype))
