@@ -100,7 +100,7 @@ def run_subject(run: Run, subject: Subject, options: argparse.Namespace) -> None
     files = {FLOAT: model}
     run.add(Row(subject.name, subject.kind, FLOAT, bytes=size_of(model), score=base))
     with tempfile.TemporaryDirectory(dir=options.cache, prefix="output-") as output:
-        for tool in options.tools:
+        for tool in (*options.tools, *subject.tools):
             target = Path(output) / f"{tool}.onnx"
             answer = quantize(tool, model, folder / "calib", target, options.timeout)
             row = Row(subject.name, subject.kind, tool, peak_mb=answer["peak_mb"])
@@ -229,7 +229,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     options = parse_arguments()
     options.cache.mkdir(parents=True, exist_ok=True)
-    run = Run(list(TOOLS) if options.keep else options.tools)
+    subjects = all_subjects() if options.keep else options.chosen
+    extra = dict.fromkeys(tool for subject in subjects for tool in subject.tools)
+    run = Run([*(TOOLS if options.keep else options.tools), *extra])
     earlier = options.results / "quantization.json"
     if options.keep and earlier.exists():
         run.keep(json.loads(earlier.read_text()))

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from quantization_photos import crops, folder_of, letterboxed
 from quantization_speech import RATE, speech
+from quantization_tools import MASKED
 
 Array = NDArray[Any]
 Feed = dict[str, Array]
@@ -88,6 +89,8 @@ class Subject:
     kind: str
     carry: Mapping[str, str] | None = None
     """Outputs that are the next feed's inputs: the tests are one sequence."""
+    tools: tuple[str, ...] = ()
+    """Tools that only this subject is for, beside the others."""
 
     def prepare(self, cache: Path, assets: Path | None) -> Path:
         """The folder with everything in it, written unless it is there. Raises Missing."""
@@ -341,7 +344,7 @@ def transformer(name: str, source: Source) -> None:
 
 
 SUBJECTS: tuple[Subject, ...] = (
-    Subject("minilm", minilm, "similarity", "text"),
+    Subject("minilm", minilm, "similarity", "text", tools=(MASKED,)),
     Subject("minilm-pooled", partial(minilm, pooled=True), "similarity", "text"),
     Subject("keywords", keywords, "accuracy", "classifier"),
     Subject("mnist", mnist, "accuracy", "classifier"),

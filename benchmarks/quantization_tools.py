@@ -130,14 +130,17 @@ TOOLS: dict[str, Callable[[Path, Path, Path], list[str]]] = {
     "ort-entropy": partial(ort_static, "Entropy"),
     "nncf": nncf_quantize,
 }
+MASKED = "toolkit-masked"
 EXTRA = {
+    # For encoders whose tokens are pooled by the mask, outside of the model.
+    MASKED: partial(ours, "mask-outputs,fuse,quantize", True),
     "toolkit-size": partial(ours, "fuse,quantize", False, prefer="size"),
     # The weights are random, and 4 bits change their answers more than a budget allows.
     "toolkit-int4": partial(
         ours, "fuse,quantize:mode=weight_only:weights=int4", False, max_drop="off"
     ),
 }
-"""For the memory figures only."""
+"""For single subjects, and for the memory figures."""
 
 
 def main() -> int:
