@@ -93,6 +93,18 @@ def select(patterns: Sequence[str]) -> list[str]:
     return [name for name in MODELS if any(fnmatch.fnmatch(name, p) for p in patterns)]
 
 
+def transformers() -> list[str]:
+    """The exports of all architectures, with each attention, by each exporter."""
+    from architectures import ARCHITECTURES
+
+    return [
+        f"{name}-{attention}-{exporter}"
+        for name, architecture in ARCHITECTURES.items()
+        for attention in architecture.attentions
+        for exporter in EXPORTERS
+    ]
+
+
 def ensure(name: str, cache: Path) -> Entry:
     """The model in the cache, written first where it is not there yet."""
     folder = cache / name

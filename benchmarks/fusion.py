@@ -97,18 +97,8 @@ def _expected(name: str) -> tuple[str, dict[str, int]]:
 
 def model_names() -> list[str]:
     """All exports of the benchmark."""
-    from architectures import ARCHITECTURES
-
-    built = [
-        f"{name}-{attention}"
-        for name, architecture in ARCHITECTURES.items()
-        for attention in architecture.attentions
-    ]
-    return [
-        f"{network}-{exporter}"
-        for network in (*built, *OTHER_NETWORKS)
-        for exporter in corpus.EXPORTERS
-    ]
+    others = [f"{network}-{e}" for network in OTHER_NETWORKS for e in corpus.EXPORTERS]
+    return [*corpus.transformers(), *others]
 
 
 def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,7 +41,6 @@ from quantization_subjects import SUBJECTS, Missing, Subject, load_feeds, transf
 from quantization_tools import TOOLS
 
 HERE = Path(__file__).resolve().parent
-TRANSFORMERS = ("bert", "distilbert", "gpt2", "llama", "qwen3", "t5-encoder", "vit", "clip-vision")
 TIMED_SECONDS, WARM_UPS = 1.0, 3
 MEMORY_SAMPLES = (16, 1024)
 BIG = ("mlp-3gb", corpus.BIG_DECODER)
@@ -48,13 +48,10 @@ BIG_TOOLS = ("toolkit-no-data", "toolkit-size", "toolkit-int4")
 
 
 def all_subjects() -> list[Subject]:
-    """Those with a task, and transformers by both exporters."""
-    from functools import partial
-
+    """Those with a task, and the transformers of the fusion benchmark."""
     exports = [
         Subject(name, partial(transformer, name), "agreement", "transformer")
-        for model in TRANSFORMERS
-        for name in (f"{model}-sdpa-dynamo", f"{model}-sdpa-torchscript")
+        for name in corpus.transformers()
     ]
     return [*SUBJECTS, *exports]
 
