@@ -85,6 +85,10 @@ class SampleMeans:
     def key(self) -> str:
         return f"means:{self.axis}"
 
+    @property
+    def seen(self) -> bool:
+        return any(self.counts)
+
     def mean(self) -> Array:
         """Of all feeds."""
         return np.average(np.array(self.means), axis=0, weights=np.array(self.counts, np.float64))
