@@ -75,7 +75,7 @@ def apply_static(
             writer.drop_unread(g)
     writer.drop_unread_views()
     for g in list(model.graphs()):
-        writer.carry_signed(g)
+        writer.carry(g)
         part_signed(g, written)
         if ctx.on_runtime:
             fence(g, written)

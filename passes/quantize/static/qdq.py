@@ -16,9 +16,10 @@ own: the runtime fuses what is in one graph. The Q stays where the tensor is mad
 processors that compute with unsigned bytes the runtime makes those of a Q and its DQ, where both
 are in one graph. So there a body has a Q of its own, too.
 
-From opset 21 on, onnxruntime fails on int8 behind which a tensor is only moved: it puts a pair of
-its own there, and forgets a type in it (microsoft/onnxruntime#25526). So a pair is written there
-first. It is on the same grid, and changes nothing.
+Behind what only moves a tensor, onnxruntime puts a pair of its own. From opset 21 on it forgets a
+type in one of int8 (microsoft/onnxruntime#25526), and in front of a body that reads the tensor from
+around it, it does not find the place and takes the process down. So a pair is written there first.
+It is on the same grid, and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from passes.operands import given
 from passes.quantize.plan import Entry
@@ -55,6 +56,8 @@ class QdqWriter:
     """The values behind a DQ, and what they can hold."""
     _stored: list[tuple[Graph, NodeProto]] = field(default_factory=list[tuple[Graph, NodeProto]])
     """The DQs behind results."""
+    _moved: dict[str, Grid] = field(default_factory=dict[str, Grid])
+    """What is moved behind a DQ, and what it can hold."""
     _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def write(
@@ -79,19 +82,26 @@ class QdqWriter:
             self._store(g, name, self.grids[name])
         return True
 
-    def carry_signed(self, g: Graph) -> None:
-        """Put a pair behind whatever only moves a tensor of int8, unless a Q alone reads it."""
-        if g.opset() < OUTPUT_TYPES:
-            return
+    def carry(self, g: Graph) -> None:
+        """Put pairs behind what only moves tensors, where the runtime would and could not.
+
+        Graphs come before those in them: of a body that always runs the runtime makes a part of the
+        graph around it, first of all.
+        """
         for node in list(g.nodes):
-            grid = self.views.get(node.input[0]) if nd.is_op(node, *_MOVES) else None
-            if grid is None or grid.dtype != "int8" or not g.is_defined(node.input[0]):
+            moves = nd.is_op(node, *_MOVES)
+            if not moves and not _is_removed(node):
                 continue
-            users = g.users(node.output[0])
-            quantizers = [user for user in users if nd.is_op(user, "QuantizeLinear")]
-            is_kept = 0 < g.use_count(node.output[0]) == len(quantizers)
-            if not is_kept and g.begin("carry-signed", node):
-                self._store(g, node.output[0], grid)
+            result = node.output[0]
+            grid = self.views.get(node.input[0]) or self._moved.get(node.input[0])
+            if grid is None:
+                continue
+            self._moved[result] = grid
+            rule = "carry-captured" if g.is_captured(result) else ""
+            if not rule and moves and grid.dtype == "int8" and g.opset() >= OUTPUT_TYPES:
+                rule = "" if _read_by_quantizers(g, result) else "carry-signed"
+            if rule and g.begin(rule, node):
+                self._store(g, result, grid)
 
     # -- activations
 
@@ -249,6 +259,19 @@ class QdqWriter:
         for name in dict.fromkeys(self._constants.values()):
             if name in g.initializers and g.is_unused(name):
                 g.drop_initializer(name)
+
+
+def _is_removed(node: NodeProto) -> bool:
+    """Whether the runtime takes a node for nothing, and what it reads for what it makes."""
+    if nd.is_op(node, "Cast"):
+        return nd.attr(node, "to") == TensorProto.FLOAT
+    return nd.is_op(node, "Identity", "Dropout")
+
+
+def _read_by_quantizers(g: Graph, value: str) -> bool:
+    """Whether Qs read a value, and nothing else does."""
+    quantizers = [user for user in g.users(value) if nd.is_op(user, "QuantizeLinear")]
+    return 0 < g.use_count(value) == len(quantizers)
 
 
 def _around(known: Array, like: Grid) -> Grid:

@@ -458,6 +458,31 @@ def test_what_moves_int8_has_a_pair_of_its_own() -> None:
         Session(subject, optimize=True).run(feed)
 
 
+TURNED = "Transpose <perm = [0, 1, 3, 2]>"
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        "r = MaxPool <kernel_shape = [1, 1]> (a)",
+        f"f = {TURNED} (a) r = {TURNED} (f)",
+        f"f = Identity (a) r = {TURNED} (f)",
+        f"f = {TURNED} (a) h = Identity (f) r = Cast <to = 1> (h)",
+        "r = Identity (a)",
+    ],
+)
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("form", ["qdq", "qop"])
+def test_what_is_moved_and_read_by_a_body(moved: str, kind: Any, form: Any) -> None:
+    """The runtime would put a pair behind what moves, and abort on not finding the reader."""
+    text = OUTER.replace("r = Relu (a)", moved).replace("p = Conv (r, v)", "p = Abs (r)")
+    feeds = branch_feeds(YES, NO)
+    subject = quantized(text, feeds, QuantizeStatic(activations=kind, format=form))
+    for feed in feeds:
+        (found,) = Session(subject, optimize=True).run(feed)
+        np.testing.assert_allclose(found, run(subject, feed), atol=1e-5)
+
+
 # -- plans
 
 
