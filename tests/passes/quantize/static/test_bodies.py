@@ -13,10 +13,12 @@ import pytest
 from onnx import GraphProto
 
 from passes.quantize.apply import apply_all
+from passes.quantize.means import input_means
 from passes.quantize.plan import Plan
 from passes.quantize.plan_json import parse_plan
 from passes.quantize.static import QuantizeStatic, apply_static
 from passes.quantize.static.ranges import Grid
+from passes.shapes import Shapes
 from tests import ort
 from tests.checks import check, model, parse, text_of
 from tests.passes.fuse.constants import floats, stored
@@ -28,6 +30,9 @@ from toolkit.graph import Graph
 from toolkit.model import Model
 from toolkit.nodes import graphs_of
 from toolkit.pipeline import Pipeline
+from toolkit.quality.judge import Judge
+from toolkit.quality.sensitivity import added_up, alone
+from toolkit.quality.variants import quantize_by
 from toolkit.registry import parse_passes
 from toolkit.runtime import Session, optimize_offline
 
@@ -599,6 +604,61 @@ def test_only_standard_operators_for_other_runtimes() -> None:
 
 
 # -- with all the rest
+
+
+def test_biases_take_back_what_rounding_shifts() -> None:
+    """By the means of what a layer reads, in all steps."""
+    text = f"""g (int64 n, float[N, 16] x) => (float[M, 16] y) <{LINEAR}, {floats("b", 16)}> {{
+        y = Loop (n, on, x) <body = l (int64 i, bool go, float[P, 16] s) => (bool d, float[Q, 16] u)
+            {{ d = Identity (go)
+               k = Gemm (s, m, b) r = Relu (k) u = Concat <axis = 0> (r, x) }}> }}"""
+    feeds = loop_feeds(2, 3)
+    subject, plan = plan_of(text, feeds)
+    means = input_means(subject, plan, context(subject, feeds))
+    m, b = stored_floats(text, "m"), stored_floats(text, "b")
+    rows: list[Any] = []
+    for feed in feeds:
+        value = feed["x"]
+        for _ in range(int(feed["n"])):
+            rows.append(value)
+            value = np.concatenate([np.maximum(value @ m + b, 0), feed["x"]])
+    mean = np.concatenate(rows).mean(0)
+    assert list(means) == ["s"]
+    np.testing.assert_allclose(means["s"], mean, rtol=1e-5, atol=1e-6)
+    apply_static(subject, plan, Context(), "qdq", means)
+    (body,) = bodies(subject)
+    (layer,) = (node for node in body.nodes if node.op_type == "Gemm")
+    maker = body.producer(layer.input[2])
+    assert maker is not None
+    codes, scale = body.const(maker.input[0]), body.const(maker.input[1])
+    assert codes is not None
+    assert scale is not None
+    steps = np.abs(m).max(0) / np.float32(127)
+    shift = mean @ (m - np.rint(m / steps) * steps)
+    np.testing.assert_allclose(codes * scale, b + shift, atol=float(scale.max()))
+    assert np.abs(shift).max() > 2 * scale.max()
+
+
+def test_silu_between_layers_of_a_body_is_one_operator() -> None:
+    between = "f = Conv (r, v) h = Sigmoid (f) j = Mul (h, f) p = Conv (j, v)"
+    subject, plan = plan_of(BRANCHES.replace("p = Conv (r, v)", between), branch_feeds(YES, NO))
+    Shapes(annotate=False).run(subject, Context())
+    apply_all(subject, plan.turned(["h", "j"]), Context())
+    assert ops(bodies(subject)[0])["QuickGelu"] == 1
+    assert kernels(subject) == {"QLinearConv": 4, "QuickGelu": 1}
+
+
+def test_each_layer_of_a_body_alone() -> None:
+    text, feeds = wide(BRANCHES)
+    subject = model(text)
+    judge = Judge(subject, feeds, most=8)
+    found = quantize_by(ALL, subject, lambda: context(subject, feeds))
+    rows = {row.label: row.noise for row in alone(judge, found.variants, 8)}
+    assert list(rows) == ["Conv a", "Conv p", "Conv q"]
+    assert all(noise is not None and 0 < noise < 1e-2 for noise in rows.values())
+    values = {row.label: row.noise for row in added_up(subject, found.whole, feeds, samples=2)}
+    assert {"p", "q", "y"} <= set(values)
+    assert all(0 < (values[name] or 0) < 1e-2 for name in ("p", "q", "y"))
 
 
 @pytest.mark.parametrize(
