@@ -182,29 +182,29 @@ class Run:
         self._fed = [name for name in names if name in inputs]
         self._made = [name for name in names if name not in inputs and name not in inner]
         types = {name: inner[name].dtype(name) for name in names if name in inner}
-        self._session = None
-        if not self._made and not types:
-            return
         copy = model.copy()
-        places = inner_values(copy)
+        places = inner_values(copy) if types else {}
         self._inner = {name: surface(places[name], name, kind) for name, kind in types.items()}
-        outputs = [*self._made, *(found.name for found in self._inner.values())]
-        self._session = _session(copy, outputs, custom_ops)
+        self._wanted = [*self._made, *(found.name for found in self._inner.values())]
+        self._session = _session(copy, self._wanted, custom_ops) if self._wanted else None
 
     def __call__(self, feed: Feed, index: int) -> Iterator[tuple[str, Any]]:
         yield from ((name, feed[name]) for name in self._fed if name in feed)
         if self._session is None:
             return
-        wanted = [*self._made, *(found.name for found in self._inner.values())]
-        try:
-            outputs = self._session.run(feed, wanted)
-        except RuntimeRefused as refusal:
-            raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
+        outputs = _fetched(self._session, feed, self._wanted, index)
         outputs.reverse()
         for name in self._made:
             yield name, outputs.pop()  # each is freed when it was counted
         for name, found in self._inner.items():
             yield name, found.pieces(outputs.pop())
+
+
+def _fetched(session: Session, feed: Feed, names: Sequence[str], index: int) -> list[Any]:
+    try:
+        return session.run(feed, names)
+    except RuntimeRefused as refusal:
+        raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
 
 
 def pieces_of(value: Any) -> list[Array]:
@@ -276,7 +276,7 @@ def _inner_sizes(
     shapes = {n: surface(places[n], places[n].op("Shape", n), TensorProto.INT64) for n in names}
     wanted = [found.name for found in shapes.values()]
     sizes: dict[str, int] = {}
-    found = _session(copy, wanted, ops).run(feed, wanted)
+    found = _fetched(_session(copy, wanted, ops), feed, wanted, 0)
     for (name, surfaced), sequence in zip(shapes.items(), found, strict=True):
         seen = surfaced.pieces(sequence)
         if not surfaced.stacked or len({tuple(shape) for shape in seen}) < 2:

@@ -155,10 +155,10 @@ class QuantizeStatic:
         sites, left = self.candidates(model)
         results: Results = as_made if self.symmetric else behind_limits
         region = settle(sites, results)
-        names = set(region.tensors())
-        observers = dict.fromkeys((*names, *map(_ran, region.sites)), self._observer())
-        found = ctx.calibration.collect(model, observers)
-        note_troubles((t for t in range_troubles(found) if t.tensor in names), ctx)
+        tensors = region.scopes()
+        names = (*tensors, *(_ran(site) for site in region.sites if site.is_inner))
+        found = ctx.calibration.collect(model, dict.fromkeys(names, self._observer()))
+        note_troubles((t for t in range_troubles(found) if t.tensor in tensors), ctx)
         while True:
             bad = [s for s in region.sites if _without_range(s, region, found)]
             for site in bad:
@@ -265,13 +265,13 @@ def _without_range(site: Site, region: Region, found: Calibration) -> str:
 
 
 def _ran(site: Site) -> str:
-    """By what one sees that a site has run at all: all that it reads may come from elsewhere."""
+    """By what one sees that a site of a body has run: all that it reads may be from outside."""
     return site.node.output[0]
 
 
 def _hidden(site: Site, inner: Mapping[str, Graph]) -> str:
     """Why a site of a body has no ranges, whatever the data are; empty when it may have some."""
-    if site.graph.parent is None:
+    if not site.is_inner:
         return ""
     for name in (*site.activations, *nd.outputs_of(site.node)):
         scope = site.graph.scope_of(name)

@@ -60,6 +60,11 @@ class Site:
         return list(dict.fromkeys(n for n in names if not self.graph.is_const(n)))
 
     @property
+    def is_inner(self) -> bool:
+        """Whether it is in a body, which may run often or never."""
+        return self.graph.parent is not None
+
+    @property
     def is_conv(self) -> bool:
         return nd.is_op(self.node, "Conv", "ConvTranspose")
 

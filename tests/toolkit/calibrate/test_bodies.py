@@ -198,6 +198,15 @@ def test_halves_and_what_nobody_knows_the_type_of() -> None:
     assert observe(text, samples, "a", "p").range("a") == Range(-2.0, 0.0)
 
 
+def test_a_feed_that_the_model_refuses() -> None:
+    text = BRANCHES.replace("a = Abs (x)", "a = Add (x, three)").replace(
+        "float[N] y) {", "float[N] y) <float[3] three = {1, 2, 3}> {"
+    )
+    samples = [{"c": np.array(False), "x": floats(1, 2)}]
+    with pytest.raises(UsageError, match="the model refuses calibration feed 0"):
+        observe(text, samples, "a")
+
+
 def test_the_model_is_left_as_it_is() -> None:
     subject = model(NESTED)
     before = subject.to_proto().SerializeToString(deterministic=True)

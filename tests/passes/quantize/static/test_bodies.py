@@ -188,6 +188,27 @@ def test_a_layer_that_never_runs_on_a_tensor_that_is_known() -> None:
     assert "MatMul 'p' (it never ran" in notes(text, feeds)
 
 
+def test_what_is_observed() -> None:
+    """What is in 8 bits; of layers in bodies what they make, too."""
+
+    class Spy:
+        real = False
+        names: list[str]
+
+        def collect(self, subject: Model, observers: Any) -> Any:
+            self.names = list(observers)
+            data = context(subject, [{"x": normal(2, 4, 8, 8), "c": YES}]).calibration
+            assert data is not None
+            return data.collect(subject, observers)
+
+    spy: Any = Spy()
+    flat = f"g (float[N, 4, 8, 8] x, bool c) => (float[N, 8, 8, 8] y) <{CONV}> {INNER}"
+    ALL.make_plan(model(flat), Context(calibration=spy))
+    assert spy.names == ["x", "r", "y"]
+    ALL.make_plan(model(BRANCHES), Context(calibration=spy))
+    assert spy.names == ["x", "r", "p", "q", "a"]
+
+
 def test_bias_of_the_body_and_weights_of_the_graph_around() -> None:
     text = f"""g (bool c, float[N, 16] x) => (float[N, 8] y) <{floats("k", 16, 8)}> {{
         y = If (c) <then_branch = t () => (float[N, 8] p) <{floats("h", 8, low=3, high=5)}>
