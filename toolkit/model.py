@@ -90,7 +90,11 @@ class Model:
 
     def nodes(self) -> Iterator[NodeProto]:
         """The nodes of all graphs."""
-        return (node for graph in self.graphs() for node in graph.nodes)
+        return (node for _, node in self.places())
+
+    def places(self) -> Iterator[tuple[Graph, NodeProto]]:
+        """The nodes of all graphs, each with the graph that it is in."""
+        return ((graph, node) for graph in self.graphs() for node in graph.nodes)
 
     def node_count(self) -> int:
         """Nodes in the main graph, all subgraphs and all functions."""

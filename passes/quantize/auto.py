@@ -22,7 +22,7 @@ from passes.quantize.choice.sizes import sizes_on
 from passes.quantize.choice.survey import survey, survey_pointwise
 from passes.quantize.choice.telling import note_returned, note_what
 from passes.quantize.choice.trials import Trials
-from passes.quantize.distinct import make_distinct
+from passes.quantize.distinct import make_all_distinct
 from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.factors.smooth import Smooth
 from passes.quantize.means import ChannelMeans, input_means
@@ -102,7 +102,7 @@ class Quantize:
 
     def run(self, model: Model, ctx: Context) -> None:
         if self.plan is not None:
-            make_distinct(model)
+            make_all_distinct(model)
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx, "format", "correct_bias")
             self._write(model, plan, ctx, self._means(model, plan, ctx))
@@ -116,7 +116,7 @@ class Quantize:
             return
         Selection(self.include, self.exclude).note_idle(model, ctx)
         start = model.journal.position
-        make_distinct(model)
+        make_all_distinct(model)
         self._lift(model, ctx)
         if self.smooth:
             Smooth().run(model, ctx)

@@ -1,7 +1,8 @@
 """Values of one name in separate subgraphs, made distinct.
 
 The branches of an If, and the bodies of two Loops, may each define a value of the same name. A plan
-knows a node by what it makes: by such a name it would mean all of them, whatever each one is.
+knows a node by what it makes: by such a name it would mean all of them, whatever each one is. One
+with ranges names all that layers read and make, and so nothing may share its name with another.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from onnx import NodeProto, ValueInfoProto
 
 from passes.quantize.weighted import weighted_in
+from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
 
@@ -19,14 +21,37 @@ def make_distinct(model: Model) -> None:
     for item in weighted_in(model, convolutions=True):
         value = item.node.output[0]
         if value in seen and item.graph.begin("distinct-name", item.node):
-            _rename(item.graph, item.node, value)
+            _rename(item.graph, value, item.node)
         else:
             seen.add(value)
 
 
-def _rename(graph: Graph, node: NodeProto, old: str) -> None:
+def make_all_distinct(model: Model) -> None:
+    """Give every value a name that no value of another graph has.
+
+    Layers come first: they are called the same by a plan without ranges.
+    """
+    make_distinct(model)
+    seen: set[str] = set()
+    for graph in list(model.graphs()):
+        for value in graph.inputs:
+            if value in seen and graph.owner and graph.begin("distinct-name", graph.owner):
+                _rename(graph, value)
+            seen.add(value)
+        for node in graph.nodes:
+            for value in nd.outputs_of(node):
+                if value in seen and graph.begin("distinct-name", node):
+                    _rename(graph, value, node)
+                seen.add(value)
+
+
+def _rename(graph: Graph, old: str, maker: NodeProto | None = None) -> None:
+    """Another name for what a node makes, or for what the graph is given."""
     new = graph.fresh(old)
-    graph.set_outputs(node, [new if name == old else name for name in node.output])
+    if maker is not None:
+        graph.set_outputs(maker, [new if name == old else name for name in maker.output])
+    else:
+        graph.set_interface(inputs=[_named(v, old, new) for v in graph.interface_inputs()])
     if graph.is_output(old):
         graph.set_interface(outputs=[_named(v, old, new) for v in graph.interface_outputs()])
     graph.replace(old, new)

@@ -37,7 +37,7 @@ _SAMPLES = 16
 def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
     """Of all that static layers with a bias read; nothing without calibration data."""
     read: dict[str, None] = {}
-    for node in model.graph.nodes:
+    for node in model.nodes():
         entry = plan.find(node)
         if entry is not None and entry.scheme == "static" and nd.is_op(node, *_WITH_BIAS):
             read[node.input[0]] = None
@@ -84,6 +84,10 @@ class SampleMeans:
     @property
     def key(self) -> str:
         return f"means:{self.axis}"
+
+    @property
+    def seen(self) -> bool:
+        return any(self.counts)
 
     def mean(self) -> Array:
         """Of all feeds."""

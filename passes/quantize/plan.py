@@ -174,10 +174,10 @@ class Plan:
             if (entry.output not in outputs if entry.output else entry.node not in names)
         ]
         _refuse(unknown, f"{source}: the model has no node")
-        values = {name for node in model.graph.nodes for name in nd.outputs_of(node)}
-        values.update(model.graph.inputs)
+        values = {name for node in nodes for name in nd.outputs_of(node)}
+        values.update(name for graph in model.graphs() for name in graph.inputs)
         strange = [f"'{t.tensor}'" for t in self.tensors if t.tensor not in values]
-        _refuse(strange, f"{source}: the main graph has no tensor")
+        _refuse(strange, f"{source}: the model has no tensor")
 
     def _named(self, name: str) -> Entry | None:
         if name in self._by_output:
@@ -221,9 +221,12 @@ def as_applied(model: Model, plan: Plan) -> Plan:
 
 def _reads_integers(model: Model, output: str) -> bool:
     """Whether all that a node reads was in 8 bits for others: then nothing of it changes."""
-    node = model.graph.producer(output)
-    makers = [model.graph.producer(name) for name in nd.inputs_of(node)] if node else []
-    return bool(makers) and all(nd.is_op(maker, "DequantizeLinear") for maker in makers)
+    for graph in model.graphs():
+        node = graph.producer(output)
+        if node is not None:
+            makers = [graph.producer(name) for name in nd.inputs_of(node)]
+            return bool(makers) and all(nd.is_op(maker, "DequantizeLinear") for maker in makers)
+    return False
 
 
 def _refuse(unknown: list[str], what: str) -> None:

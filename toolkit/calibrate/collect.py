@@ -4,6 +4,10 @@ Tensors to observe become extra outputs of a copy of the model. All that are out
 memory during a run, so they are taken in sweeps over the data, as many tensors in each as fit into
 a budget of bytes. How large they are is measured on the first feed; a larger feed takes more in
 proportion. Memory does not grow with the number of feeds.
+
+Values of the bodies of If, Loop and Scan are observed each time that the body runs (see `bodies`).
+Those of all steps of a loop are in memory at once, and count so. Of one whose body runs on no feed
+nothing is known.
 """
 
 from __future__ import annotations
@@ -12,17 +16,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
-from onnx import ValueInfoProto, helper
+from onnx import TensorProto, ValueInfoProto, helper
 
+from toolkit.calibrate.bodies import inner_values, surface
 from toolkit.calibrate.observers import Observer
-from toolkit.calibrate.statistics import Mismatch, NotFinite, Range, Statistic
+from toolkit.calibrate.statistics import Array, Mismatch, NotFinite, Range, Statistic
 from toolkit.calibrate.store import Store, calibration_digest
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
+from toolkit.graph import Graph
 from toolkit.model import Model
+from toolkit.types import FLOATS
 
 if TYPE_CHECKING:
     from toolkit.runtime import Session
@@ -32,6 +39,8 @@ BUDGET = 1 << 28
 
 _UNKNOWN_ITEM = 4
 """Bytes of an element whose type nobody knows: what is observed are floats."""
+
+_UNEVEN = "changes its shape from step to step of a Scan: it has no range to calibrate"
 
 PAUSE_SECONDS = 20.0
 """How often a sweep is written down: what an interruption may lose."""
@@ -60,6 +69,8 @@ class Calibration:
     """Tensors without a range, and why: they hold NaN or infinity, or change their channels."""
     sweeps: int
     """How many times the data were read for it; 0 when all of it was known."""
+    unseen: frozenset[str] = frozenset()
+    """Values of bodies that no feed has run: there is nothing to tell of them."""
 
     def range(self, tensor: str) -> Range:
         """The range of a tensor; raises NotFinite, with its name, when it has none."""
@@ -73,10 +84,11 @@ class Calibration:
 
 
 def observable(model: Model) -> list[str]:
-    """The values that may be observed: inputs and whatever a node of the main graph makes."""
+    """The values that may be observed: inputs and whatever a node makes; of bodies, floats."""
     graph = model.graph
     made = (name for node in graph.nodes for name in node.output if name)
-    return list(dict.fromkeys((*graph.feeds, *made)))
+    inner = (name for name, body in inner_values(model).items() if body.dtype(name) in FLOATS)
+    return list(dict.fromkeys((*graph.feeds, *made, *inner)))
 
 
 def collect(
@@ -96,10 +108,11 @@ def collect(
     in another run, with another observer that reads the same statistic, or after an interruption.
     A long sweep is written down as it goes, and taken up again where it was.
     """
-    known = set(observable(model))
+    inner = inner_values(model)
+    known = {*observable(model), *inner}
     strange = next((name for name in observers if name not in known), None)
     if strange is not None:
-        raise UsageError(f"'{strange}' cannot be observed: no node of the main graph makes it")
+        raise UsageError(f"'{strange}' cannot be observed: no node makes it, or several do")
     store = Store(cache, calibration_digest(model, feeds.digest())) if cache else Store()
     statistics: dict[str, Statistic] = {}
     failed: dict[str, str] = {}
@@ -112,6 +125,8 @@ def collect(
         else:
             (statistics if store.load(statistic) else left)[name] = statistic
     sweeps = sweeps_of(model, feeds, list(left), budget, custom_ops)
+    taken = {name for names in sweeps for name in names}
+    failed |= {name: f"tensor '{name}' {_UNEVEN}" for name in left if name not in taken}
     tell = _Teller(progress, len(sweeps), feeds.count())
     for names in sweeps:
         chosen = {name: left[name] for name in names}
@@ -120,8 +135,9 @@ def collect(
         statistics |= {name: chosen[name] for name in names if name not in failures}
         kept = [chosen[name] for name in names if name not in failures]
         store.keep(kept, [(chosen[name], why) for name, why in failures.items()])
-    ordered = {name: statistics[name] for name in observers if name in statistics}
-    return Calibration(dict(observers), ordered, failed, len(sweeps))
+    unseen = frozenset(n for n, found in statistics.items() if n in inner and not found.seen)
+    ordered = {n: statistics[n] for n in observers if n in statistics and n not in unseen}
+    return Calibration(dict(observers), ordered, failed, len(sweeps), unseen)
 
 
 def _sweep(
@@ -145,7 +161,8 @@ def _sweep(
             if name in failed or isinstance(values, (list, dict)):
                 continue  # sequences and maps have no range
             try:
-                statistics[name].update(np.asarray(values))
+                for piece in pieces_of(values):
+                    statistics[name].update(piece)
             except (NotFinite, Mismatch) as error:
                 failed[name] = str(error)
         tell.one_more()
@@ -154,32 +171,52 @@ def _sweep(
 
 
 class Run:
-    """The model with some of its values as outputs; inputs are read from the feed itself."""
+    """The model with some of its values as outputs; inputs are read from the feed itself.
+
+    What is in a body comes as a tuple: what it was each time.
+    """
 
     def __init__(self, model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> None:
         inputs = set(model.graph.inputs)
+        inner = inner_values(model)
         self._fed = [name for name in names if name in inputs]
-        self._made = [name for name in names if name not in inputs]
-        self._session = _session(model, self._made, custom_ops) if self._made else None
+        self._made = [name for name in names if name not in inputs and name not in inner]
+        types = {name: inner[name].dtype(name) for name in names if name in inner}
+        copy = model.copy()
+        places = inner_values(copy) if types else {}
+        self._inner = {name: surface(places[name], name, kind) for name, kind in types.items()}
+        self._wanted = [*self._made, *(found.name for found in self._inner.values())]
+        self._session = _session(copy, self._wanted, custom_ops) if self._wanted else None
 
     def __call__(self, feed: Feed, index: int) -> Iterator[tuple[str, Any]]:
         yield from ((name, feed[name]) for name in self._fed if name in feed)
         if self._session is None:
             return
-        try:
-            outputs = self._session.run(feed, self._made)
-        except RuntimeRefused as refusal:
-            raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
+        outputs = _fetched(self._session, feed, self._wanted, index)
         outputs.reverse()
         for name in self._made:
             yield name, outputs.pop()  # each is freed when it was counted
+        for name, found in self._inner.items():
+            yield name, found.pieces(outputs.pop())
 
 
-def _session(model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> Session:
+def _fetched(session: Session, feed: Feed, names: Sequence[str], index: int) -> list[Any]:
+    try:
+        return session.run(feed, names)
+    except RuntimeRefused as refusal:
+        raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
+
+
+def pieces_of(value: Any) -> list[Array]:
+    """A tensor that a Run gives; of one in a body what it was each time."""
+    found = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
+    return [np.asarray(piece) for piece in found]
+
+
+def _session(copy: Model, names: Sequence[str], custom_ops: Sequence[str]) -> Session:
     from toolkit.runtime import Session
 
     # Only these: outputs that nobody fetches would be kept until the end of the run as well.
-    copy = model.copy()
     declared = {value.name: value for value in copy.graph.interface_outputs()}
     # The runtime infers the type of an output that declares none.
     outputs = [declared.get(name) or ValueInfoProto(name=name) for name in names]
@@ -190,39 +227,66 @@ def _session(model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> S
 def sweeps_of(
     model: Model, feeds: Iterable[Feed], names: Sequence[str], budget: int, ops: Sequence[str]
 ) -> list[list[str]]:
-    """The tensors of each sweep, such that those of the first feed fit into the budget."""
+    """The tensors of each sweep, such that those of the first feed fit into the budget.
+
+    What a Scan makes in another shape at each step is in none.
+    """
     if not names:
         return []
     first = next(iter(feeds))
+    inner = inner_values(model)
+    outer = [name for name in names if name not in inner]
     try:
-        sizes = _sizes(model, first, names, ops)
+        sizes = _sizes(model, first, outer, ops)
     except RuntimeRefused:  # of a value that is no tensor
-        sizes = _probed_sizes(model, first, names, budget, ops)
+        sizes = _probed_sizes(model, first, outer, budget, ops)
+    sizes |= _inner_sizes(model, first, {n: inner[n] for n in names if n in inner}, ops)
     sweeps: list[list[str]] = [[]]
     room = budget
     for name in names:
+        if name in inner and name not in sizes:
+            continue
         size = sizes.get(name, 0)
         if size > room and sweeps[-1]:
             sweeps.append([])
             room = budget
         sweeps[-1].append(name)
         room -= size
-    return sweeps
+    return [names for names in sweeps if names]
 
 
 def _sizes(model: Model, feed: Feed, names: Sequence[str], ops: Sequence[str]) -> dict[str, int]:
     """The bytes of tensors on a feed, by one run that counts their elements."""
-    from toolkit.runtime import Session
-
+    if not names:
+        return {}
     copy = model.copy()
     counts = [copy.graph.op("Size", name) for name in names]
-    copy.graph.set_interface(outputs=[ValueInfoProto(name=count) for count in counts])
-    elements = Session(copy, custom_ops=ops).run(feed, counts)
-    return {n: int(e) * _itemsize(model, n) for n, e in zip(names, elements, strict=True)}
+    elements = _session(copy, counts, ops).run(feed, counts)
+    return {n: int(e) * _itemsize(model.graph, n) for n, e in zip(names, elements, strict=True)}
 
 
-def _itemsize(model: Model, name: str) -> int:
-    dtype = model.graph.dtype(name)
+def _inner_sizes(
+    model: Model, feed: Feed, names: Mapping[str, Graph], ops: Sequence[str]
+) -> dict[str, int]:
+    """The bytes of values of bodies, of all steps; without those that a Scan cannot stack."""
+    if not names:
+        return {}
+    copy = model.copy()
+    places = inner_values(copy)
+    shapes = {n: surface(places[n], places[n].op("Shape", n), TensorProto.INT64) for n in names}
+    wanted = [found.name for found in shapes.values()]
+    sizes: dict[str, int] = {}
+    found = _fetched(_session(copy, wanted, ops), feed, wanted, 0)
+    for (name, surfaced), sequence in zip(shapes.items(), found, strict=True):
+        seen = surfaced.pieces(sequence)
+        if not surfaced.stacked or len({tuple(shape) for shape in seen}) < 2:
+            elements = sum(int(np.prod(shape)) for shape in seen)
+            sizes[name] = elements * _itemsize(names[name], name)
+    return sizes
+
+
+def _itemsize(graph: Graph, name: str) -> int:
+    dtype = graph.dtype(name)
     return helper.tensor_dtype_to_np_dtype(dtype).itemsize if dtype else _UNKNOWN_ITEM
 
 

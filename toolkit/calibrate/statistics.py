@@ -77,6 +77,11 @@ class Statistic(Protocol):
         """What is gathered and how: statistics of one key can be merged."""
         ...
 
+    @property
+    def seen(self) -> bool:
+        """Whether anything was counted."""
+        ...
+
     def update(self, values: Array) -> None:
         """Count one batch."""
         ...

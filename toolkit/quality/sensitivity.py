@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
 
-from toolkit.calibrate.collect import BUDGET, Run, observable, sweeps_of
+from toolkit.calibrate.collect import BUDGET, Run, observable, pieces_of, sweeps_of
 from toolkit.calibrate.statistics import is_float
 from toolkit.compare import json_number
 from toolkit.errors import RuntimeRefused
@@ -22,7 +22,7 @@ from toolkit.feeds import Feed
 from toolkit.model import Model
 from toolkit.quality.budgets import decibels
 from toolkit.quality.judge import Judge
-from toolkit.quality.measures import Array, Noise
+from toolkit.quality.measures import Noise
 
 Progress = Callable[[int, int, str], None]
 """Told before each step: (done, total, what)."""
@@ -96,12 +96,12 @@ def _compare(
     for name, value in reference.items():
         if isinstance(value, (list, dict)) or isinstance(actual[name], (list, dict)):
             continue
-        floats: Array = np.asarray(value)
-        other: Array = np.asarray(actual[name])
-        if not is_float(floats) or not is_float(other) or not floats.size:
-            continue
-        noise = noises.setdefault(name, Noise())
-        if floats.shape == other.shape:
-            noise.add(floats.reshape(-1, 1), other.reshape(-1, 1))
-        else:
-            noise.miss()
+        pieces, others = pieces_of(value), pieces_of(actual[name])
+        for piece, other in zip_longest(pieces, others, fillvalue=np.empty(0, np.float32)):
+            if not is_float(piece) or not is_float(other) or not (piece.size or other.size):
+                continue
+            noise = noises.setdefault(name, Noise())
+            if piece.shape == other.shape:
+                noise.add(piece.reshape(-1, 1), other.reshape(-1, 1))
+            else:
+                noise.miss()

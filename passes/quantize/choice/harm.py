@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from passes.quantize.choice.trials import Trials
 from passes.quantize.plan import Entry, Plan
-from passes.quantize.static.sites import PRODUCTS
+from passes.quantize.static.sites import ALL_PRODUCTS
 
 SAMPLES = 4
 _SECONDS = 12.0
@@ -23,10 +23,10 @@ _MOST = 1e6
 def harms(trials: Trials, plan: Plan) -> dict[Entry, float]:
     """The noise of each entry in int8, as a share of the signal's power."""
     entries = plan.quantized()
-    alone = [e for e in entries if e.op in PRODUCTS or e.scheme != "static"]
+    alone = [e for e in entries if e.op in ALL_PRODUCTS or e.scheme != "static"]
     others: dict[str, list[Entry]] = {}
     for entry in entries:
-        if entry.op not in PRODUCTS and entry.scheme == "static":
+        if entry.op not in ALL_PRODUCTS and entry.scheme == "static":
             others.setdefault(entry.op, []).append(entry)
     steps = len(alone) + len(others) + 1
     found: dict[Entry, float] = {}

@@ -4,7 +4,8 @@ A plan says which nodes can be static. A Relu or Clip that alone reads a result 
 reads: it is free in both. What combines or carries (Add, MaxPool) computes in int8 only behind
 int8, so that entering there is forbidden. Dynamic layers take floats and give floats: they are
 `loose`, each to be chosen for itself. Convolutions of single pixels can be so, too (`pointwise`):
-that is a second survey of the same model.
+that is a second survey of the same model. A body is part of the graph where its node is, and counts
+for one run of it: how often it runs is not known.
 
 Harm is weighed against time: with a price p, an entry that makes the noise n costs p n besides its
 time. At a price of 0 the fastest choice comes out; the higher it is, the more of what is harmful
@@ -25,7 +26,7 @@ from passes.quantize.choice.regions import FLOAT_END, Item, Value, best_regions,
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.static.channels_last import either_way, turns
 from passes.quantize.static.pointwise import is_pointwise
-from passes.quantize.static.sites import PRODUCTS
+from passes.quantize.static.sites import ALL_PRODUCTS
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.model import Model
@@ -96,18 +97,17 @@ class Survey:
 
     def starts(self) -> list[int]:
         """The items that are products, where a prefix may end."""
-        products = (at for at, entry in self.entries if entry.op in PRODUCTS)
+        products = (at for at, entry in self.entries if entry.op in ALL_PRODUCTS)
         return list(dict.fromkeys(products))
 
 
 def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
     """The problem that a plan is for a model, with the shapes of one feed."""
-    g = model.graph
-    number = _numbers(g)
+    number = _numbers(model.graph)
     items = [Item(0.0) for _ in range(max(number.values(), default=-1) + 1)]
     entries: list[tuple[int, Entry]] = []
     combining: set[int] = set()
-    for node in g.nodes:
+    for _, node in _in_order(model.graph):
         entry = plan.find(node)
         if entry is None or entry.scheme != "static":
             continue
@@ -116,9 +116,10 @@ def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
         before = items[at]
         items[at] = Item(before.in_float + times[0], (before.in_int8 or 0.0) + times[1])
         entries.append((at, entry))
-        if not nd.is_op(node, *PRODUCTS):
+        if nd.qualified(node) not in ALL_PRODUCTS:
             combining.add(at)
-    values = _values(g, number, sizes, kernels, frozenset(combining))
+    barred = frozenset(combining)
+    values = [v for g in model.graphs() for v in _values(g, number, sizes, kernels, barred)]
     loose = _loose(model, plan, sizes, kernels)
     return Survey(plan, tuple(items), tuple(values), tuple(entries), tuple(loose))
 
@@ -175,7 +176,7 @@ def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, floa
     """In floats and in int8; a product of which nothing is known pays by its size."""
     found = kernels.of(node, sizes)
     if found is None or not found.in_float:
-        return (_LEAST_SAVING, 0.0) if nd.is_op(node, *PRODUCTS) else (0.0, 0.0)
+        return (_LEAST_SAVING, 0.0) if nd.qualified(node) in ALL_PRODUCTS else (0.0, 0.0)
     return found.in_float, found.in_int8
 
 
@@ -196,11 +197,19 @@ def _loose(
                 yield max(_LEAST_SAVING, times.saving if times is not None else 0.0), entry
 
 
-def _numbers(g: Graph) -> dict[int, int]:
+def _in_order(g: Graph) -> Iterator[tuple[Graph, NodeProto]]:
+    """All nodes with their graphs; those of bodies in front of the node that they belong to."""
+    for node in g.nodes:
+        for body in g.subgraphs(node):
+            yield from _in_order(body)
+        yield g, node
+
+
+def _numbers(main: Graph) -> dict[int, int]:
     """Of each node the item that it belongs to."""
     numbers: dict[int, int] = {}
     count = 0
-    for node in g.nodes:
+    for g, node in _in_order(main):
         maker = g.producer(node.input[0]) if node.input and nd.is_op(node, *_LIMITS) else None
         if maker is not None and id(maker) in numbers and g.use_count(node.input[0]) == 1:
             numbers[id(node)] = numbers[id(maker)]
@@ -230,10 +239,16 @@ def _values(
 
 def _readers(g: Graph, name: str, number: dict[int, int]) -> list[int]:
     found = dict.fromkeys(number.get(id(node), FLOAT_END) for node in _users(g, name))
-    if g.is_output(name) or g.is_captured(name):
+    if g.is_output(name):
         found[FLOAT_END] = None
     return list(found)
 
 
-def _users(g: Graph, name: str) -> list[NodeProto]:
-    return [user for user in g.users(name) if name in user.input]
+def _users(g: Graph, name: str) -> Iterator[NodeProto]:
+    """The nodes that read a value themselves, in bodies too."""
+    for user in g.users(name):
+        if name in user.input:
+            yield user
+        for body in g.subgraphs(user):
+            if not body.is_defined(name):
+                yield from _users(body, name)

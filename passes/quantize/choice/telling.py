@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from passes.quantize.plan import Entry, Plan, note_left
-from passes.quantize.static.sites import PRODUCTS
+from passes.quantize.static.sites import ALL_PRODUCTS
 from toolkit.quality.budgets import decibels
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def note_what(done: Plan, plan: Plan, ctx: Context) -> None:
     """What was quantized of a plan, and one line for each reason why something was not."""
     kinds: dict[str, list[Entry]] = {}
     for entry in done.quantized():
-        if entry.op in PRODUCTS or entry.scheme != "static":
+        if entry.op in ALL_PRODUCTS or entry.scheme != "static":
             kinds.setdefault(f"{entry.scheme} {entry.op}", []).append(entry)
     if kinds:
         listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())

@@ -40,6 +40,10 @@ class Sample:
         return f"sample:{ROWS}:{self.axis}"
 
     @property
+    def seen(self) -> bool:
+        return self.extremes.seen
+
+    @property
     def largest(self) -> Array:
         """max |x| of each channel."""
         return np.maximum(np.abs(self.extremes.low), np.abs(self.extremes.high))

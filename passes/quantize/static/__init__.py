@@ -1,6 +1,8 @@
 """Static int8: weights are quantized now, and activations by ranges that calibration data tell.
 
 The pass makes a plan (which nodes, in which numbers; the ranges of their tensors), then applies it.
+Bodies of If, Loop and Scan are part of it. What never ran there on the data has no range, and stays
+float.
 
     sites, region        what has a kernel on integers, and what is so together
     ranges, ties, useful scales of activations: from ranges, shared, and cut to what readers notice
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from onnx import NodeProto
 
 from passes.quantize import options
+from passes.quantize.distinct import make_all_distinct
 from passes.quantize.obstacles import quantized_already
 from passes.quantize.plan import (
     ActivationType,
@@ -35,10 +38,12 @@ from passes.quantize.static.region import Region, Results, as_made, behind_limit
 from passes.quantize.static.sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static.ties import tied_sites
 from passes.quantize.static.useful import useful
+from passes.quantize.static.weights import is_fused
 from passes.quantize.troubles import note_hard, note_troubles, range_troubles
 from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
+from toolkit.calibrate.bodies import inner_values, obstacle
 from toolkit.calibrate.observers import Observer, Percentile, observer_named
 from toolkit.calibrate.statistics import Range
 from toolkit.errors import UsageError
@@ -65,8 +70,8 @@ DEFAULT_OPS = (
 """What has a kernel on integers that is worth its while between two others."""
 
 
-_FUSED = "com.microsoft::FusedMatMul"
 _PERCENT = 99.99
+_NEVER_RAN = "it never ran on the calibration data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +126,11 @@ class QuantizeStatic:
     def run(self, model: Model, ctx: Context) -> None:
         start = model.journal.position
         reason = quantized_already(model) if self.plan is None else ""
-        reason = reason or lift_for_static(model, ctx)  # before a plan names its nodes
+        if not reason:  # before a plan names its nodes
+            make_all_distinct(model)
+            reason = lift_for_static(model, ctx)
         if reason:
+            model.journal.undo_to(start)
             ctx.note(reason)
             return
         if self.plan is None:
@@ -147,9 +155,10 @@ class QuantizeStatic:
         sites, left = self.candidates(model)
         results: Results = as_made if self.symmetric else behind_limits
         region = settle(sites, results)
-        observers = dict.fromkeys(region.tensors(), self._observer())
-        found = ctx.calibration.collect(model, observers)
-        note_troubles(range_troubles(found), ctx)
+        tensors = region.scopes()
+        names = (*tensors, *(_ran(site) for site in region.sites if site.is_inner))
+        found = ctx.calibration.collect(model, dict.fromkeys(names, self._observer()))
+        note_troubles((t for t in range_troubles(found) if t.tensor in tensors), ctx)
         while True:
             bad = [s for s in region.sites if _without_range(s, region, found)]
             for site in bad:
@@ -169,28 +178,26 @@ class QuantizeStatic:
         sites: list[Site] = []
         left: dict[int, str] = {}
         selection = Selection(self.include, self.exclude)
-        for node in model.graph.nodes:
-            if nd.qualified(node) == _FUSED and "MatMul" in self.ops:
-                left[id(node)] = "a FusedMatMul, which has no static int8 kernel"
-            if not nd.is_op(node, *self.ops):
+        inner = inner_values(model)
+        for graph, node in model.places():
+            if not self._takes(node):
                 continue
             try:
-                site = site_of(model.graph, node)
+                site = site_of(graph, node)
             except Miss as miss:
                 left[id(node)] = str(miss)
                 continue
             if site is None:
                 continue
-            reason = self._refusal(site, selection)
+            reason = self._refusal(site, selection) or _hidden(site, inner)
             if not reason:
                 sites.append(site)
             elif site.kind == "product":
                 left[id(node)] = reason
-        for graph in list(model.graphs())[1:]:
-            for node in graph.nodes:
-                if nd.is_op(node, *PRODUCTS) and nd.is_op(node, *self.ops):
-                    left[id(node)] = "inside a subgraph, where nothing is observed"
         return sites, left
+
+    def _takes(self, node: NodeProto) -> bool:
+        return nd.is_op(node, *self.ops) or (is_fused(node) and "MatMul" in self.ops)
 
     def _refusal(self, site: Site, selection: Selection) -> str:
         if not selection.takes(site.node):
@@ -207,11 +214,9 @@ class QuantizeStatic:
     def _plan(
         self, model: Model, region: Region, found: Calibration, left: Mapping[int, str]
     ) -> Plan:
-        tensors = {
-            name: self._tensor(model.graph, name, _range(region, name, found))
-            for name in region.tensors()
-            if name not in found.failed
-        }
+        tensors: dict[str, TensorEntry] = {}
+        for name, graph in region.scopes().items():
+            tensors[name] = self._tensor(graph, name, _range(region, name, found))
         tied = tied_sites(region, tensors)
         chosen = {id(site.node): site for site in region.sites}
         entries: list[Entry] = []
@@ -254,11 +259,29 @@ def _range(region: Region, name: str, found: Calibration) -> Range:
 def _without_range(site: Site, region: Region, found: Calibration) -> str:
     names = (*site.activations, *region.makes(site))
     failed = next((name for name in names if name in found.failed), None)
-    return found.failed[failed] if failed is not None else ""
+    if failed is not None:
+        return found.failed[failed]
+    return _NEVER_RAN if found.unseen.intersection((*names, _ran(site))) else ""
+
+
+def _ran(site: Site) -> str:
+    """By what one sees that a site of a body has run: all that it reads may be from outside."""
+    return site.node.output[0]
+
+
+def _hidden(site: Site, inner: Mapping[str, Graph]) -> str:
+    """Why a site of a body has no ranges, whatever the data are; empty when it may have some."""
+    if not site.is_inner:
+        return ""
+    for name in (*site.activations, *nd.outputs_of(site.node)):
+        scope = site.graph.scope_of(name)
+        if scope is not None and scope.parent is not None and name not in inner:
+            return obstacle(scope) or f"in a subgraph that is not the only one with a '{name}'"
+    return ""
 
 
 def _is_linear(node: NodeProto) -> bool:
-    return nd.is_op(node, "MatMul", "Gemm")
+    return nd.is_op(node, "MatMul", "Gemm") or is_fused(node)
 
 
 def _makers(site: Site) -> Iterator[NodeProto]:
@@ -267,7 +290,8 @@ def _makers(site: Site) -> Iterator[NodeProto]:
     seen: set[str] = set()
     while pending:
         value = pending.pop()
-        maker = site.graph.producer(value)
+        scope = site.graph.scope_of(value)
+        maker = scope.producer(value) if scope is not None else None
         if maker is None or value in seen:
             continue
         seen.add(value)

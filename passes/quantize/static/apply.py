@@ -71,11 +71,14 @@ def apply_static(
     if form == "qop":
         sites = [site for site in region.sites if id(site.node) in written]
         write_operators(sites, standard=ctx.target == "onnx")
-        writer.drop_unread(model.graph)
-    writer.carry_signed(model.graph)
-    part_signed(model.graph, written)
-    if ctx.on_runtime:
-        fence(model.graph, written)
+        for g in model.graphs():
+            writer.drop_unread(g)
+    writer.drop_unread_views()
+    for g in list(model.graphs()):
+        writer.carry(g)
+        part_signed(g, written)
+        if ctx.on_runtime:
+            fence(g, written)
 
 
 def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
@@ -83,13 +86,13 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
     entries: dict[int, Entry] = {}
     sites: list[Site] = []
     waiting = {id(entry): entry for entry in plan.entries if _is_ours(entry)}
-    for node in model.graph.nodes:
+    for g, node in model.places():
         entry = plan.find(node)
         if entry is None or not _is_ours(entry):
             continue
         waiting.pop(id(entry), None)
         try:
-            site = site_of(model.graph, node)
+            site = site_of(g, node)
         except Miss as miss:
             raise UsageError(f"{entry.label} cannot be static: it has {miss}") from miss
         if site is None:
@@ -101,7 +104,7 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
         entries[id(node)] = entry
         sites.append(site)
     for entry in waiting.values():
-        raise UsageError(f"{entry.label} cannot be static: it is not in the main graph")
+        raise UsageError(f"{entry.label} cannot be static: it is not in the model")
 
     def results(site: Site) -> list[str]:
         made = as_made(site)

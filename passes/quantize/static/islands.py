@@ -17,8 +17,7 @@ from toolkit.model import Model
 
 def raise_islands(model: Model, plan: Plan) -> None:
     """Make one QuickGelu of each x sigmoid(x) that the plan leaves in floats."""
-    g = model.graph
-    for node in list(g.nodes):
+    for g, node in list(model.places()):
         if not nd.is_op(node, "Mul") or _is_quantized(plan, node):
             continue
         gate = _gate(g, node)

@@ -53,9 +53,12 @@ def is_pointwise(g: Graph, node: NodeProto) -> bool:
 def apply_pointwise(model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
     """Write what the plan wants in 8 bits with a result in floats."""
     g = model.graph
-    found = {id(node): (node, entry) for node in g.nodes if (entry := _asked(plan, node))}
+    found = {id(node): (node, entry) for node in model.nodes() if (entry := _asked(plan, node))}
     if not found:
         return
+    for node, entry in found.values():
+        if node not in g:
+            raise UsageError(f"{entry.label} cannot have a result in floats: it is in a subgraph")
     if ctx.target != "ort-cpu":
         raise UsageError(f"{next(iter(found.values()))[1].label} cannot have a result in floats: "
                          "only onnxruntime has such a kernel (--target ort-cpu)")  # fmt: skip

@@ -11,9 +11,15 @@ Where the result of a layer is in 8 bits, everybody reads it behind its DQ: one 
 floats would keep the runtime from fusing. A tensor that is made in floats stays so for those who
 compute in floats.
 
-From opset 21 on, onnxruntime fails on int8 behind which a tensor is only moved: it puts a pair of
-its own there, and forgets a type in it (microsoft/onnxruntime#25526). So a pair is written there
-first. It is on the same grid, and changes nothing.
+A body (of an If, say) reads tensors and weights of the graphs around it as integers, by DQs of its
+own: the runtime fuses what is in one graph. The Q stays where the tensor is made, but for int8: on
+processors that compute with unsigned bytes the runtime makes those of a Q and its DQ, where both
+are in one graph. So there a body has a Q of its own, too.
+
+Behind what only moves a tensor, onnxruntime puts a pair of its own. From opset 21 on it forgets a
+type in one of int8 (microsoft/onnxruntime#25526), and in front of a body that reads the tensor from
+around it, it does not find the place and takes the process down. So a pair is written there first.
+It is on the same grid, and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +28,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from passes.operands import given
 from passes.quantize.plan import Entry
 from passes.quantize.static.ranges import Grid
 from passes.quantize.static.sites import Site
-from passes.quantize.static.weights import Coded, Weight, encode
+from passes.quantize.static.weights import Coded, Weight, encode, is_fused
 from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
@@ -48,7 +54,10 @@ class QdqWriter:
     grids: Mapping[str, Grid]
     views: dict[str, Grid] = field(default_factory=dict[str, Grid])
     """The values behind a DQ, and what they can hold."""
-    _read: dict[str, str] = field(default_factory=dict[str, str])
+    _stored: list[tuple[Graph, NodeProto]] = field(default_factory=list[tuple[Graph, NodeProto]])
+    """The DQs behind results."""
+    _moved: dict[str, Grid] = field(default_factory=dict[str, Grid])
+    """What is moved behind a DQ, and what it can hold."""
     _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def write(
@@ -73,60 +82,92 @@ class QdqWriter:
             self._store(g, name, self.grids[name])
         return True
 
-    def carry_signed(self, g: Graph) -> None:
-        """Put a pair behind whatever only moves a tensor of int8, unless a Q alone reads it."""
-        if g.opset() < OUTPUT_TYPES:
-            return
+    def carry(self, g: Graph) -> None:
+        """Put pairs behind what only moves tensors, where the runtime would and could not.
+
+        Graphs come before those in them: of a body that always runs the runtime makes a part of the
+        graph around it, first of all.
+        """
         for node in list(g.nodes):
-            grid = self.views.get(node.input[0]) if nd.is_op(node, *_MOVES) else None
-            if grid is None or grid.dtype != "int8":
+            moves = nd.is_op(node, *_MOVES)
+            if not moves and not _is_removed(node):
                 continue
-            users = g.users(node.output[0])
-            quantizers = [user for user in users if nd.is_op(user, "QuantizeLinear")]
-            is_kept = 0 < g.use_count(node.output[0]) == len(quantizers)
-            if not is_kept and g.begin("carry-signed", node):
-                self._store(g, node.output[0], grid)
+            result = node.output[0]
+            grid = self.views.get(node.input[0]) or self._moved.get(node.input[0])
+            if grid is None:
+                continue
+            self._moved[result] = grid
+            rule = "carry-captured" if g.is_captured(result) else ""
+            if not rule and moves and grid.dtype == "int8" and g.opset() >= OUTPUT_TYPES:
+                rule = "" if _read_by_quantizers(g, result) else "carry-signed"
+            if rule and g.begin(rule, node):
+                self._store(g, result, grid)
 
     # -- activations
 
     def _operand(self, site: Site, slot: int, made: Sequence[str]) -> str:
         g, value = site.graph, site.node.input[slot]
         if value in self.views:
-            return value
+            return self._local(g, value)
         known = g.const(value)
         if known is None:
-            return self._view(g, value)
+            return self._view(g, value, self.grids[value])
         like = self.grids[made[0]]
         grid = like if nd.is_op(site.node, "Concat") else _around(known, like)
         return self._constant_view(g, value, known, grid)
 
-    def _view(self, g: Graph, value: str) -> str:
+    def _view(self, g: Graph, value: str, grid: Grid) -> str:
         """A tensor that is made in floats, behind its Q and DQ."""
-        if value not in self._read:
-            self._read[value] = self._pair(g, value, self.grids[value])[1].output[0]
-        return self._read[value]
+        home = g.scope_of(value) if grid.dtype == "uint8" else g
+        assert home is not None, value
+        key = ("codes", id(home), value)
+        if key not in self._constants:
+            self._constants[key] = self._quantizer(home, value, grid).output[0]
+        return self._behind(g, self._constants[key], value, grid)
+
+    def _local(self, g: Graph, view: str) -> str:
+        """What is behind a DQ, by one of this graph."""
+        grid = self.views[view]
+        if g.is_defined(view):
+            return view
+        if grid.dtype == "int8":
+            return self._view(g, view, grid)  # on the same grid: the same integers again
+        scope = g.scope_of(view)
+        maker = scope.producer(view) if scope is not None else None
+        assert maker is not None, view
+        return self._behind(g, maker.input[0], view, grid)
+
+    def _behind(self, g: Graph, codes: str, value: str, grid: Grid) -> str:
+        """The DQ of this graph behind integers."""
+        key = ("view", id(g), codes)
+        if key not in self._constants:
+            self._constants[key] = self._dequantizer(g, codes, value, grid).output[0]
+        return self._constants[key]
 
     def _store(self, g: Graph, value: str, grid: Grid) -> None:
         """Everybody reads a result behind its Q and DQ."""
         maker = g.producer(value)
         assert maker is not None, value
         slot = list(maker.output).index(value)
-        quantizer, view = self._pair(g, value, grid)
+        quantizer = self._quantizer(g, value, grid)
+        view = self._dequantizer(g, quantizer.output[0], value, grid)
         behind = g.replace(value, view.output[0])
         g.set_input(quantizer, 0, maker.output[slot])
         self.views[behind] = grid
+        self._stored.append((g, view))
 
-    def _pair(self, g: Graph, value: str, grid: Grid) -> tuple[NodeProto, NodeProto]:
-        scale, zero = self.parameters(g, grid)
-        base = _short(value)
-        outputs = [g.fresh(f"{base}_q"), g.fresh(f"{base}_dq")]
-        quantizer = g.add("QuantizeLinear", [value, scale, zero], outputs[:1])
-        view = g.add("DequantizeLinear", [outputs[0], scale, zero], outputs[1:])
-        self.views[outputs[1]] = grid
-        return quantizer, view
+    def _quantizer(self, g: Graph, value: str, grid: Grid) -> NodeProto:
+        inputs = [value, *self.parameters(g, grid)]
+        return g.add("QuantizeLinear", inputs, [g.fresh(f"{_short(value)}_q")])
+
+    def _dequantizer(self, g: Graph, codes: str, value: str, grid: Grid) -> NodeProto:
+        inputs = [codes, *self.parameters(g, grid)]
+        view = g.add("DequantizeLinear", inputs, [g.fresh(f"{_short(value)}_dq")])
+        self.views[view.output[0]] = grid
+        return view
 
     def _constant_view(self, g: Graph, value: str, known: Array, grid: Grid) -> str:
-        key = ("operand", id(g.scope_of(value)), value, grid)
+        key = ("operand", id(g), id(g.scope_of(value)), value, grid)
         if key not in self._constants:
             stored = self.constant(g, grid.quantize(known), _short(value))
             scale, zero = self.parameters(g, grid)
@@ -140,6 +181,8 @@ class QdqWriter:
         floats = [node.input[1]]
         if coded.values is not None:
             g.set_input(node, 1, self._weight_view(weight, entry, coded))
+        elif not g.is_defined(node.input[1]):
+            g.set_input(node, 1, self._stored_view(g, node.input[1]))
         if coded.bias is not None:
             floats += [given(node, 2)] if given(node, 2) else []
             name = self.constant(g, coded.bias, "bias")
@@ -152,21 +195,43 @@ class QdqWriter:
         for name in ("alpha", "beta"):
             if nd.attr(node, name, 1.0) != 1 and nd.is_op(node, "Gemm"):
                 g.del_attr(node, name)
+        if is_fused(node):  # weights and scales have taken in what it does beside
+            g.set_op(node, "MatMul")
+            for name in nd.attrs(node):
+                g.del_attr(node, name)
         for name in floats:
             drop_unused(g, name)
 
     def _weight_view(self, weight: Weight, entry: Entry, coded: Coded) -> str:
-        g, values = weight.graph, coded.values
+        """The integers are stored where the weights are, once for all graphs that read them."""
+        g, values, axis = weight.graph, coded.values, entry.axis
+        scope = g.scope_of(weight.name)
         assert values is not None
-        key = ("weight", id(g), weight.name, entry.weight, entry.axis, coded.zero,
-               entry.reduce_range, coded.scale.tobytes())  # fmt: skip
+        assert scope is not None
+        key = ("weight", id(scope), weight.name, entry.weight, entry.axis, coded.zero,
+               entry.reduce_range, coded.scale.tobytes(), weight.turned)  # fmt: skip
+        if weight.turned:
+            values = np.ascontiguousarray(np.transpose(values))
+            axis = None if axis is None else 1 - axis
         if key not in self._constants:
-            stored = g.constant(values, f"{_short(weight.name)}_int8")
-            scale = self.constant(g, coded.scale, "scale")
+            self._constants[key] = scope.constant(values, f"{_short(weight.name)}_int8")
+        view = (*key, id(g))
+        if view not in self._constants:
             zeros = np.full(coded.scale.shape, coded.zero, values.dtype)
-            axis = entry.axis if coded.scale.ndim else None
-            inputs = (stored, scale, self.constant(g, zeros, "zero"))
-            self._constants[key] = g.op("DequantizeLinear", *inputs, axis=axis)
+            scale = self.constant(scope, coded.scale, "scale")
+            inputs = (self._constants[key], scale, self.constant(scope, zeros, "zero"))
+            axis = axis if coded.scale.ndim else None
+            self._constants[view] = g.op("DequantizeLinear", *inputs, axis=axis)
+        return self._constants[view]
+
+    def _stored_view(self, g: Graph, value: str) -> str:
+        """Weights that a graph around this one dequantizes, by a DQ of this one."""
+        key = ("stored", id(g), value)
+        if key not in self._constants:
+            scope = g.scope_of(value)
+            maker = scope.producer(value) if scope is not None else None
+            assert maker is not None, value
+            self._constants[key] = g.op("DequantizeLinear", *maker.input, **nd.attrs(maker))
         return self._constants[key]
 
     # -- constants
@@ -183,11 +248,30 @@ class QdqWriter:
             self._constants[key] = g.constant(array, hint)
         return self._constants[key]
 
+    def drop_unread_views(self) -> None:
+        """Remove the DQs of results that nobody but bodies read, by DQs of their own."""
+        for g, view in self._stored:
+            if view in g and g.is_unused(view.output[0]):
+                g.prune(view)
+
     def drop_unread(self, g: Graph) -> None:
         """Remove constants of which a later rewrite has made something else."""
         for name in dict.fromkeys(self._constants.values()):
             if name in g.initializers and g.is_unused(name):
                 g.drop_initializer(name)
+
+
+def _is_removed(node: NodeProto) -> bool:
+    """Whether the runtime takes a node for nothing, and what it reads for what it makes."""
+    if nd.is_op(node, "Cast"):
+        return nd.attr(node, "to") == TensorProto.FLOAT
+    return nd.is_op(node, "Identity", "Dropout")
+
+
+def _read_by_quantizers(g: Graph, value: str) -> bool:
+    """Whether Qs read a value, and nothing else does."""
+    quantizers = [user for user in g.users(value) if nd.is_op(user, "QuantizeLinear")]
+    return 0 < g.use_count(value) == len(quantizers)
 
 
 def _around(known: Array, like: Grid) -> Grid:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from passes.quantize.static.sites import Site, limits_after
 from toolkit import nodes as nd
+from toolkit.graph import Graph
 
 Results = Callable[[Site], list[str]]
 """The tensors that a site makes, behind a Relu or Clip where the range is taken there."""
@@ -40,8 +41,16 @@ class Region:
 
     def tensors(self) -> list[str]:
         """All tensors that are stored in 8 bits."""
-        names = (name for s in self.sites for name in (*s.activations, *self.makes(s)))
-        return list(dict.fromkeys(names))
+        return list(self.scopes())
+
+    def scopes(self) -> dict[str, Graph]:
+        """All tensors that are stored in 8 bits, with the graph that defines each."""
+        found = (
+            (name, site.graph.scope_of(name))
+            for site in self.sites
+            for name in (*site.activations, *self.makes(site))
+        )
+        return {name: graph for name, graph in found if graph is not None}
 
     def _read_by_bytes_alone(self, site: Site, name: str) -> bool:
         users = site.graph.users(name)

@@ -1,6 +1,7 @@
 """What can compute in 8 bits, and what it computes with.
 
-    product   Conv, ConvTranspose, Gemm, MatMul: sums of products, with constant weights or without
+    product   Conv, ConvTranspose, Gemm, MatMul: sums of products, with constant weights or without;
+              a FusedMatMul with weights is a MatMul by other ones
     combine   Add, Mul, Concat, Sigmoid, ...: the result has a range of its own
     carry     MaxPool, Reshape, Transpose, ...: the result is made of what was there, and has the
               range of the input; the kernels know no other
@@ -20,7 +21,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.fuse.affine import only_reader
 from passes.operands import given
-from passes.quantize.static.weights import Weight, weight_of
+from passes.quantize.static.weights import FUSED, Weight, is_fused, weight_of
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -28,6 +29,7 @@ from toolkit.misses import Miss
 Kind = Literal["product", "combine", "carry"]
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+ALL_PRODUCTS = (*PRODUCTS, FUSED)
 COMBINERS = (
     *("Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "GlobalAveragePool", "AveragePool"),
     *("Relu", "Clip", "HardSigmoid", "HardSwish", "Softmax", "Tanh"),
@@ -58,6 +60,11 @@ class Site:
         return list(dict.fromkeys(n for n in names if not self.graph.is_const(n)))
 
     @property
+    def is_inner(self) -> bool:
+        """Whether it is in a body, which may run often or never."""
+        return self.graph.parent is not None
+
+    @property
     def is_conv(self) -> bool:
         return nd.is_op(self.node, "Conv", "ConvTranspose")
 
@@ -73,10 +80,10 @@ class Limits:
 
 def site_of(g: Graph, node: NodeProto) -> Site | None:
     """The site that `node` is; None for what computes no such thing; Miss for what must stay."""
+    if nd.qualified(node) in ALL_PRODUCTS:
+        return _product(g, node)
     if node.domain not in nd.STANDARD_DOMAINS:
         return None
-    if node.op_type in PRODUCTS:
-        return _product(g, node)
     if node.op_type in COMBINERS:
         return _combine(g, node)
     if node.op_type in CARRIERS:
@@ -117,6 +124,8 @@ def _product(g: Graph, node: NodeProto) -> Site | None:
     weight = weight_of(g, node)
     if weight is not None:
         return Site(g, node, "product", (0,), weight)
+    if is_fused(node):
+        raise Miss("two activations, which no int8 kernel multiplies so")
     if not nd.is_op(node, "MatMul"):
         raise Miss("weights that are computed")
     _require_float32(g, node.input[0])

@@ -33,6 +33,9 @@ from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
 from toolkit.types import FLOATS
 
+FUSED = "com.microsoft::FusedMatMul"
+
+_TURNS = ("transA", "transBatchA", "transBatchB")
 _MOST = 2**31 - 1
 _RESOLUTION = 2**23
 """Steps that the bias of a channel without weights has."""
@@ -71,8 +74,10 @@ class Stored:
 class Weight:
     """The constant that a layer multiplies with; `axis` is that of its outputs.
 
-    Each index of the axis serves `groups` outputs (those of a grouped ConvTranspose), and an output
-    is a sum of `depth` products. `alpha` is the factor of a Gemm.
+    `graph` is the layer's, which may read its weights from a graph around it. Each index of the
+    axis serves `groups` outputs (those of a grouped ConvTranspose), and an output is a sum of
+    `depth` products. `alpha` is the factor of a Gemm or a FusedMatMul, and one that is `turned` by
+    the latter has its outputs first.
     """
 
     graph: Graph
@@ -82,6 +87,7 @@ class Weight:
     depth: int
     groups: int = 1
     alpha: float = 1.0
+    turned: bool = False
 
     @property
     def size(self) -> int:
@@ -103,6 +109,11 @@ class Coded:
     bias_scale: Array
 
 
+def is_fused(node: NodeProto) -> bool:
+    """Whether a node is a MatMul with a factor and transposes, in onnxruntime's own operator."""
+    return nd.qualified(node) == FUSED
+
+
 def weight_of(g: Graph, node: NodeProto) -> Weight | None:
     """The constant weights of a product; None when it has none, Miss for what must stay float."""
     name = given(node, 1)
@@ -112,27 +123,26 @@ def weight_of(g: Graph, node: NodeProto) -> Weight | None:
     rank = len(source.shape)
     if not math.prod(source.shape):
         raise Miss("no weights at all")
-    if nd.is_op(node, "MatMul", "Gemm") and rank != 2:
+    if (nd.is_op(node, "MatMul", "Gemm") or is_fused(node)) and rank != 2:
         raise Miss("weights that are no matrix")
-    scope = g.scope_of(name)
-    assert scope is not None
     bias = given(node, 2)
     if bias and floats_of(g, bias) is None:
         raise Miss("a bias that is computed")
-    axis, groups, alpha = 1, 1, 1.0
+    axis, groups = 1, 1
     if nd.is_op(node, "Conv"):
         axis = 0
     elif nd.is_op(node, "ConvTranspose"):
         groups = nd.attr(node, "group", 1)
-    elif nd.is_op(node, "Gemm"):
-        if nd.attr(node, "transA", 0):
-            raise Miss("a transposed input")
-        axis = 0 if nd.attr(node, "transB", 0) else 1
-        alpha = nd.attr(node, "alpha", 1.0)
-        if not (math.isfinite(alpha) and alpha > 0):
-            raise Miss("a factor that is not above zero")
+    elif any(nd.attr(node, turn, 0) for turn in _TURNS):
+        raise Miss("a transposed input")
+    elif nd.attr(node, "transB", 0):
+        axis = 0
+    alpha = nd.attr(node, "alpha", 1.0)
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise Miss("a factor that is not above zero")
     depth = math.prod(source.shape) // source.shape[axis] // groups
-    found = Weight(scope, name, source, axis, depth, groups, alpha)
+    turned = is_fused(node) and axis == 0
+    found = Weight(g, name, source, axis, depth, groups, alpha, turned)
     if bias and _bias_of(g, node, found.outputs) is None:
         raise Miss("a bias that is not one number for each output")
     return found
@@ -233,6 +243,8 @@ def _kept(
     if not isinstance(stored, Stored) or stored.values.dtype != np.int8 or stored.zero.any():
         return None
     if entry.weight != "int8" or weight.alpha != 1 or stored.axis not in (None, weight.axis):
+        return None
+    if weight.turned:
         return None
     if limit < FULL and (stored.values.max() > limit or stored.values.min() < -limit):
         return None

@@ -40,6 +40,10 @@ class Gram:
     def key(self) -> str:
         return "gram"
 
+    @property
+    def seen(self) -> bool:
+        return self.rows > 0
+
     def update(self, values: Array) -> None:
         if not values.ndim or finite_bounds(values, self.tensor) is None:
             return

@@ -90,11 +90,12 @@ def test_without_data_linear_layers_alone_and_it_says_so() -> None:
     [
         ("g (float16[N,8,6,6] x) => (y)", "float16", "y = Conv (x, w)", "weights of float16"),
         (
-            "g (float[N,8,6,6] x, bool c) => (y)",
+            "g (float[T,N,8,6,6] x, bool c) => (y)",
             "float",
-            """y = If (c) <then_branch = t () => (p) { p = Conv (x, w) },
-                        else_branch = e () => (q) { q = Conv (x, w) }>""",
-            "inside a subgraph",
+            """y = Scan <num_scan_inputs = 1, body = s (r) => (o) {
+                o = If (c) <then_branch = t () => (p) { p = Conv (r, w) },
+                            else_branch = e () => (q) { q = Conv (r, w) }> }> (x)""",
+            "in a subgraph inside of a Scan",
         ),
     ],
 )
@@ -106,6 +107,15 @@ def test_samples_are_not_asked_for_where_they_would_not_help(
     said = " ".join(done.notes)
     assert reason in said
     assert "--calib" not in said
+
+
+def test_samples_are_asked_for_where_convolutions_are_in_branches() -> None:
+    weights = stored("w", np.random.default_rng(0).standard_normal((64, 8, 3, 3)))
+    nodes = """y = If (c) <then_branch = t () => (p) { p = Conv (x, w) },
+                           else_branch = e () => (q) { q = Conv (x, w) }>"""
+    signature = "g (float[N,8,6,6] x, bool c) => (y)"
+    _, done = quantize(Model.from_proto(parse(typed(signature, weights, nodes))))
+    assert any("2 convolutions stay float" in n and "--calib" in n for n in done.notes)
 
 
 def test_with_data_convolutions_are_static() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import check
+from checks import check, model
 
+from passes.quantize.distinct import make_all_distinct, make_distinct
 from passes.quantize.dynamic import QuantizeDynamic
 from passes.quantize.weight_only import QuantizeWeights
 
@@ -45,3 +46,27 @@ def test_names_that_are_distinct_stay() -> None:
     feeds = {"c": np.array(False), "x": np.ones((16, 16), np.float32)}
     changed = check(QuantizeDynamic(min_elements=1), text, atol=0.3, inputs=feeds)
     assert [graph.outputs for graph in changed.graphs()] == [["y"], ["p"], ["p"]]
+
+
+def test_all_names_become_distinct_and_layers_are_called_the_same() -> None:
+    """A plan without ranges names layers alone, and one with ranges all that is there."""
+    text = branches("h = Neg (x) p = MatMul (h, v)", "h = Abs (x) p = MatMul (h, w)")
+    few, all_ = model(text), model(text)
+    make_distinct(few)
+    make_all_distinct(all_)
+    made = [[node.output[0] for node in graph.nodes] for graph in all_.graphs()]
+    values = [name for names in made for name in names]
+    assert len(values) == len(set(values)) == 5
+    assert [g.outputs for g in few.graphs()] == [g.outputs for g in all_.graphs()]
+    assert [g.nodes[0].output[0] for g in few.graphs()] == ["y", "h", "h"]
+    all_.graph.verify()
+    loop = """Loop (n, on, {0}) <body = l (int64 i, bool c, float[2] s) => (bool d, float[2] s)
+        {{ d = Identity (c) }}>"""
+    twice = f"""g (int64 n, float[2] x) => (float[2] z) <bool on = {{1}}>
+        {{ y = {loop.format("x")} z = {loop.format("y")} }}"""
+    subject = model(twice)
+    make_all_distinct(subject)
+    subject.graph.verify()
+    one, other = list(subject.graphs())[1:]
+    assert not {*one.inputs, *one.outputs} & {*other.inputs, *other.outputs}
+    assert [body.outputs[1] for body in (one, other)] == [body.inputs[2] for body in (one, other)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from passes.quantize.dynamic import QuantizeDynamic
+from tests.checks import model
 from tests.toolkit.quality.nets import FEEDS, W, coarse, linear
 from tests.toolkit.quality.test_pipeline_quality import TWO, Coarse, two
 from toolkit import Context, Model, UsageError
@@ -60,6 +61,18 @@ def test_errors_add_up():
     noise = float(np.square(a - other).sum() / np.square(a).sum())
     assert rows["a"].noise == pytest.approx(noise, rel=1e-3)
     assert rows["y"].noise == pytest.approx(wanted(coarse(W, 15), coarse(V, 15)), rel=1e-3)
+
+
+def test_errors_in_a_body_add_up_over_all_steps():
+    text = """g (int64 n, float[2] x) => (float[2] y) <bool t = {{1}}, float[1] k = {{{k}}}> {{
+        y = Loop (n, t, x) <body = b (int64 i, bool go, float[2] v) => (bool on, float[2] u)
+            {{ on = Identity (go) u = Mul (v, k) }}> }}"""
+    feed = {"n": np.array(2), "x": np.array([1, 0], np.float32)}
+    rows = added_up(model(text.format(k=2)), model(text.format(k=1)), [feed], samples=1)
+    found = {row.label: row.noise for row in rows}
+    assert found["u"] == pytest.approx((1 + 9) / (4 + 16))  # 1 for 2, and 1 for 4
+    assert found["v"] == pytest.approx((0 + 1) / (1 + 4))
+    assert found["y"] == pytest.approx(9 / 16)
 
 
 def test_values_are_taken_in_sweeps():

@@ -215,7 +215,7 @@ def test_tensors_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="its tensors are of int8 and of uint8"):
         applied(subject, replace(plan, tensors=mixed))
     unknown = replace(plan, tensors=(*plan.tensors, TensorEntry("q", low=0, high=1)))
-    with pytest.raises(UsageError, match="the main graph has no tensor 'q'"):
+    with pytest.raises(UsageError, match="the model has no tensor 'q'"):
         unknown.require_known(subject)
 
 

@@ -263,15 +263,6 @@ def test_options_that_leave_layers() -> None:
     assert stays(ROWS, floats("m", 16, 8), "y = MatMul (x, m)", other) == []
 
 
-def test_a_subgraph_stays() -> None:
-    signature = "g (float[N, 16] x, bool c) => (float[N, 8] y)"
-    inner = "(float[N, 8] {0}) {{ {0} = MatMul (x, m) }}"
-    nodes = f"""y = If (c) <then_branch = t () => {inner.format("a")},
-                            else_branch = e () => {inner.format("d")}>"""
-    notes = stays(signature, floats("m", 16, 8), nodes, run=False)
-    assert "inside a subgraph" in notes[0]
-
-
 def test_a_model_that_is_quantized_already() -> None:
     constants = f"{floats('m', 16, 8)}, float s = {{0.1}}, uint8 z = {{7}}"
     nodes = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = MatMul (d, m)"
