@@ -15,6 +15,7 @@ common scale alone the smaller ones could be anything. In doubt it is a regressi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -113,7 +114,7 @@ class OutputKind:
         if self.kind == "exact" or self.axis is None:
             return array.reshape(-1, 1)
         turned = np.moveaxis(array, self.axis, -1)
-        return turned.reshape(-1, turned.shape[-1])
+        return turned.reshape(math.prod(turned.shape[:-1]), turned.shape[-1])
 
 
 def infer_kind(
