@@ -101,9 +101,12 @@ class Quantize:
             raise UsageError(f"quantize: format=qop is for static layers, not for mode={self.mode}")
 
     def run(self, model: Model, ctx: Context) -> None:
+        start = model.journal.position
         if self.plan is not None:
             make_all_distinct(model)
             plan = read_plan(self.plan, model)
+            if not plan.quantized():
+                model.journal.undo_to(start)  # renamed for nothing
             options.note_beside_plan(self, ctx, "format", "correct_bias")
             self._write(model, plan, ctx, self._means(model, plan, ctx))
             return
@@ -115,7 +118,6 @@ class Quantize:
             ctx.note(reason)
             return
         Selection(self.include, self.exclude).note_idle(model, ctx)
-        start = model.journal.position
         make_all_distinct(model)
         self._lift(model, ctx)
         if self.smooth:

@@ -11,6 +11,7 @@ import pytest
 
 from passes.quantize.apply import apply_all
 from passes.quantize.means import input_means
+from passes.quantize.plan import Plan
 from passes.quantize.plan_json import parse_plan
 from passes.quantize.static import QuantizeStatic, apply_static
 from passes.shapes import Shapes
@@ -79,6 +80,16 @@ def test_a_plan_of_shared_names_is_read_by_the_same_names(tmp_path: Path) -> Non
         assert kernels(second)["QLinearConv"] == 3
         for feed in feeds[:2]:
             np.testing.assert_array_equal(run(first, feed), run(second, feed))
+
+
+@pytest.mark.parametrize("item", parse_passes("quantize,quantize-static"))
+def test_a_plan_of_nothing_changes_no_names(item: Any, tmp_path: Path) -> None:
+    text = BRANCHES.replace(" q", " p").replace("(q", "(p")
+    path = tmp_path / "plan.json"
+    path.write_text(Plan().to_json())
+    subject = model(text)
+    replace(item, plan=path).run(subject, Context())
+    assert not len(subject.journal)
 
 
 def test_tensors_and_nodes_that_a_plan_cannot_have() -> None:
