@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from toolkit.feeds import Feed
 
 _NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+_WHERE_OPSET = 9
 _RANK = 3
 """A vector for each token. A single number is a choice among the tokens, as where an answer begins,
 and 0 may be a better one than what is real."""
@@ -54,6 +55,9 @@ class MaskOutputs:
         Shapes(annotate=False).run(model, ctx)
         g = model.graph
         mask = self._mask_of(g)
+        if g.opset() < _WHERE_OPSET:
+            ctx.note(f"opset {g.opset()} knows no Where: lift the model first, by the pass opset")
+            return
         if not any(_has_rows(g, name, mask) for name in g.outputs):
             ctx.note(f"no output has a vector for each token of '{mask}'")
         for output in computed_at_padding(g, mask):

@@ -165,6 +165,13 @@ def test_proven_with_zeros_at_padding(validate: Any) -> None:
     np.testing.assert_array_equal(after[MASK == 0], 0)
 
 
+def test_an_opset_without_where() -> None:
+    ctx = Context()
+    subject = _masked(TAGGER.replace('"" : 23', '"" : 8'), ctx)
+    assert not len(subject.journal)
+    assert ctx.notes == ["opset 8 knows no Where: lift the model first, by the pass opset"]
+
+
 def _is_packed(subject: Model) -> bool:
     """Whether the last product is one of real rows alone."""
     (node,) = [n for n in subject.graph.nodes if n.op_type == "Attention"]
