@@ -144,6 +144,7 @@ def test_an_input_that_is_an_output_stays() -> None:
     [
         ("int64[N, L] ids", {}, r"not one input .* called a mask.*mask=NAME \(there are x, ids\)"),
         ("int64[N, L] mask, int64[N, L] other_mask", {}, r"these are: mask, other_mask"),
+        ("bool[N, L] src_key_padding_mask", {}, r"not one input .* called a mask"),
         ("int64[N, L] mask", {"mask": "maks"}, "'maks' is no input: did you mean 'mask'"),
         ("int64[N] mask", {"mask": "mask"}, r"'mask' is not of shape \[batch, length\]"),
         ("int64[N] mask", {}, "not one input"),
