@@ -96,7 +96,7 @@ class QdqWriter:
             if grid is None:
                 continue
             self._moved[result] = grid
-            rule = "carry-captured" if g.is_captured(result) else ""
+            rule = "carry-captured" if _is_read_by_bodies(g, result) else ""
             if not rule and moves and grid.dtype == "int8" and g.opset() >= OUTPUT_TYPES:
                 rule = "" if _read_by_quantizers(g, result) else "carry-signed"
             if rule and g.begin(rule, node):
@@ -238,6 +238,16 @@ def _is_removed(node: NodeProto) -> bool:
     if nd.is_op(node, "Cast"):
         return nd.attr(node, "to") == TensorProto.FLOAT
     return nd.is_op(node, "Identity", "Dropout")
+
+
+def _is_read_by_bodies(g: Graph, value: str) -> bool:
+    """Whether bodies read a value from around them, or the result of an If that gives it."""
+    if g.is_captured(value):
+        return True
+    if g.parent is None or g.owner is None or not nd.is_op(g.owner, "If"):
+        return False
+    made = zip(g.outputs, g.owner.output, strict=False)
+    return any(_is_read_by_bodies(g.parent, name) for inner, name in made if inner == value)
 
 
 def _read_by_quantizers(g: Graph, value: str) -> bool:

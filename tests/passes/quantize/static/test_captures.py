@@ -189,3 +189,17 @@ def test_what_is_moved_and_read_by_a_body(moved: str, reader: str, kind: Any, fo
     for feed in feeds:
         (found,) = Session(subject, optimize=True).run(feed)
         np.testing.assert_allclose(found, run(subject, feed), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_what_is_moved_in_a_branch_that_always_runs(kind: Any) -> None:
+    """The runtime makes it a part of the graph around it, where a body reads what comes out."""
+    moved = f"""on = Constant <value = bool {{1}}> ()
+        r = If (on) <then_branch = always () => (float[N, 8, 8, 8] f) {{ f = {TURNED} (a) }},
+                     else_branch = never () => (float[N, 8, 8, 8] k) {{ k = Neg (a) }}>"""
+    text = OUTER.replace("r = Relu (a)", moved).replace("p = Conv (r, v)", "p = Abs (r)")
+    feeds = branch_feeds(YES, NO)
+    subject = quantized(text, feeds, QuantizeStatic(activations=kind))
+    for feed in feeds:
+        (found,) = Session(subject, optimize=True).run(feed)
+        np.testing.assert_allclose(found, run(subject, feed), atol=1e-5)
