@@ -108,6 +108,7 @@ class Quantize:
             if not plan.quantized():
                 model.journal.undo_to(start)  # renamed for nothing
             options.note_beside_plan(self, ctx, "format", "correct_bias")
+            Shapes(annotate=False).run(model, ctx)  # by which bodies are observed
             self._write(model, plan, ctx, self._means(model, plan, ctx))
             return
         if self.mode == "weight_only":
