@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from toolkit.validate import Validator, Verdict
 
 _MOST_VETOES = 12
+_TOO_LATE = "it changes what outputs are, which is to come before anything is quantized"
 _RULE_LOST_AFTER = 3
 """A rule that breaks the model at this many sites is wrong as such: it is dropped as a whole."""
 
@@ -81,6 +82,10 @@ def _run_once(
         return _Outcome("reverted", reason=failure)
     if not len(model.journal):
         return _Outcome("unchanged")
+    if ctx.redefined and ctx.judge is not None:
+        model.rollback()
+        ctx.notes.clear()
+        return _Outcome("reverted", reason=_TOO_LATE)
     places = model.journal.places_by_rule()
     if validator is None:
         return _Outcome("applied", places=places)
@@ -92,6 +97,7 @@ def _run_once(
         return _Outcome("applied", verdict.error, quality=verdict.quality, places=places)
     if ctx.redefined:  # a part of it would give what is neither the one nor the other
         model.rollback()
+        ctx.notes.clear()  # of what it has made of outputs, nothing is left
         return _Outcome("reverted", verdict.error, verdict.reason)
     ctx.tell("finding the rewrite that breaks it", 0.0)
     culprit, of_it = _first_bad(model, validator, item.tolerance, verdict)

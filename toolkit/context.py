@@ -52,6 +52,7 @@ class Context:
 
     A pass that changes what an output means, on purpose, says so in `redefined`: what it is to be
     from now on, given a feed and what it was. It is proven against that, and undone as a whole.
+    What quantizing costs is told beside the floats: such a pass has to come before that.
 
     `prefer` and `measure` are for passes that choose by speed: whether a smaller model may be
     slower, and whether to time it on this machine. Plans that passes have applied go into `plans`.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from toolkit.compare import Difference, compare, worst
+from toolkit.errors import ToolkitError, summarize
 from toolkit.feeds import Feed, Feeds, Sample, Search, find_feeds
-from toolkit.feeds.search import Trial
 from toolkit.model import Model
 from toolkit.optypes import is_random
 from toolkit.runtime import Session
@@ -28,6 +29,8 @@ class Reference:
     feeds: Feeds
     unstable: frozenset[str] = frozenset()
     """Outputs that differ between two runs on the same feed: they cannot be compared."""
+    changes: tuple[Mapping[str, Redefinition], ...] = ()
+    """What has been made of the model's answers, one after the other."""
 
     @classmethod
     def of(
@@ -54,33 +57,50 @@ class Reference:
         """The same feeds, with some of the outputs as they are to be instead."""
         if not changes:
             return self
-        trials = [replace(t, outputs=self._changed(t, changes)) for t in self.feeds.trials]
-        return replace(self, feeds=replace(self.feeds, trials=trials))
-
-    def _changed(self, trial: Trial, changes: Mapping[str, Redefinition]) -> list[Any]:
-        answers = zip(self.outputs, trial.outputs, strict=True)
-        return [
-            changes[name](trial.feed, answer) if name in changes else answer
-            for name, answer in answers
+        trials = [
+            replace(t, outputs=self._changed(t.feed, t.outputs, changes)) for t in self.feeds.trials
         ]
+        feeds = replace(self.feeds, trials=trials)
+        return replace(self, feeds=feeds, changes=(*self.changes, dict(changes)))
 
-    def differences(self, session: Session) -> dict[str, Difference]:
-        """How far each output of another model is from this one's, over all feeds."""
-        return self._compared(session, lambda feed: feed)
+    def _changed(
+        self, feed: Feed, answers: Sequence[Any], changes: Mapping[str, Redefinition]
+    ) -> list[Any]:
+        """Raises ToolkitError where a pass cannot tell what an output is to be."""
+        found = list(answers)
+        for at, name in enumerate(self.outputs):
+            if name in changes:
+                try:  # on copies: others are compared with these
+                    found[at] = changes[name](deepcopy(feed), deepcopy(answers[at]))
+                except Exception as error:
+                    raise ToolkitError(
+                        f"output '{name}' cannot be what it is to be: {summarize(error)}"
+                    ) from error
+        return found
+
+    def differences(self, session: Session, original: bool = False) -> dict[str, Difference]:
+        """How far each output of another model is from this one's, over all feeds.
+
+        Of the `original` itself, in another session, what was made of its answers is made again.
+        """
+        return self._compared(session, lambda feed: feed, original)
 
     def sensitivity(self, session: Session) -> dict[str, Difference]:
         """How far each output of the same model moves when its inputs are rounded once more."""
-        return self._compared(session, _rounded_anew)
+        return self._compared(session, _rounded_anew, original=True)
 
-    def _compared(self, session: Session, given: Callable[[Feed], Feed]) -> dict[str, Difference]:
+    def _compared(
+        self, session: Session, given: Callable[[Feed], Feed], original: bool
+    ) -> dict[str, Difference]:
         found: dict[str, list[Difference]] = {}
-        names = [name for name in self.outputs if name not in self.unstable]
-        if not names:
-            return {}  # asked for nothing, a session gives everything
         for trial in self.feeds.trials:
-            expected = dict(zip(self.outputs, trial.outputs, strict=True))
-            for name, actual in zip(names, session.run(given(trial.feed), names), strict=True):
-                found.setdefault(name, []).append(compare(expected[name], actual))
+            feed = given(trial.feed)
+            answers = session.run(feed, self.outputs)
+            for changes in self.changes if original else ():
+                answers = self._changed(feed, answers, changes)
+            for name, expected, actual in zip(self.outputs, trial.outputs, answers, strict=True):
+                if name not in self.unstable:
+                    found.setdefault(name, []).append(compare(expected, actual))
         return {name: worst(each) for name, each in found.items()}
 
 

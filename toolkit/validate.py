@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from toolkit.check import Level, check_output, strictest_level
 from toolkit.compare import Difference, worst
-from toolkit.errors import ModelError, RuntimeRefused
+from toolkit.errors import ModelError, RuntimeRefused, ToolkitError
 from toolkit.feeds import Feeds, Sample
 from toolkit.interface import Interface
 from toolkit.model import Model
@@ -85,8 +85,8 @@ class Validator:
         self._ir_version = original.ir_version
         self._weights = original.weights
         self._snapshot = original.to_proto().SerializeToString()
-        self._as_deployed: dict[str, Difference] | None = None
-        self._sensitivity: dict[str, Difference] | None = None
+        self._as_deployed: _Own | None = None
+        self._sensitivity: _Own | None = None
         self._drift = 0.0
         self._noise: float | None = None
         try:
@@ -169,17 +169,21 @@ class Validator:
             return Verdict(True, None, self.note)
         try:
             expected = self._expected.redefined(redefined or {})
+        except ToolkitError as error:
+            return Verdict(False, None, str(error))
+        try:
             found = expected.differences(Session(model, deployed, self._custom_ops))
         except RuntimeRefused as refusal:
-            if deployed and self._original_as_deployed() is None:
+            if deployed and self._original_as_deployed(expected) is None:
                 return Verdict(True, None, "onnxruntime's optimizations break the original too")
             return Verdict(False, None, f"onnxruntime refuses it: {refusal}")
         if tolerance is QUANT and self.judge is not None:
             return self._weigh(model, found, self.judge, deployed)
         if self._noise is not None and self.judge is not None:
-            return self._still(model, found, self.judge, tolerance)
+            return self._still(model, found, expected, self.judge, tolerance)
         # The runtime's optimizations compute in another order, whatever the passes did.
-        return self._judge(found, max(tolerance, FLOAT) if deployed else tolerance, deployed)
+        allowed = max(tolerance, FLOAT) if deployed else tolerance
+        return self._judge(found, expected, allowed, deployed)
 
     def accept(self, verdict: Verdict) -> None:
         """The model is kept as it was checked: the next check starts from how far off it is."""
@@ -208,11 +212,16 @@ class Validator:
         return Verdict(quality.ok, error, "" if quality.ok else quality.reason, quality)
 
     def _still(
-        self, model: Model, found: dict[str, Difference], judge: Judge, tolerance: Tolerance
+        self,
+        model: Model,
+        found: dict[str, Difference],
+        expected: Reference,
+        judge: Judge,
+        tolerance: Tolerance,
     ) -> Verdict:
         """Whether a model that was quantized by an earlier pass is as good as it was then."""
         assert self._noise is not None
-        verdict = self._judge(found, tolerance, deployed=False)
+        verdict = self._judge(found, expected, tolerance, deployed=False)
         if verdict.ok and found:
             return verdict
         weighed = self._weigh(model, found, judge, deployed=False)
@@ -222,20 +231,26 @@ class Validator:
         reason = verdict.reason or "it is further from the floats than before"
         return weighed if kept else Verdict(False, weighed.error, reason)
 
-    def _judge(self, found: dict[str, Difference], tolerance: Tolerance, deployed: bool) -> Verdict:
+    def _judge(
+        self,
+        found: dict[str, Difference],
+        expected: Reference,
+        tolerance: Tolerance,
+        deployed: bool,
+    ) -> Verdict:
         # A pass answers for what it adds, not for what those before it were allowed.
         margin = self._drift + EXACT.allowed(self._epsilon)
         allowed = max(tolerance.allowed(self._epsilon), margin if self._drift else 0.0)
         error = worst(list(found.values())).relative
         over = {name: d for name, d in found.items() if d.relative > allowed}
         if over and deployed:
-            own = self._original_as_deployed() or {}
+            own = self._original_as_deployed(expected) or {}
             limits = {name: _OWN_ERROR * own[name].relative if name in own else 0 for name in over}
             over = {name: d for name, d in over.items() if d.relative > limits[name]}
             if not over:
                 return Verdict(True, error, "no further off than the original, as deployed")
         if over and tolerance is FLOAT:
-            own = self._original_rounded_anew()
+            own = self._original_rounded_anew(expected)
             most = _MOST_SENSITIVE * allowed
             limits = {name: min(most, _SENSITIVE * own[name].relative) for name in over}
             over = {name: d for name, d in over.items() if not d.relative <= limits[name]}
@@ -248,24 +263,34 @@ class Validator:
         reason = f"output '{name}': {difference.reason or figures}"
         return Verdict(False, error if math.isfinite(error) else None, reason)
 
-    def _original_as_deployed(self) -> dict[str, Difference] | None:
+    def _original_as_deployed(self, expected: Reference) -> dict[str, Difference] | None:
         """What the runtime's optimizations do to the original itself; None when they break it."""
-        if self._as_deployed is None:
-            original = Model(ModelProto.FromString(self._snapshot), self._weights)
+        if self._as_deployed is None or self._as_deployed.expected is not expected:
             try:
-                session = Session(original, True, self._custom_ops)
-                self._as_deployed = self._reference.differences(session)
+                found = expected.differences(self._original(deployed=True), original=True)
             except RuntimeRefused:
                 return None
-        return self._as_deployed
+            self._as_deployed = _Own(expected, found)
+        return self._as_deployed.found
 
-    def _original_rounded_anew(self) -> dict[str, Difference]:
+    def _original_rounded_anew(self, expected: Reference) -> dict[str, Difference]:
         """What a unit in the last place of its inputs does to the original."""
-        if self._sensitivity is None:
-            original = Model(ModelProto.FromString(self._snapshot), self._weights)
-            session = Session(original, False, self._custom_ops)
-            self._sensitivity = self._reference.sensitivity(session)
-        return self._sensitivity
+        if self._sensitivity is None or self._sensitivity.expected is not expected:
+            found = expected.sensitivity(self._original(deployed=False))
+            self._sensitivity = _Own(expected, found)
+        return self._sensitivity.found
+
+    def _original(self, deployed: bool) -> Session:
+        original = Model(ModelProto.FromString(self._snapshot), self._weights)
+        return Session(original, deployed, self._custom_ops)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """How far the original itself is from what is expected, in other circumstances."""
+
+    expected: Reference
+    found: dict[str, Difference]
 
 
 def _require_valid(model: Model, level: Level, refusal: RuntimeRefused) -> None:

@@ -101,10 +101,14 @@ class Quantize:
             raise UsageError(f"quantize: format=qop is for static layers, not for mode={self.mode}")
 
     def run(self, model: Model, ctx: Context) -> None:
+        start = model.journal.position
         if self.plan is not None:
             make_all_distinct(model)
             plan = read_plan(self.plan, model)
+            if not plan.quantized():
+                model.journal.undo_to(start)  # renamed for nothing
             options.note_beside_plan(self, ctx, "format", "correct_bias")
+            Shapes(annotate=False).run(model, ctx)  # by which bodies are observed
             self._write(model, plan, ctx, self._means(model, plan, ctx))
             return
         if self.mode == "weight_only":
@@ -115,7 +119,6 @@ class Quantize:
             ctx.note(reason)
             return
         Selection(self.include, self.exclude).note_idle(model, ctx)
-        start = model.journal.position
         make_all_distinct(model)
         self._lift(model, ctx)
         if self.smooth:

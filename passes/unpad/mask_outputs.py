@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from toolkit.feeds import Feed
 
 _NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+_WHERE_OPSET = 9
 _RANK = 3
 """A vector for each token. A single number is a choice among the tokens, as where an answer begins,
 and 0 may be a better one than what is real."""
@@ -47,13 +48,19 @@ class MaskOutputs:
     idempotent: ClassVar[bool] = True
     mask: str = field(
         default="",
-        metadata={"help": "The input that is 0 at padding; by default the one called a mask."},
+        metadata={
+            "help": "The input that is 0 at padding; by default the one called a mask, "
+            "but not one called a padding mask, which often is 1 there."
+        },
     )
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
         g = model.graph
         mask = self._mask_of(g)
+        if g.opset() < _WHERE_OPSET:
+            ctx.note(f"opset {g.opset()} knows no Where: lift the model first, by the pass opset")
+            return
         if not any(_has_rows(g, name, mask) for name in g.outputs):
             ctx.note(f"no output has a vector for each token of '{mask}'")
         for output in computed_at_padding(g, mask):
@@ -69,7 +76,7 @@ class MaskOutputs:
         if self.mask and self.mask not in g.feeds:
             hint = suggestion(self.mask, g.feeds) or f": there are {', '.join(g.feeds)}"
             raise UsageError(f"{self.name}: '{self.mask}' is no input{hint}")
-        found = [self.mask] if self.mask else [n for n in g.feeds if "mask" in n.lower()]
+        found = [self.mask] if self.mask else list(filter(_is_called_mask, g.feeds))
         fitting = [name for name in found if g.rank(name) == 2]
         if len(fitting) == 1:
             return fitting[0]
@@ -80,6 +87,11 @@ class MaskOutputs:
             f"{self.name}: not one input of shape [batch, length] is called a mask: name it by "
             f"{self.name}:mask=NAME ({of})"
         )
+
+
+def _is_called_mask(name: str) -> bool:
+    """Not PyTorch's `src_key_padding_mask`, say, which is true at padding."""
+    return "mask" in name.lower() and "pad" not in name.lower()
 
 
 def computed_at_padding(g: Graph, mask: str) -> list[str]:

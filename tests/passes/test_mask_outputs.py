@@ -144,6 +144,7 @@ def test_an_input_that_is_an_output_stays() -> None:
     [
         ("int64[N, L] ids", {}, r"not one input .* called a mask.*mask=NAME \(there are x, ids\)"),
         ("int64[N, L] mask, int64[N, L] other_mask", {}, r"these are: mask, other_mask"),
+        ("bool[N, L] src_key_padding_mask", {}, r"not one input .* called a mask"),
         ("int64[N, L] mask", {"mask": "maks"}, "'maks' is no input: did you mean 'mask'"),
         ("int64[N] mask", {"mask": "mask"}, r"'mask' is not of shape \[batch, length\]"),
         ("int64[N] mask", {}, "not one input"),
@@ -163,6 +164,13 @@ def test_proven_with_zeros_at_padding(validate: Any) -> None:
     assert "compared with what a pass has made of it: 'y'" in result.proof
     (after,) = ort.run(result.model.to_proto(), _feed())
     np.testing.assert_array_equal(after[MASK == 0], 0)
+
+
+def test_an_opset_without_where() -> None:
+    ctx = Context()
+    subject = _masked(TAGGER.replace('"" : 23', '"" : 8'), ctx)
+    assert not len(subject.journal)
+    assert ctx.notes == ["opset 8 knows no Where: lift the model first, by the pass opset"]
 
 
 def _is_packed(subject: Model) -> bool:

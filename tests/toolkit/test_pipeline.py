@@ -20,12 +20,15 @@ from toolkit import (
     NotProven,
     Pipeline,
     Tolerance,
+    ToolkitError,
     UsageError,
     op,
     rewrite,
     var,
 )
 from toolkit.calibrate.observers import MinMax
+from toolkit.reference import Reference
+from toolkit.runtime import Session
 
 LAYERS = 12
 
@@ -448,9 +451,9 @@ def test_a_calibration_source_that_is_none() -> None:
 
 @dataclass(frozen=True)
 class Twice:
-    """Double the output on purpose, and say that it is `told` times what it was."""
+    """Double the output on purpose, and say that it is `told` times what it was, or by a call."""
 
-    told: float
+    told: Any
     name: ClassVar[str] = "twice"
     tolerance: ClassVar[Tolerance] = EXACT
 
@@ -461,7 +464,8 @@ class Twice:
         graph.begin("twice", last)
         graph.set_op(last, "Add")
         graph.set_inputs(last, [last.input[0], last.input[0]])
-        ctx.redefined["y"] = lambda feed, answer: self.told * answer
+        times = self.told
+        ctx.redefined["y"] = times if callable(times) else lambda feed, answer: times * answer
 
 
 @pytest.mark.parametrize("validate", ["each", "final"])
@@ -485,3 +489,59 @@ def test_a_pass_behind_one_that_redefines_answers_for_its_own() -> None:
     result = run(tower(), Twice(2.0), Spoil(("m3",)))
     assert [r.status for r in result.passes] == ["applied", "applied"]
     assert [u.rule for u in result.passes[1].undone] == ["swap"]
+
+
+def _boom(feed: Any, answer: Any) -> Any:
+    raise ValueError("no such thing")
+
+
+def _in_place(feed: Any, answer: Any) -> Any:
+    for value in feed.values():
+        value[:] = 0
+    answer *= 2
+    return answer
+
+
+def test_a_redefinition_that_raises_is_a_pass_that_does_not_hold() -> None:
+    result = run(tower(), Twice(_boom))
+    assert [r.status for r in result.passes] == ["reverted"]
+    expected = "output 'y' cannot be what it is to be: ValueError: no such thing"
+    assert result.passes[0].reason == expected
+    with pytest.raises(ToolkitError, match=expected):
+        run(tower(), Twice(_boom), validate="final")
+
+
+def test_a_redefinition_works_on_copies() -> None:
+    """It is asked more than once, and what the original has answered is read by others."""
+    result = run(tower(), Twice(_in_place), Spoil(("m3",)))
+    assert result.passes[0].status == "applied"
+    assert [u.rule for u in result.passes[1].undone] == ["swap"]
+    assert "error 0.0e+00 as written, 0.0e+00 as deployed" in result.proof
+
+
+def test_what_the_original_does_by_itself_is_redefined_too() -> None:
+    """What it gives at places that are 0 now says nothing of the others."""
+    before = tower()
+    plain = Reference.of(before)
+    assert plain.sensitivity(Session(before))["y"].relative > 0
+    zeros = plain.redefined({"y": lambda feed, answer: 0 * answer})
+    assert zeros.sensitivity(Session(before))["y"].relative == 0
+    assert zeros.differences(Session(before, True), original=True)["y"].relative == 0
+    assert zeros.differences(Session(before, True))["y"].relative > 0
+
+
+class Quantized(Spoil):
+    """What is judged from here on."""
+
+    name: ClassVar[str] = "quantized"
+    tolerance: ClassVar[Tolerance] = QUANT
+
+
+@pytest.mark.parametrize("validate", ["each", "final"])
+def test_outputs_are_redefined_before_anything_is_quantized(validate: Any) -> None:
+    """What quantizing costs is told beside floats that are what they were."""
+    result = run(tower(), Quantized(()), Twice(2.0), validate=validate)
+    assert [r.status for r in result.passes] == ["applied", "reverted"]
+    assert "before anything is quantized" in result.passes[1].reason
+    result = run(tower(), Twice(2.0), Quantized(()), validate=validate)
+    assert [r.status for r in result.passes] == ["applied", "applied"]

@@ -68,8 +68,8 @@ class Surfaced:
         return tuple(piece for piece in each if piece.size)
 
 
-def surface(graph: Graph, value: str, dtype: int) -> Surfaced:
-    """Make a value of a body one of the main graph; what type it has, if that is known."""
+def surface(graph: Graph, value: str, dtype: int, rank: int | None) -> Surfaced:
+    """Make a value of a body one of the main graph; what type and rank it has, if that is known."""
     if dtype not in (*_PLAIN, TensorProto.INT64):
         value, dtype = graph.op("Cast", value, to=TensorProto.FLOAT), TensorProto.FLOAT
     stacked = nd.is_op(graph.owner, "Scan")
@@ -85,7 +85,7 @@ def surface(graph: Graph, value: str, dtype: int) -> Surfaced:
     for body in bodies:
         parent, owner = _around(body)
         if nd.is_op(owner, "Scan"):
-            steps = _scanned(body, value, dtype)
+            steps = _scanned(body, value, dtype, rank)
             sequence = parent.op("SequenceInsert", sequence, steps)
         elif nd.is_op(owner, "Loop"):
             sequence = _carried_out(body, sequence, dtype)
@@ -135,12 +135,13 @@ def _carried_out(body: Graph, sequence: str, dtype: int) -> str:
     return name
 
 
-def _scanned(body: Graph, value: str, dtype: int) -> str:
-    """A scan output of what the body makes in each step."""
+def _scanned(body: Graph, value: str, dtype: int, rank: int | None) -> str:
+    """A scan output of what the body makes in each step; the runtime insists on its rank."""
     parent, owner = _around(body)
     copy = body.op("Identity", value)  # a value may not be an output twice, nor an input at once
     outputs = body.interface_outputs()
-    body.set_interface(outputs=[*outputs, helper.make_tensor_value_info(copy, dtype, None)])
+    shape = None if rank is None else [None] * rank
+    body.set_interface(outputs=[*outputs, helper.make_tensor_value_info(copy, dtype, shape)])
     for name in ("scan_output_axes", "scan_output_directions"):
         if nd.attr(owner, name) is not None:
             parent.set_attr(owner, name, [*nd.attr(owner, name), 0])

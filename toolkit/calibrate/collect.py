@@ -181,10 +181,13 @@ class Run:
         inner = inner_values(model)
         self._fed = [name for name in names if name in inputs]
         self._made = [name for name in names if name not in inputs and name not in inner]
-        types = {name: inner[name].dtype(name) for name in names if name in inner}
+        hidden = {name: inner[name] for name in names if name in inner}
         copy = model.copy()
-        places = inner_values(copy) if types else {}
-        self._inner = {name: surface(places[name], name, kind) for name, kind in types.items()}
+        places = inner_values(copy) if hidden else {}
+        self._inner = {
+            name: surface(places[name], name, g.dtype(name), g.rank(name))
+            for name, g in hidden.items()
+        }
         self._wanted = [*self._made, *(found.name for found in self._inner.values())]
         self._session = _session(copy, self._wanted, custom_ops) if self._wanted else None
 
@@ -273,7 +276,7 @@ def _inner_sizes(
         return {}
     copy = model.copy()
     places = inner_values(copy)
-    shapes = {n: surface(places[n], places[n].op("Shape", n), TensorProto.INT64) for n in names}
+    shapes = {n: surface(places[n], places[n].op("Shape", n), TensorProto.INT64, 1) for n in names}
     wanted = [found.name for found in shapes.values()]
     sizes: dict[str, int] = {}
     found = _fetched(_session(copy, wanted, ops), feed, wanted, 0)

@@ -15,6 +15,7 @@ common scale alone the smaller ones could be anything. In doubt it is a regressi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +33,8 @@ _CLASSES = re.compile(r"logit|prob|softmax|class|label|categor|token")
 _EMBEDDING = re.compile(r"embed|hidden|feature|pool|repr|encod|vector")
 _REGRESSION = re.compile(r"box|coord|landmark|keypoint|depth|mask|flow|regress|offset|loc\b")
 
-_THROUGH = (
-    *("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout", "Div"),
-    "GatherND",
-)
-"""Operators that change neither the values nor their order, or only the unit they are in; and what
-brings rows back to their places."""
+_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout", "Div")
+"""Operators that change neither the values nor their order, or only the unit they are in."""
 
 _LINEAR = ("Gemm", "MatMul", "FusedMatMul", "Add", "MatMulInteger", "MatMulNBits")
 _NORMS = (
@@ -113,7 +110,7 @@ class OutputKind:
         if self.kind == "exact" or self.axis is None:
             return array.reshape(-1, 1)
         turned = np.moveaxis(array, self.axis, -1)
-        return turned.reshape(-1, turned.shape[-1])
+        return turned.reshape(math.prod(turned.shape[:-1]), turned.shape[-1])
 
 
 def infer_kind(
@@ -125,7 +122,7 @@ def infer_kind(
         return _one(name, "exact")
     if name in states:
         return _one(name, "state")
-    source = _source(graph, name)
+    source = _source(graph, name, first.ndim)
     kind, axis = _kind(name.lower(), first, values, source)
     if kind == "classes" and axis == -1 and _is_text(values):
         return _one(name, "text")
@@ -147,10 +144,15 @@ def _one(name: str, kind: Kind, axis: int | None = -1) -> OutputKind:
     return OutputKind(name, kind, axis, (Group(kind),))
 
 
-def _source(graph: Graph, name: str) -> NodeProto | None:
-    """The node that computes the values of an output."""
+def _source(graph: Graph, name: str, rank: int) -> NodeProto | None:
+    """The node that computes the values of an output.
+
+    A GatherND brings vectors of tokens back to their places; elsewhere it picks some, as those that
+    a detector keeps, which are no longer what they were beside each other.
+    """
+    through = (*_THROUGH, "Where", "GatherND") if rank == 3 else (*_THROUGH, "Where")
     node = graph.producer(name)
-    while node is not None and nd.is_op(node, *_THROUGH, "Where"):
+    while node is not None and nd.is_op(node, *through):
         slot = _chosen_from(graph, node) if nd.is_op(node, "Where") else 0
         if slot is None:
             return node

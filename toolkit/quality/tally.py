@@ -47,6 +47,8 @@ class GroupTally:
 
     def add(self, reference: Array, actual: Array | None) -> None:
         """Rows of one sample; None when the other model gave another shape."""
+        if actual is not None and not reference.size:
+            return  # both give nothing
         if actual is None or not self._has_channels(reference):
             for _, tally in self.limits:
                 tally.miss()

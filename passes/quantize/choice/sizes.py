@@ -16,7 +16,8 @@ from toolkit.model import Model
 def sizes_on(model: Model, feed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shape of each value that follows from the inputs' shapes.
 
-    Of a loop whose shapes change from step to step, sizes are not known.
+    Of a loop whose shapes change from step to step, sizes are not known, nor those of a name that
+    stands for several things, as constants of two bodies may have one.
     """
     copy = model.copy()
     inputs: list[ValueInfoProto] = []
@@ -31,10 +32,12 @@ def sizes_on(model: Model, feed: Mapping[str, Any]) -> dict[str, tuple[int, ...]
         inputs.append(fixed)
     copy.graph.set_interface(inputs=inputs)
     Shapes(annotate=False).run(copy, Context())
-    sizes: dict[str, tuple[int, ...]] = {}
+    found: dict[str, set[tuple[int, ...] | None]] = {}
     for graph in copy.graphs():
         names = [*graph.inputs, *graph.initializers]
         names += [name for node in graph.nodes for name in nd.outputs_of(node)]
-        known = ((name, graph.type(name)) for name in names)
-        sizes |= {n: t.static for n, t in known if t is not None and t.static is not None}
-    return sizes
+        for name in names:
+            known = graph.type(name)
+            found.setdefault(name, set()).add(known.static if known is not None else None)
+    single = ((name, next(iter(sizes))) for name, sizes in found.items() if len(sizes) == 1)
+    return {name: size for name, size in single if size is not None}

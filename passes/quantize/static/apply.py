@@ -73,7 +73,6 @@ def apply_static(
         write_operators(sites, standard=ctx.target == "onnx")
         for g in model.graphs():
             writer.drop_unread(g)
-    writer.drop_unread_views()
     for g in list(model.graphs()):
         writer.carry(g)
         part_signed(g, written)

@@ -4,17 +4,18 @@
     W (int8) -> DQ -^   ^- DQ <- b (int32)
 
 A runtime fuses the pairs with what is between them into a kernel on integers; one that does not
-computes the same in floats. A tensor has one Q and one DQ, whoever reads it; equal scales and
-zero points are stored once, and a weight that several layers read as well.
+computes the same in floats. A tensor has one Q and one DQ in a graph, whoever reads it there; equal
+scales and zero points are stored once, and a weight that several layers read as well.
 
 Where the result of a layer is in 8 bits, everybody reads it behind its DQ: one reader of the raw
 floats would keep the runtime from fusing. A tensor that is made in floats stays so for those who
 compute in floats.
 
-A body (of an If, say) reads tensors and weights of the graphs around it as integers, by DQs of its
-own: the runtime fuses what is in one graph. The Q stays where the tensor is made, but for int8: on
-processors that compute with unsigned bytes the runtime makes those of a Q and its DQ, where both
-are in one graph. So there a body has a Q of its own, too.
+A body (of an If, say) reads weights of the graphs around it as integers, by DQs of its own: the
+runtime fuses what is in one graph. Tensors it reads as floats, with pairs of its own: on the same
+grid the same integers come out. A Q that bodies alone read is beyond the runtime: it aborts on one
+behind a DQ, with nothing in between but what it removes, and of int8 it makes the unsigned bytes
+that some processors need only where a Q and its DQ are in one graph.
 
 Behind what only moves a tensor, onnxruntime puts a pair of its own. From opset 21 on it forgets a
 type in one of int8 (microsoft/onnxruntime#25526), and in front of a body that reads the tensor from
@@ -54,8 +55,6 @@ class QdqWriter:
     grids: Mapping[str, Grid]
     views: dict[str, Grid] = field(default_factory=dict[str, Grid])
     """The values behind a DQ, and what they can hold."""
-    _stored: list[tuple[Graph, NodeProto]] = field(default_factory=list[tuple[Graph, NodeProto]])
-    """The DQs behind results."""
     _moved: dict[str, Grid] = field(default_factory=dict[str, Grid])
     """What is moved behind a DQ, and what it can hold."""
     _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
@@ -97,7 +96,7 @@ class QdqWriter:
             if grid is None:
                 continue
             self._moved[result] = grid
-            rule = "carry-captured" if g.is_captured(result) else ""
+            rule = "carry-captured" if _is_read_by_bodies(g, result) else ""
             if not rule and moves and grid.dtype == "int8" and g.opset() >= OUTPUT_TYPES:
                 rule = "" if _read_by_quantizers(g, result) else "carry-signed"
             if rule and g.begin(rule, node):
@@ -107,8 +106,8 @@ class QdqWriter:
 
     def _operand(self, site: Site, slot: int, made: Sequence[str]) -> str:
         g, value = site.graph, site.node.input[slot]
-        if value in self.views:
-            return self._local(g, value)
+        if value in self.views:  # on the same grid, in a body: the same integers again
+            return value if g.is_defined(value) else self._view(g, value, self.views[value])
         known = g.const(value)
         if known is None:
             return self._view(g, value, self.grids[value])
@@ -117,30 +116,10 @@ class QdqWriter:
         return self._constant_view(g, value, known, grid)
 
     def _view(self, g: Graph, value: str, grid: Grid) -> str:
-        """A tensor that is made in floats, behind its Q and DQ."""
-        home = g.scope_of(value) if grid.dtype == "uint8" else g
-        assert home is not None, value
-        key = ("codes", id(home), value)
+        """A tensor behind a Q and a DQ of this graph."""
+        key = ("view", id(g), value)
         if key not in self._constants:
-            self._constants[key] = self._quantizer(home, value, grid).output[0]
-        return self._behind(g, self._constants[key], value, grid)
-
-    def _local(self, g: Graph, view: str) -> str:
-        """What is behind a DQ, by one of this graph."""
-        grid = self.views[view]
-        if g.is_defined(view):
-            return view
-        if grid.dtype == "int8":
-            return self._view(g, view, grid)  # on the same grid: the same integers again
-        scope = g.scope_of(view)
-        maker = scope.producer(view) if scope is not None else None
-        assert maker is not None, view
-        return self._behind(g, maker.input[0], view, grid)
-
-    def _behind(self, g: Graph, codes: str, value: str, grid: Grid) -> str:
-        """The DQ of this graph behind integers."""
-        key = ("view", id(g), codes)
-        if key not in self._constants:
+            codes = self._quantizer(g, value, grid).output[0]
             self._constants[key] = self._dequantizer(g, codes, value, grid).output[0]
         return self._constants[key]
 
@@ -154,7 +133,6 @@ class QdqWriter:
         behind = g.replace(value, view.output[0])
         g.set_input(quantizer, 0, maker.output[slot])
         self.views[behind] = grid
-        self._stored.append((g, view))
 
     def _quantizer(self, g: Graph, value: str, grid: Grid) -> NodeProto:
         inputs = [value, *self.parameters(g, grid)]
@@ -248,12 +226,6 @@ class QdqWriter:
             self._constants[key] = g.constant(array, hint)
         return self._constants[key]
 
-    def drop_unread_views(self) -> None:
-        """Remove the DQs of results that nobody but bodies read, by DQs of their own."""
-        for g, view in self._stored:
-            if view in g and g.is_unused(view.output[0]):
-                g.prune(view)
-
     def drop_unread(self, g: Graph) -> None:
         """Remove constants of which a later rewrite has made something else."""
         for name in dict.fromkeys(self._constants.values()):
@@ -266,6 +238,16 @@ def _is_removed(node: NodeProto) -> bool:
     if nd.is_op(node, "Cast"):
         return nd.attr(node, "to") == TensorProto.FLOAT
     return nd.is_op(node, "Identity", "Dropout")
+
+
+def _is_read_by_bodies(g: Graph, value: str) -> bool:
+    """Whether bodies read a value from around them, or the result of an If that gives it."""
+    if g.is_captured(value):
+        return True
+    if g.parent is None or g.owner is None or not nd.is_op(g.owner, "If"):
+        return False
+    made = zip(g.outputs, g.owner.output, strict=False)
+    return any(_is_read_by_bodies(g.parent, name) for inner, name in made if inner == value)
 
 
 def _read_by_quantizers(g: Graph, value: str) -> bool:

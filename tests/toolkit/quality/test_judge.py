@@ -85,6 +85,27 @@ def test_answers_of_different_lengths(name, same):
     assert not judge.verdict(frames(coarse(W[:, :1], 1))).ok
 
 
+@pytest.mark.parametrize("last", ["Softmax", "Sigmoid", "LpNormalization", "Identity"])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_answers_that_are_empty(last, axis):
+    """Nothing at all, as a loop of no steps has it: there is nothing to compare, or another shape.
+
+    The scale of a channel tells groups apart, which what is empty does not have.
+    """
+
+    def answers(more: int) -> Model:
+        return model(f"""g (float[4, 3, 5] x, int64[1] n) => (float[4, A, B] y)
+            <int64[1] z = {{0}}, int64[1] a = {{{axis}}}, int64[1] more = {{{more}}},
+             float[5] c = {{1, 1, 1000, 1000, 1000}}>
+            {{ k = Add (n, more) m = Mul (x, c) s = Slice (m, z, k, a) y = {last} (s) }}""")
+
+    feeds = [{"x": RANDOM.standard_normal((4, 3, 5)).astype(np.float32), "n": np.array([n])}
+             for n in (5, 0, 5, 5)]  # fmt: skip
+    judge = Judge(answers(0), feeds)
+    assert judge.verdict(answers(0)).ok
+    assert not judge.verdict(answers(1)).ok
+
+
 def test_a_text_is_held_to_more_than_classes():
     """Logits of a reader: the same noise in its shares passes for single classes only."""
 

@@ -51,6 +51,8 @@ def kind(nodes: str, value, name: str = "y", states=()):
         ("y = Sigmoid (x)", shares(2, 20), "scores", -1),
         ("y = LayerNormalization (x, x)", normal(2, 5, 32), "embedding", -1),
         (f"h = LayerNormalization (x, x) {MASKED}", normal(2, 5, 32), "embedding", -1),
+        ("h = Softmax (x) y = GatherND (h, w)", shares(4).reshape(4), "regression", -1),
+        ("h = Add (x, w) y = GatherND (h, w)", normal(7, 4), "regression", -1),
         ("h = LayerNormalization (x, x) y = Where (real, h, x)", normal(2, 5, 32), "regression", 1),
         ("y = Relu (x)", unit(3, 32), "embedding", -1),
         ("s = ReduceSum (x) y = Div (s, w)", normal(3, 32), "embedding", -1),

@@ -257,3 +257,12 @@ def test_dynamic_layers_are_chosen_each_for_itself() -> None:
     assert names(found.best({plan.entries[0]: 1.0}, price=0.5)) == ["y"]
     assert names(found.best({plan.entries[0]: 1.0}, price=2.0)) == []
     assert found.time(plan) < found.time(plan.turned(plan.entries))
+
+
+def test_sizes_of_a_name_that_two_bodies_have_are_not_known() -> None:
+    text = """g (bool c, float[N, 4] x) => (float[N, 4] y) {
+        y = If (c) <then_branch = t () => (float[N, 4] p) <float k = {1}> { p = Mul (x, k) },
+                    else_branch = e () => (float[N, 4] q) { k = Neg (x) q = Abs (k) }> }"""
+    found = sizes_on(model(text), {"c": np.array(True), "x": np.zeros((3, 4), np.float32)})
+    assert "k" not in found
+    assert found["p"] == found["q"] == (3, 4)

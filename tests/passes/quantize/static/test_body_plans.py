@@ -11,6 +11,7 @@ import pytest
 
 from passes.quantize.apply import apply_all
 from passes.quantize.means import input_means
+from passes.quantize.plan import Plan
 from passes.quantize.plan_json import parse_plan
 from passes.quantize.static import QuantizeStatic, apply_static
 from passes.shapes import Shapes
@@ -32,7 +33,7 @@ from tests.passes.quantize.static.body_checks import (
     stored_floats,
     wide,
 )
-from tests.passes.quantize.static.checks import ALL, Calibrated, context
+from tests.passes.quantize.static.checks import ALL, Calibrated, context, normal
 from toolkit.calibrate.data import Calib
 from toolkit.context import Context
 from toolkit.errors import UsageError
@@ -79,6 +80,36 @@ def test_a_plan_of_shared_names_is_read_by_the_same_names(tmp_path: Path) -> Non
         assert kernels(second)["QLinearConv"] == 3
         for feed in feeds[:2]:
             np.testing.assert_array_equal(run(first, feed), run(second, feed))
+
+
+@pytest.mark.parametrize("item", parse_passes("quantize,quantize-static"))
+def test_a_plan_of_nothing_changes_no_names(item: Any, tmp_path: Path) -> None:
+    text = BRANCHES.replace(" q", " p").replace("(q", "(p")
+    path = tmp_path / "plan.json"
+    path.write_text(Plan().to_json())
+    subject = model(text)
+    replace(item, plan=path).run(subject, Context())
+    assert not len(subject.journal)
+
+
+def test_a_plan_for_what_is_behind_a_loop_in_a_scan(tmp_path: Path) -> None:
+    """Means are those of what is observed there: ranks have to be known for that."""
+    weights = f"{floats('w', 32, 32, 3, 3)}, {floats('b', 32)}, int64 two = {{2}}, bool on = {{1}}"
+    text = f"""g (float[T, N, 32, 16, 16] x) => (float[T, N, 32, 16, 16] y) <{weights}> {{
+        y = Scan <num_scan_inputs = 1,
+            body = s (float[N, 32, 16, 16] r) => (float[N, 32, 16, 16] z) {{
+            h = Loop (two, on, r) <body = l (int64 i, bool go, float[?, 32, 16, 16] v)
+                => (bool so, float[?, 32, 16, 16] u) {{ so = Identity (go) u = Tanh (v) }}>
+            z = Conv <pads = [1, 1, 1, 1]> (h, w, b) }}> (x) }}"""
+    feeds = [{"x": normal(2, 1, 32, 16, 16)}]
+    (item,) = parse_passes("quantize:mode=static")
+    ctx, first, second = context(model(text), feeds), model(text), model(text)
+    item.run(first, ctx)
+    path = tmp_path / "plan.json"
+    path.write_text(ctx.plans[0].to_json())
+    replace(item, plan=path).run(second, context(model(text), feeds))
+    assert kernels(second)["QLinearConv"] == 1
+    np.testing.assert_array_equal(run(first, feeds[0]), run(second, feeds[0]))
 
 
 def test_tensors_and_nodes_that_a_plan_cannot_have() -> None:

@@ -79,13 +79,6 @@ def test_a_tensor_in_8_bits_that_a_body_reads(form: Any, kind: Any) -> None:
     np.testing.assert_array_equal(run(subject, feeds[0]), run(flat, {"x": feeds[0]["x"]}))
 
 
-def test_no_dq_is_left_that_nobody_reads() -> None:
-    alone = OUTER.replace("q = Neg (r)", "q = Conv (r, v)")
-    main = quantized(alone, branch_feeds(YES, NO)).graph
-    (quantizer,) = (n for n in main.nodes if n.op_type == "QuantizeLinear" and n.input[0] != "x")
-    assert not any(node.op_type == "DequantizeLinear" for node in main.users(quantizer.output[0]))
-
-
 def test_what_combines_in_a_body_what_is_made_outside() -> None:
     text = OUTER.replace("p = Conv (r, v)", "s = Add (r, r) p = Conv (s, v)")
     subject = quantized(text, branch_feeds(YES, NO))
@@ -140,7 +133,7 @@ def test_weights_that_are_integers_already_outside() -> None:
     feeds = [{"c": c, "x": normal(3, 16, seed=i)} for i, c in enumerate((YES, NO))]
     subject = quantized(text, feeds)
     assert kernels(subject) == {"MatMulIntegerToFloat": 2, "Neg": 1}
-    assert ops(subject.graph) == {"QuantizeLinear": 1, "If": 1}
+    assert ops(subject.graph) == {"If": 1}
     by = grid(plan_of(text, feeds)[1], "x")
     exact = (by.quantize(feeds[0]["x"]).astype(int) - by.zero) @ codes
     np.testing.assert_allclose(run(subject, feeds[0]), exact * (by.scale * 0.01), rtol=1e-5)
@@ -179,15 +172,34 @@ TURNED = "Transpose <perm = [0, 1, 3, 2]>"
         f"f = Identity (a) r = {TURNED} (f)",
         f"f = {TURNED} (a) h = Identity (f) r = Cast <to = 1> (h)",
         "r = Identity (a)",
+        "r = Dropout (a)",
     ],
 )
+@pytest.mark.parametrize("reader", ["Abs (r)", "Conv (r, v)"])
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 @pytest.mark.parametrize("form", ["qdq", "qop"])
-def test_what_is_moved_and_read_by_a_body(moved: str, kind: Any, form: Any) -> None:
-    """The runtime would put a pair behind what moves, and abort on not finding the reader."""
-    text = OUTER.replace("r = Relu (a)", moved).replace("p = Conv (r, v)", "p = Abs (r)")
+def test_what_is_moved_and_read_by_a_body(moved: str, reader: str, kind: Any, form: Any) -> None:
+    """The runtime would put a pair behind what moves, and abort on not finding the reader.
+
+    Where the reader is a Q, it takes it for one with the Q in front of what moves, and aborts too.
+    """
+    text = OUTER.replace("r = Relu (a)", moved).replace("p = Conv (r, v)", f"p = {reader}")
     feeds = branch_feeds(YES, NO)
     subject = quantized(text, feeds, QuantizeStatic(activations=kind, format=form))
+    for feed in feeds:
+        (found,) = Session(subject, optimize=True).run(feed)
+        np.testing.assert_allclose(found, run(subject, feed), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_what_is_moved_in_a_branch_that_always_runs(kind: Any) -> None:
+    """The runtime makes it a part of the graph around it, where a body reads what comes out."""
+    moved = f"""on = Constant <value = bool {{1}}> ()
+        r = If (on) <then_branch = always () => (float[N, 8, 8, 8] f) {{ f = {TURNED} (a) }},
+                     else_branch = never () => (float[N, 8, 8, 8] k) {{ k = Neg (a) }}>"""
+    text = OUTER.replace("r = Relu (a)", moved).replace("p = Conv (r, v)", "p = Abs (r)")
+    feeds = branch_feeds(YES, NO)
+    subject = quantized(text, feeds, QuantizeStatic(activations=kind))
     for feed in feeds:
         (found,) = Session(subject, optimize=True).run(feed)
         np.testing.assert_allclose(found, run(subject, feed), atol=1e-5)
