@@ -7,8 +7,8 @@ removes nor fuses, keeps them as they are.
 
 A MatMul in 8 bits with a float result is not fused at all when a Q is among its readers; behind a
 `Sum`, it is. Of matrices, and of tensors whose sizes are all known, it is fused with an `Add` of a
-bias into a Gemm of floats, but not with a `Sum`. x Sigmoid(x) of floats behind a DQ would get a DQ
-for each of its two readers: as one operator it needs one.
+bias or a residual into a Gemm of floats, but not with a `Sum`. x Sigmoid(x) of floats behind a DQ
+would get a DQ for each of its two readers: as one operator it needs one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _part_from_bias(g: Graph, node: NodeProto) -> None:
     readers = g.users(_last(g, bias))
     if readers and all(_leads_to_q(g, user) for user in readers):
         return  # in front of a Q they become one kernel on bytes
-    if any(map(g.is_const, bias.input)) and g.begin("keep-bias", bias):
+    if g.begin("keep-bias", bias):
         g.set_op(bias, "Sum")
 
 

@@ -115,6 +115,15 @@ def test_a_bias_behind_a_matmul() -> None:
     quantized(rows, constants, two, "QGemm MatMulIntegerToFloat", atol=0.5)
 
 
+def test_what_is_added_to_a_product_of_matrices() -> None:
+    """A residual becomes a part of that Gemm as a bias does; a product of three axes has none."""
+    rows = "g (float[N, 8] x) => (float[N, 8] y)"
+    deep = "g (float[N, S, 8] x) => (float[N, S, 8] y)"
+    nodes = "h = MatMul (x, n) r = Add (x, h) y = Tanh (r)"
+    quantized(rows, floats("n", 8, 8), nodes, "MatMulIntegerToFloat Sum Tanh")
+    quantized(deep, floats("n", 8, 8), nodes, "MatMulIntegerToFloat Add Tanh")
+
+
 SIGNED = QuantizeStatic(activations="int8")
 MOVES = (
     *("MaxPool <kernel_shape = [2, 2]> (a)", "Reshape (a, flat)", "Transpose (a)"),
