@@ -55,13 +55,15 @@ class PassResult:
     quality: Quality | None = None
 
     def to_json(self) -> dict[str, Any]:
+        notes = [*filter(None, [self.reason]), *map(str, self.undone), *self.notes]
         return {
             "name": self.name,
             "status": self.status,
             "rewrites": self.rewrites,
             "seconds": round(self.seconds, 6),
             "error": json_number(self.error),
-            "reason": "; ".join(filter(None, [self.reason, *map(str, self.undone), *self.notes])),
+            "reason": "; ".join(notes),
+            "notes": notes,
             "rules": self.rules,
             "undone": [
                 {"rule": u.rule, "site": u.site, "error": json_number(u.error), "reason": u.reason}

@@ -130,17 +130,17 @@ def _passes(rows: Sequence[_Report]) -> str:
     if telling:
         heads = ("pass", "status", "rewrites", "error", "time", "which")
         parts.append(_table(heads, map(_pass_cells, telling), _PASS_COLUMNS))
-    said = [(row["name"], row["reason"], row["status"]) for row in telling if row["reason"]]
-    if said:
-        items = (
-            f'<li><b>{_safe(name)}</b>: <span class="{"bad" if status == "reverted" else ""}">'
-            f"{_safe(reason)}</span></li>"
-            for name, reason, status in said
-        )
+    items = [_said(row, note) for row in telling for note in row["notes"]]
+    if items:
         parts.append(f"<ul>{''.join(items)}</ul>")
     if idle:
         parts.append(f'<p class="dim">unchanged: {_safe(", ".join(idle))}</p>')
     return "\n".join(parts)
+
+
+def _said(row: _Report, note: str) -> str:
+    style = "bad" if row["status"] == "reverted" else ""
+    return f'<li><b>{_safe(row["name"])}</b>: <span class="{style}">{_safe(note)}</span></li>'
 
 
 def _tells(row: _Report) -> bool:
