@@ -21,7 +21,8 @@ from onnx import TensorProto, helper
 
 from passes.operands import unsqueeze
 from passes.shapes import Shapes
-from toolkit import nodes as nd
+from passes.unpad.intervals import NO
+from passes.unpad.padding import Padding
 from toolkit.errors import UsageError
 from toolkit.graph import Array, Graph
 from toolkit.model import Model
@@ -63,7 +64,7 @@ class MaskOutputs:
             return
         if not any(_has_rows(g, name, mask) for name in g.outputs):
             ctx.note(f"no output has a vector for each token of '{mask}'")
-        for output in computed_at_padding(g, mask):
+        for output in computed_at_padding(Padding(g, mask, g.shape(mask) or ())):
             maker = g.producer(output)
             if maker is None or g.is_captured(output):
                 ctx.note(f"'{output}' stays as it is: no node of the main graph alone has it")
@@ -94,9 +95,11 @@ def _is_called_mask(name: str) -> bool:
     return "mask" in name.lower() and "pad" not in name.lower()
 
 
-def computed_at_padding(g: Graph, mask: str) -> list[str]:
-    """The outputs that have a vector for each token, those of padding among them."""
-    return [n for n in g.outputs if _has_rows(g, n, mask) and not _is_masked(g, n, mask)]
+def computed_at_padding(padding: Padding) -> list[str]:
+    """The outputs that have a vector for each token, and more than 0 for those of padding."""
+    g, place = padding.g, padding.place(-3, -2)
+    rows = (name for name in g.outputs if _has_rows(g, name, padding.mask))
+    return [name for name in rows if padding.at(name, place) != NO]
 
 
 def _has_rows(g: Graph, output: str, mask: str) -> bool:
@@ -104,22 +107,6 @@ def _has_rows(g: Graph, output: str, mask: str) -> bool:
     if len(shape) != _RANK or g.dtype(output) not in _NUMBERS:
         return False
     return shape[:2] == g.shape(mask)
-
-
-def _is_masked(g: Graph, output: str, mask: str) -> bool:
-    node = g.producer(output)
-    if node is None or not nd.is_op(node, "Where"):
-        return False
-    otherwise = g.const(node.input[2])
-    if otherwise is None or otherwise.any():
-        return False
-    real = node.input[0]
-    while real != mask:
-        node = g.producer(real)
-        if node is None or not nd.is_op(node, "Cast", "Unsqueeze"):
-            return False
-        real = node.input[0]
-    return True
 
 
 def _write(g: Graph, output: str, mask: str) -> None:

@@ -46,9 +46,8 @@ class Unpad:
 
 def _note_wanted(padding: Padding, ctx: Context) -> None:
     """Say which outputs padding is computed for, and what may be done about it."""
-    g, mask = padding.g, padding.mask
-    wanted = computed_at_padding(g, mask)
-    if mask in g.feeds and wanted:
+    wanted = computed_at_padding(padding)
+    if padding.mask in padding.g.feeds and wanted:
         names = ", ".join(f"'{name}'" for name in wanted)
         ctx.note(f"padding is computed for {names}; if nobody reads it there: mask-outputs first")
 

@@ -93,13 +93,29 @@ def test_what_the_model_itself_reads_of_an_output_stays() -> None:
     assert list(ctx.redefined) == ["y"]
 
 
-def test_a_second_run_changes_nothing() -> None:
-    subject = _masked(TAGGER)
+@pytest.mark.parametrize("sizes", ["N, L", "1, L", "3, 5", "1, 5"])
+def test_a_second_run_changes_nothing(sizes: str) -> None:
+    subject = _masked(TAGGER.replace("N, L", sizes))
+    assert len(subject.journal)
     subject.commit()
     ctx = Context()
     MaskOutputs().run(subject, ctx)
     assert not len(subject.journal)
     assert not ctx.redefined
+
+
+MASKS_ITSELF = """<ir_version: 10, opset_import: ["" : 23]>
+agraph (float[N, L, 4] x, int64[N, L] attention_mask) => (float[N, L, 4] y)
+    <int64[1] last = {2}, float one = {1}>
+    { f = Cast <to = 1> (attention_mask) u = Unsqueeze (f, last) y = Mul (x, u) }"""
+
+
+def test_what_a_model_masks_itself_stays() -> None:
+    ctx = Context()
+    assert not len(_masked(MASKS_ITSELF, ctx).journal)
+    assert not ctx.notes
+    reverse = MASKS_ITSELF.replace("y = Mul (x, u)", "v = Sub (one, u) y = Mul (x, v)")
+    assert len(_masked(reverse).journal)
 
 
 @pytest.mark.parametrize(
