@@ -20,6 +20,7 @@ from onnx import NodeProto
 from passes.fuse.affine import may_copy
 from passes.operands import given
 from passes.quantize.large import blocks
+from passes.quantize.layers import FUSED_MATMUL, TURNED_INPUT
 from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
@@ -28,8 +29,7 @@ from toolkit.scratch import allocate
 from toolkit.types import FLOATS
 
 _CONVOLUTIONS = ("Conv", "com.microsoft::FusedConv", "ConvTranspose")
-_MATRICES = ("MatMul", "Gemm", "com.microsoft::FusedMatMul")
-_TURNED_INPUT = ("transA", "transBatchA", "transBatchB")
+_MATRICES = ("MatMul", "Gemm", FUSED_MATMUL)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +118,7 @@ def kernel_of(g: Graph, node: NodeProto) -> Kernel | None:
     if op in _MATRICES:
         if rank < 2 or g.is_const(node.input[0]):
             return None
-        straight = not any(nd.attr(node, name, 0) for name in _TURNED_INPUT)
+        straight = not any(nd.attr(node, name, 0) for name in TURNED_INPUT)
         rows, columns = (rank - 2,), (rank - 1,)
         if nd.attr(node, "transB", 0):
             rows, columns = columns, rows

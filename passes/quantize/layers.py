@@ -22,10 +22,17 @@ from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.types import FLOATS
 
-_TURNS = ("transA", "transBatchA", "transBatchB")
+FUSED_MATMUL = "com.microsoft::FusedMatMul"
+TURNED_INPUT = ("transA", "transBatchA", "transBatchB")
+"""Attributes of Gemm and FusedMatMul by which they read their input transposed."""
 
 _MIN_ROW = 8
 """Shorter rows of a table do not pay for the scale that each of them needs."""
+
+
+def is_fused(node: NodeProto) -> bool:
+    """Whether a node is a MatMul with a factor and transposes, in onnxruntime's own operator."""
+    return nd.qualified(node) == FUSED_MATMUL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +102,7 @@ Layer: TypeAlias = Linear | Table
 
 def layer_of(g: Graph, node: NodeProto) -> Layer | None:
     """The layer that `node` is; None without weights; Miss, with the reason, for what must stay."""
-    if nd.is_op(node, "MatMul", "Gemm") or nd.qualified(node) == "com.microsoft::FusedMatMul":
+    if nd.is_op(node, "MatMul", "Gemm") or is_fused(node):
         return None if g.is_const(node.input[0]) else _linear(g, node)
     if nd.is_op(node, "Gather"):
         return _table(g, node)
@@ -123,7 +130,7 @@ def _linear(g: Graph, node: NodeProto) -> Linear | None:
     weight = _weight(g, node.input[1], bool(nd.attr(node, "transB", 0)))
     if weight is None:
         return None
-    if any(nd.attr(node, name, 0) for name in _TURNS):
+    if any(nd.attr(node, name, 0) for name in TURNED_INPUT):
         raise Miss("a transposed input")
     layer = Linear(node, weight)
     if not math.isfinite(layer.alpha):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from onnx import NodeProto
 
+from passes.quantize.layers import is_fused
 from toolkit import nodes as nd
 from toolkit.costs import Costs, Regime, costs_in_use
 
@@ -110,7 +111,7 @@ class Kernels:
         """What a node takes; None for operators that the table does not know, or unknown shapes."""
         if nd.is_op(node, "Conv"):
             return self._conv(node, sizes)
-        if nd.is_op(node, "MatMul", "Gemm") or node.op_type == "FusedMatMul":
+        if nd.is_op(node, "MatMul", "Gemm") or is_fused(node):
             return self._linear(node, sizes)
         name = _POINTWISE.get(nd.qualified(node))
         shape = sizes.get(node.input[0] if nd.is_op(node, *_BY_INPUT) else node.output[0])

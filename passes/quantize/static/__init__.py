@@ -23,6 +23,7 @@ from onnx import NodeProto
 
 from passes.quantize import options
 from passes.quantize.distinct import make_all_distinct
+from passes.quantize.layers import is_fused
 from passes.quantize.obstacles import quantized_already
 from passes.quantize.plan import (
     ActivationType,
@@ -38,7 +39,6 @@ from passes.quantize.static.region import Region, Results, as_made, behind_limit
 from passes.quantize.static.sites import CARRIERS, COMBINERS, PRODUCTS, Site, site_of
 from passes.quantize.static.ties import tied_sites
 from passes.quantize.static.useful import useful
-from passes.quantize.static.weights import is_fused
 from passes.quantize.troubles import note_hard, note_troubles, range_troubles
 from passes.selection import Selection
 from passes.shapes import Shapes

@@ -32,10 +32,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.operands import given
+from passes.quantize.layers import is_fused
 from passes.quantize.plan import Entry
 from passes.quantize.static.ranges import Grid
 from passes.quantize.static.sites import Site
-from passes.quantize.static.weights import Coded, Weight, encode, is_fused
+from passes.quantize.static.weights import Coded, Weight, encode
 from passes.quantize.stored import drop_unused
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph

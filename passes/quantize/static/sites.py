@@ -21,7 +21,8 @@ from onnx import NodeProto, TensorProto
 
 from passes.fuse.affine import only_reader
 from passes.operands import given
-from passes.quantize.static.weights import FUSED, Weight, is_fused, weight_of
+from passes.quantize.layers import FUSED_MATMUL, is_fused
+from passes.quantize.static.weights import Weight, weight_of
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -29,7 +30,7 @@ from toolkit.misses import Miss
 Kind = Literal["product", "combine", "carry"]
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-ALL_PRODUCTS = (*PRODUCTS, FUSED)
+ALL_PRODUCTS = (*PRODUCTS, FUSED_MATMUL)
 COMBINERS = (
     *("Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "GlobalAveragePool", "AveragePool"),
     *("Relu", "Clip", "HardSigmoid", "HardSwish", "Softmax", "Tanh"),

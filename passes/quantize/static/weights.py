@@ -24,6 +24,7 @@ from passes.operands import given
 from passes.quantize import arithmetic
 from passes.quantize.arithmetic import FULL, Quantized, Unfit, limit_of
 from passes.quantize.large import Rows
+from passes.quantize.layers import TURNED_INPUT, is_fused
 from passes.quantize.means import rounding_shift
 from passes.quantize.plan import Entry
 from passes.quantize.stored import require_float32
@@ -33,9 +34,6 @@ from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
 from toolkit.types import FLOATS
 
-FUSED = "com.microsoft::FusedMatMul"
-
-_TURNS = ("transA", "transBatchA", "transBatchB")
 _MOST = 2**31 - 1
 _RESOLUTION = 2**23
 """Steps that the bias of a channel without weights has."""
@@ -109,11 +107,6 @@ class Coded:
     bias_scale: Array
 
 
-def is_fused(node: NodeProto) -> bool:
-    """Whether a node is a MatMul with a factor and transposes, in onnxruntime's own operator."""
-    return nd.qualified(node) == FUSED
-
-
 def weight_of(g: Graph, node: NodeProto) -> Weight | None:
     """The constant weights of a product; None when it has none, Miss for what must stay float."""
     name = given(node, 1)
@@ -133,7 +126,7 @@ def weight_of(g: Graph, node: NodeProto) -> Weight | None:
         axis = 0
     elif nd.is_op(node, "ConvTranspose"):
         groups = nd.attr(node, "group", 1)
-    elif any(nd.attr(node, turn, 0) for turn in _TURNS):
+    elif any(nd.attr(node, turn, 0) for turn in TURNED_INPUT):
         raise Miss("a transposed input")
     elif nd.attr(node, "transB", 0):
         axis = 0
