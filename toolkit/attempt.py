@@ -83,9 +83,7 @@ def _run_once(
     if not len(model.journal):
         return _Outcome("unchanged")
     if ctx.redefined and ctx.judge is not None:
-        model.rollback()
-        ctx.notes.clear()
-        return _Outcome("reverted", reason=_TOO_LATE)
+        return _undone_whole(model, ctx, _TOO_LATE)
     places = model.journal.places_by_rule()
     if validator is None:
         return _Outcome("applied", places=places)
@@ -96,15 +94,20 @@ def _run_once(
         validator.redefine(ctx.redefined)
         return _Outcome("applied", verdict.error, quality=verdict.quality, places=places)
     if ctx.redefined:  # a part of it would give what is neither the one nor the other
-        model.rollback()
-        ctx.notes.clear()  # of what it has made of outputs, nothing is left
-        return _Outcome("reverted", verdict.error, verdict.reason)
+        return _undone_whole(model, ctx, verdict.reason, verdict.error)
     ctx.tell("finding the rewrite that breaks it", 0.0)
     culprit, of_it = _first_bad(model, validator, item.tolerance, verdict)
     model.rollback()
     if vetoes.add(model.journal, culprit, of_it):
         return None
     return _Outcome("reverted", verdict.error, of_it.reason)
+
+
+def _undone_whole(model: Model, ctx: Context, reason: str, error: float | None = None) -> _Outcome:
+    """Nothing is left of a pass that redefines outputs, nor of what it said of them."""
+    model.rollback()
+    ctx.notes.clear()
+    return _Outcome("reverted", error, reason)
 
 
 @dataclass(slots=True)
