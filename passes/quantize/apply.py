@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from passes.quantize.correct import CorrectBias
+from passes.quantize.correct import CorrectBias, affordable_samples
 from passes.quantize.dynamic import apply_dynamic
 from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Plan
@@ -39,6 +40,17 @@ def is_correctable(plan: Plan, ctx: Context) -> bool:
     return known and bool(plan.of_scheme("static"))
 
 
-def correct_biases(model: Model, ctx: Context) -> None:
-    """Take back by the biases what int8 shifts."""
-    CorrectBias().run(model, ctx)
+@dataclass(slots=True)
+class Corrections:
+    """Takes back by the biases what int8 shifts; of one model, on the same samples every time.
+
+    How many it takes is measured once. What a draft was found to be worth, the model is worth then.
+    """
+
+    _samples: int | None = None
+
+    def make(self, model: Model, ctx: Context) -> None:
+        assert ctx.calibration is not None
+        if self._samples is None:
+            self._samples = affordable_samples(model, ctx.calibration.feeds, ctx.custom_ops)
+        CorrectBias(self._samples).run(model, ctx)

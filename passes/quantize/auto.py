@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.opset import Opset
 from passes.quantize import options
-from passes.quantize.apply import apply_all, correct_biases, is_correctable
+from passes.quantize.apply import apply_all, is_correctable
 from passes.quantize.choice.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.choice.groups import keep_what_pays, keep_what_shrinks
 from passes.quantize.choice.observing import with_least_noise
@@ -21,11 +21,11 @@ from passes.quantize.choice.search import likely, search
 from passes.quantize.choice.sizes import sizes_on
 from passes.quantize.choice.survey import survey, survey_pointwise
 from passes.quantize.choice.telling import note_returned, note_what
-from passes.quantize.choice.trials import Trials
+from passes.quantize.choice.trials import Trials, keeps_budget
 from passes.quantize.distinct import make_all_distinct
 from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.factors.smooth import Smooth
-from passes.quantize.means import ChannelMeans, input_means
+from passes.quantize.means import input_means
 from passes.quantize.obstacles import may_not_lift, quantized_already
 from passes.quantize.plan import Entry, Plan, as_applied
 from passes.quantize.plan_json import read_plan
@@ -109,7 +109,7 @@ class Quantize:
                 model.journal.undo_to(start)  # renamed for nothing
             options.note_beside_plan(self, ctx, "format", "correct_bias")
             Shapes(annotate=False).run(model, ctx)  # by which bodies are observed
-            self._write(model, plan, ctx, self._means(model, plan, ctx))
+            self._write(self._trials(model, plan, ctx), plan)
             return
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
@@ -126,27 +126,45 @@ class Quantize:
         Shapes(annotate=False).run(model, ctx)
         note_hard(model, ctx)
         plan = self.make_plan(model, ctx)
-        means = self._means(model, plan, ctx)
+        trials = self._trials(model, plan, ctx)
         if plan.quantized():
-            plan = self._chosen(model, plan, ctx, means)
+            plan = self._chosen(trials, plan)
         if not plan.quantized():
             model.journal.undo_to(start)  # lifted, renamed and smoothed for nothing
-        self._write(model, plan, ctx, means)
+        self._write(trials, plan)
 
-    def _write(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
+    def _trials(self, model: Model, plan: Plan, ctx: Context) -> Trials:
+        trials = Trials(model, ctx, self.format, self.threads)
+        if self.correct_bias:
+            trials.means = input_means(model, plan, ctx)
+        return trials
+
+    def _write(self, trials: Trials, plan: Plan) -> None:
         """Write a plan, and say what was written of it."""
-        apply_all(model, plan, ctx, self.format, means)
+        model, ctx = trials.model, trials.ctx
+        apply_all(model, plan, ctx, self.format, trials.means)
         done = as_applied(model, plan)
         ctx.plans.append(done)
         if self.correct_bias and is_correctable(done, ctx):
-            ctx.tell("correcting biases", 0.0)
-            correct_biases(model, ctx)
+            self._correct_biases(trials)
         note_what(done, plan, ctx)
         if done.quantized():
             self._note_saturation(model, ctx)
 
-    def _means(self, model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
-        return input_means(model, plan, ctx) if self.correct_bias else {}
+    def _correct_biases(self, trials: Trials) -> None:
+        """Biases that take back what int8 shifts, where the budget holds with them.
+
+        They lower the noise of all outputs together, which may raise that of one.
+        """
+        model, ctx = trials.model, trials.ctx
+        ctx.tell("correcting biases", 0.0)
+        before = model.journal.position
+        trials.corrections.make(model, ctx)
+        if model.journal.position == before or ctx.judge is None:
+            return
+        if not keeps_budget(model, ctx.judge):
+            model.journal.undo_to(before)
+            ctx.note("biases stay: the budget does not hold with corrected ones")
 
     def _weight_only(self) -> QuantizeWeights:
         return QuantizeWeights(
@@ -196,9 +214,9 @@ class Quantize:
             return has_vnni() is False
         return self.reduce_range == "true"
 
-    def _chosen(self, model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> Plan:
+    def _chosen(self, trials: Trials, plan: Plan) -> Plan:
         """The part of the plan that pays and keeps the budget."""
-        trials = Trials(model, ctx, self.format, self.threads, means)
+        model, ctx = trials.model, trials.ctx
         feeds = trials.feeds()
         sizes = sizes_on(model, feeds[0]) if feeds else {}
         by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from passes.quantize.apply import apply_all, correct_biases, is_correctable
+from passes.quantize.apply import Corrections, apply_all, is_correctable
 from passes.quantize.means import ChannelMeans
 from passes.quantize.plan import Plan
 from passes.quantize.static.apply import Format
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toolkit.feeds import Feed
     from toolkit.graph import Array
     from toolkit.quality.figures import Quality
+    from toolkit.quality.judge import Judge
 
 MOST_BYTES = 1 << 29
 """Models of more weights are not timed: the runtime copies the weights of each it times."""
@@ -51,6 +52,7 @@ class Trials:
     threads: int = 1
     means: ChannelMeans = field(default_factory=dict[str, "Array"])
     """Of what static layers read."""
+    corrections: Corrections = field(default_factory=Corrections)
     _feeds: list[Feed] | None = None
     _known: dict[Plan, Quality] = field(default_factory=dict["Plan", "Quality"])
     _looked: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
@@ -153,16 +155,16 @@ class Trials:
         if self.ctx.judge is None or not is_correctable(plan, self.ctx):
             return False
         if plan not in self._corrected:
-            self._corrected[plan] = self._holds_once_corrected(plan)
+            self._corrected[plan] = self._holds_once_corrected(plan, self.ctx.judge)
         return self._corrected[plan]
 
-    def _holds_once_corrected(self, plan: Plan) -> bool:
+    def _holds_once_corrected(self, plan: Plan, judge: Judge) -> bool:
         try:
             made = self.draft(plan)
-            correct_biases(made, self._unheard())
-            return self._judged(made, _FAILED).ok
+            self.corrections.make(made, self._unheard())
         except RuntimeRefused:
             return False
+        return keeps_budget(made, judge)
 
     def noise(self, plan: Plan, samples: int = FEW) -> float:
         """The noise on the first samples; without end where the model does not run."""
@@ -220,3 +222,14 @@ class Trials:
             return make_feeds(self.model, count=_TIMED_FEEDS, custom_ops=self.ctx.custom_ops).feeds
         except RuntimeRefused:
             return []
+
+
+def keeps_budget(model: Model, judge: Judge) -> bool:
+    """Whether a model keeps the budget as it will run, and as written too where that is close."""
+    try:
+        found = judge.verdict(model, deployed=True, hopeless=_FAILED)
+        if not found.ok or found.off or found.used <= _CLOSE:
+            return found.ok
+        return judge.verdict(model, hopeless=_FAILED).ok
+    except RuntimeRefused:
+        return False

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 _MEMORY = 1 << 28
 """Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""
 _FEWEST = 4
-_SECONDS, _ENOUGH = 0.5, 4
-"""All samples through the model once, which is done about ten times: of a slow model fewer are
-taken, down to so many."""
+_MOST, _SECONDS, _ENOUGH = 32, 0.5, 4
+"""Samples to take where nobody says how many. All go through the model about ten times, each time
+in so many seconds: of a slow model fewer are taken, down to so many."""
 _TRIES = 3
 _SETTLED = 0.9
 """A try that leaves more than this share of the squared shift is the last."""
@@ -56,12 +56,16 @@ class CorrectBias:
 
     name: ClassVar[str] = "correct-bias"
     tolerance: ClassVar[Tolerance] = QUANT
-    samples: int = field(
-        default=32, metadata={"help": "How many feeds of the calibration data are looked at."}
+    samples: int | None = field(
+        default=None,
+        metadata={
+            "help": "How many feeds of the calibration data are looked at; "
+            "none: 32, of a slow model fewer."
+        },
     )
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
+        if self.samples is not None and self.samples < 1:
             raise UsageError(f"correct-bias: samples is {self.samples}; it must be at least 1")
 
     def run(self, model: Model, ctx: Context) -> None:
@@ -79,8 +83,9 @@ class CorrectBias:
             ctx.note(f"biases not corrected: {names} (no such value in the float model)")
         if not layers:
             return
-        most = _affordable(model, ctx.calibration.feeds, self.samples, ctx.custom_ops)
-        data = ctx.calibration.first(most)
+        data = ctx.calibration.first(
+            self.samples or affordable_samples(model, ctx.calibration.feeds, ctx.custom_ops)
+        )
         found = data.collect(floats, {layer.counterpart: Means(layer.axis) for layer in layers})
         wanted = {name: cast(SampleMeans, means) for name, means in found.statistics.items()}
         feeds = list(data.feeds)
@@ -98,16 +103,16 @@ class CorrectBias:
             ctx.note(f"biases {some if kept else 'stay: others'} would not lower the error")
 
 
-def _affordable(model: Model, feeds: Feeds, most: int, custom_ops: tuple[str, ...]) -> int:
-    """How many samples to take, by what the first one takes."""
+def affordable_samples(model: Model, feeds: Feeds, custom_ops: tuple[str, ...]) -> int:
+    """How many samples to take, by the time that the first one takes."""
     first = next(iter(feeds), None)
-    if first is None or most <= _ENOUGH:
-        return most
+    if first is None:
+        return _MOST
     session = Session(model, custom_ops=custom_ops)
     started = time.thread_time()
     session.run(first)
     seconds = time.thread_time() - started
-    return min(most, max(_ENOUGH, int(_SECONDS / max(seconds, 1e-9))))
+    return min(_MOST, max(_ENOUGH, int(_SECONDS / max(seconds, 1e-9))))
 
 
 def corrected(

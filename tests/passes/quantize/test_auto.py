@@ -14,12 +14,15 @@ import pytest
 
 import toolkit
 from passes.quantize import auto
+from passes.quantize.apply import Corrections
 from passes.quantize.auto import Quantize
 from passes.quantize.choice.trials import Trials
+from passes.quantize.correct import CorrectBias
 from passes.quantize.plan import Plan
 from tests.checks import parse, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
 from toolkit.calibrate.data import Calib
+from toolkit.context import Context
 from toolkit.costs import Tunable
 from toolkit.errors import UsageError
 from toolkit.model import Model
@@ -279,6 +282,34 @@ def test_biases_are_corrected_where_layers_are_static() -> None:
     assert with_data()[1].rules.get("correct-bias")
     assert "correct-bias" not in with_data(Quantize(correct_bias=False))[1].rules
     assert "correct-bias" not in quantize(network())[1].rules
+
+
+def test_corrected_biases_that_break_the_budget_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spoil(_: Corrections, model: Model, ctx: Context) -> None:
+        *_, last = (node for node in model.nodes() if node.op_type == "Add")
+        model.graph.begin("correct-bias", last)
+        model.graph.set_input(last, 1, model.graph.constant(np.full(128, 1e6, np.float32), "b"))
+
+    monkeypatch.setattr(Corrections, "make", spoil)
+    _, done = with_data()
+    assert done.status == "applied"
+    assert "biases stay: the budget does not hold with corrected ones" in done.notes
+
+
+def test_biases_are_corrected_by_as_many_samples_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that holds with corrected biases is written with those with which it was tried."""
+    measured = iter((3, 5))
+    monkeypatch.setattr("passes.quantize.apply.affordable_samples", lambda *_: next(measured))
+    taken: list[int | None] = []
+    monkeypatch.setattr(CorrectBias, "run", lambda item, *_: taken.append(item.samples))
+    subject = network()
+    ctx = Context(calibration=Calib(feeds(subject)).open(subject))
+    corrections = Corrections()
+    corrections.make(subject, ctx)
+    corrections.make(subject, ctx)
+    assert taken == [3, 3]
 
 
 def test_scales_can_be_moved_first() -> None:
