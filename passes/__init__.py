@@ -41,6 +41,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "quantize-static": "passes.quantize.static:QuantizeStatic",
     "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
     "fp16": "passes.precision:Float16",
+    "fp32": "passes.precision.widening:Float32",
     "correct-bias": "passes.quantize.correct:CorrectBias",
     "onnxsim": "passes.external:OnnxSim",
     "onnxruntime": "passes.external:OrtOptimizer",

@@ -101,8 +101,11 @@ class Pipeline:
             results.append(
                 run_pass(item, model, ctx, validator if self.validate == "each" else None)
             )
-            if validator is not None and self.validate == "final":
-                validator.redefine(ctx.redefined if results[-1].status == "applied" else {})
+            if validator is not None and results[-1].status == "applied":
+                if self.validate == "final":
+                    validator.redefine(ctx.redefined)
+                if item.tolerance is not QUANT:
+                    validator.catch_up(model, item.name)
             plans += ctx.plans if results[-1].status in ("applied", "unchanged") else []
             if getattr(item, "idempotent", False):
                 settled.append((item, model.revision))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from onnx import ModelProto
@@ -79,25 +80,44 @@ class Validator:
     ) -> None:
         """Run the original; `count` is the number of feeds to make up (by default 2 or 3)."""
         self._custom_ops = tuple(custom_ops)
+        self._answers_of = partial(
+            Reference.of, samples=samples, seed=seed, count=count, custom_ops=custom_ops
+        )
         self._interface = Interface.of(original)
         self._level = strictest_level(original)
-        self._epsilon = epsilon_of(original)
         self._ir_version = original.ir_version
         self._weights = original.weights
-        self._snapshot = original.to_proto().SerializeToString()
         self._as_deployed: _Own | None = None
         self._sensitivity: _Own | None = None
         self._drift = 0.0
         self._noise: float | None = None
+        self._redefined: set[str] = set()
+        self._does_not_load = self._starts_behind = ""
         try:
-            self._reference = Reference.of(original, samples, seed, count, custom_ops)
-            self._refusal = self._reference.feeds.refusal
+            self._start_from(original, self._answers_of(original))
         except RuntimeRefused as refusal:
             _require_valid(original, self._level, refusal)
-            self._reference = Reference((), Feeds())
-            self._refusal = _why_refused(original, self._custom_ops)
-        self._expected = self._reference
-        self._redefined: set[str] = set()
+            self._does_not_load = _why_refused(original, self._custom_ops)
+            self._start_from(original, Reference((), Feeds(refusal=self._does_not_load)))
+
+    def _start_from(self, model: Model, reference: Reference) -> None:
+        self._epsilon = epsilon_of(model)
+        self._snapshot = model.to_proto().SerializeToString()
+        self._reference = self._expected = reference
+        self._refusal = reference.feeds.refusal
+
+    def catch_up(self, model: Model, behind: str) -> None:
+        """Where onnxruntime does not load the original, compare with the first model that it does.
+
+        `behind` is the pass that made this one.
+        """
+        if not self._does_not_load or self._starts_behind:
+            return
+        try:
+            self._start_from(model, self._answers_of(model))
+        except RuntimeRefused:
+            return
+        self._starts_behind = behind
 
     # -- what can be shown
 
@@ -117,6 +137,11 @@ class Validator:
         if not len(self.feeds):
             return f"not run: {self._refusal}; structure only"
         remarks: list[str] = []
+        if self._starts_behind:
+            remarks.append(
+                f"compared from behind {self._starts_behind} on, since the original does not run: "
+                f"{self._does_not_load}"
+            )
         if self._reference.unstable:
             names = ", ".join(f"'{name}'" for name in sorted(self._reference.unstable))
             remarks.append(f"not compared, since two runs of the original differ: {names}")

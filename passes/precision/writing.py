@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.precision.choice import Slots, unfit
@@ -115,7 +116,7 @@ class Halves:
     def _made(self, g: Graph, name: str) -> str:
         floats = g.const(name)
         if floats is not None:
-            return g.constant(halved(floats), name)
+            return g.constant(converted(floats, np.float16), name)
         maker = g.producer(name)
         source = name
         if nd.is_op(maker, "Cast") and maker is not None:
@@ -153,7 +154,7 @@ def store_weights(model: Model, keep: Sequence[str], at_least: int) -> Iterator[
                 yield name, f"numbers {reason}"
             elif floats is not None and g.begin("fp16-storage", users[0]):
                 shape = g.shape(name)
-                half = g.constant(halved(floats), name)
+                half = g.constant(converted(floats, np.float16), name)
                 full = g.fresh(name)
                 g.replace(name, full)
                 g.add("Cast", [half], [full], {"to": TensorProto.FLOAT})
@@ -161,9 +162,9 @@ def store_weights(model: Model, keep: Sequence[str], at_least: int) -> Iterator[
                 g.drop_initializer(name)
 
 
-def halved(floats: Array) -> Array:
-    """The nearest 16-bit floats, a piece at a time; large ones are mapped to a file."""
-    found = allocate(floats.shape, np.float16)
+def converted(floats: Array, dtype: DTypeLike) -> Array:
+    """The nearest floats of another type, a piece at a time; large ones are mapped to a file."""
+    found = allocate(floats.shape, dtype)
     source, target = floats.reshape(-1), found.reshape(-1)
     for start in range(0, source.size, _CHUNK):
         target[start : start + _CHUNK] = source[start : start + _CHUNK]

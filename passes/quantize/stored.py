@@ -13,7 +13,8 @@ def require_float32(tensor: TensorProto) -> None:
     """A Miss for weights of any other type."""
     if tensor.data_type != TensorProto.FLOAT:
         kind = TensorProto.DataType.Name(tensor.data_type).lower()
-        raise Miss(f"weights of {kind}, and only 32-bit floats are quantized")
+        remedy = "; fp32 in front of it helps" if kind.endswith("float16") else ""
+        raise Miss(f"weights of {kind}, and only 32-bit floats are quantized{remedy}")
 
 
 def drop_unused(g: Graph, name: str) -> None:
