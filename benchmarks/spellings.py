@@ -1,9 +1,11 @@
 """Measures the spellings that lowering and quantization choose from, and writes what ships.
 
-    python benchmarks/spellings.py                      # print, and write results/spellings.md
-    python benchmarks/spellings.py --write              # and passes/lower/data/ort-cpu.json
+    python benchmarks/spellings.py                      # print, and write results/spellings-X.md
+    python benchmarks/spellings.py --write              # and passes/lower/data/X.json
     python benchmarks/spellings.py --only mish attention --seconds 10
-    python benchmarks/spellings.py --int8 --threads 1   # int8 kernels against floats; int8.md, ...
+    python benchmarks/spellings.py --int8 --threads 1   # int8 kernels against floats; int8-X.md
+
+X is who made the processor: amd, intel or other.
 
 The spellings are in passes/lower/spellings.py and passes/quantize/choice/int8_kernels.py, the
 measuring is in passes/lower/measure.py, which `toolkit tune` uses too. What the runtime ran for
@@ -24,7 +26,7 @@ from passes.lower.measure import measure
 from passes.lower.spellings import COMPUTATIONS
 from passes.quantize.choice.costs import INT8_SHIPPED
 from passes.quantize.choice.int8_kernels import INT8_COMPUTATIONS
-from toolkit.costs import Costs, Regime
+from toolkit.costs import Costs, Regime, cpu_name, shipped_path
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -38,7 +40,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace the table that ships")
     given = parser.parse_args()
     computations = INT8_COMPUTATIONS if given.int8 else COMPUTATIONS
-    shipped, result = (INT8_SHIPPED, "int8.md") if given.int8 else (SHIPPED, "spellings.md")
+    folder, result = (INT8_SHIPPED, "int8") if given.int8 else (SHIPPED, "spellings")
+    shipped = shipped_path(folder, cpu_name())
     unknown = sorted(set(given.only or ()) - {c.name for c in computations})
     if unknown:
         parser.error(f"'{unknown[0]}' is none of {', '.join(c.name for c in computations)}")
@@ -56,7 +59,7 @@ def main() -> int:
         costs = replace(costs, computations={name: known[name] for name in order})
     text = as_markdown(costs)
     print(text)
-    (RESULTS / result).write_text(text, encoding="utf-8")
+    (RESULTS / f"{result}-{shipped.stem}.md").write_text(text, encoding="utf-8")
     if given.write:
         costs.save(shipped)
     return 0

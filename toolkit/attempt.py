@@ -40,6 +40,8 @@ def run_pass(item: Pass, model: Model, ctx: Context, validator: Validator | None
     started = time.perf_counter()
     vetoes = _Vetoes()
     outcome = None
+    if validator is not None and len(validator.feeds):
+        ctx.holds = lambda trial: validator.check(trial, item.tolerance).ok
     while outcome is None:
         outcome = _run_once(item, model, ctx, validator, vetoes)
     if outcome.status == "unchanged" and vetoes.undone:

@@ -50,6 +50,9 @@ class Context:
     None without any. `floats` is the model as it was before the first pass that quantizes, and
     `judge` says what others are worth beside it (None when there is nothing to judge by).
 
+    `holds` runs a model on the feeds and says whether it is as close to the original as the pass
+    has to be, for a pass that has to try what it cannot tell; None where nothing is run behind it.
+
     A pass that changes what an output means, on purpose, says so in `redefined`: what it is to be
     from now on, given a feed and what it was. It is proven against that, and undone as a whole.
     What quantizing costs is told beside the floats: such a pass has to come before that.
@@ -66,6 +69,7 @@ class Context:
     calibration: CalibrationData | None = None
     floats: Model | None = None
     judge: Judge | None = None
+    holds: Callable[[Model], bool] | None = None
     prefer: Prefer = "speed"
     measure: bool = True
     tell: Callable[[str, float], None] = lambda stage, part: None

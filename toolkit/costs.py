@@ -4,8 +4,9 @@ A *computation* (`residual-layernorm`) can be written in several *spellings* (`a
 first of them is the usual one, what a model has when nobody chooses. Costs are relative to it, for
 one *regime*: so many tokens of such a width, on so many threads (`128x768@2`).
 
-A table ships with the passes that use it. `toolkit tune` measures this machine and writes a table
-to the user's cache, which is preferred from then on, for the same runtime and processor.
+Tables ship with the passes that use them, a folder with one for each maker of processors; the one
+of the nearest processor counts. `toolkit tune` measures this machine and writes a table to the
+user's cache, which is preferred from then on, for the same runtime and processor.
 """
 
 from __future__ import annotations
@@ -257,19 +258,46 @@ def cache_path(topic: str = "costs") -> Path:
     return cache_folder() / "toolkit" / f"{topic}-{slug}.json"
 
 
-def costs_in_use(shipped: Path, topic: str = "costs") -> tuple[Costs, str]:
-    """This machine's own table where it was measured with this runtime, else the one that ships.
+def maker_of(cpu: str) -> str:
+    """Who made a processor of this name: `amd`, `intel` or `other`."""
+    found = re.search("amd|intel", cpu.lower())
+    return found.group() if found else "other"
 
-    With where it is from, and what there is to say of it.
+
+def shipped_path(folder: Path, cpu: str) -> Path:
+    """Where the table of a processor belongs among those that ship."""
+    return folder / f"{maker_of(cpu)}.json"
+
+
+def nearest_table(folder: Path, cpu: str) -> Costs:
+    """The table of a processor of the same maker, else of the same instructions, else the first."""
+
+    def likeness(table: Costs) -> tuple[bool, bool]:
+        alike = _instructions(table.cpu) == _instructions(cpu)
+        return maker_of(table.cpu) == maker_of(cpu), alike
+
+    return max(map(Costs.load, sorted(folder.glob("*.json"))), key=likeness)
+
+
+def _instructions(cpu: str) -> str:
+    return cpu.rpartition(", ")[2]
+
+
+def costs_in_use(shipped: Path, topic: str = "costs") -> tuple[Costs, str]:
+    """This machine's own table where it was measured with this runtime, else one that ships.
+
+    With where it is from, and what there is to say of it. `shipped` is the folder of those.
     """
     own = cache_path(topic)
     if own.is_file():
         try:
             return Costs.load(own), f"measured on this machine, '{own}'"
         except CostsError as error:
-            return Costs.load(shipped), f"the shipped table; {error}"
-    table = Costs.load(shipped)
+            return nearest_table(shipped, cpu_name()), f"the shipped table; {error}"
+    table = nearest_table(shipped, cpu_name())
     origin = f"the shipped table, onnxruntime {table.runtime} on {table.cpu}"
-    if table.runtime != runtime_version():
-        origin += f"; this is onnxruntime {runtime_version()}: toolkit tune measures it"
+    here = [f"onnxruntime {runtime_version()}"] if table.runtime != runtime_version() else []
+    here += [cpu_name()] if maker_of(table.cpu) != maker_of(cpu_name()) else []
+    if here:
+        origin += f"; this is {' on '.join(here)}: toolkit tune measures it"
     return table, origin

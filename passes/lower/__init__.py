@@ -1,7 +1,7 @@
 """Lowering: the spelling of each meaning that the target's kernels run fastest.
 
 The rules say which spellings there are, and when they mean the same. Which one is the fastest is
-data: a table of costs for one runtime and processor (`data/ort-cpu.json`, measured by
+data: a table of costs for one runtime and processor (those in `data`, measured by
 `benchmarks/spellings.py`), or this machine's own, which `toolkit tune` measures. A spelling that
 the runtime undoes at load time is never chosen.
 
@@ -41,6 +41,22 @@ def rules_for(choice: Choice) -> tuple[Rule, ...]:
     )
 
 
+def _lower_masks(model: Model, ctx: Context, choice: Choice) -> None:
+    """Masks with a floor, where that is faster and runs show that it is the same."""
+    if ctx.holds is None:
+        if masks.candidates(model, choice):
+            ctx.note(f"masked attention can be faster, {_UNSHOWN}")
+        return
+    showing = masks.Showing(model, choice, ctx.holds)
+    shown = showing.shown()
+    apply_rules(model, masks.rules(choice, only=shown), ctx)
+    if showing.unmasked:
+        ctx.note(f"attention whose masks no input makes use of can be faster, {_UNSHOWN}")
+
+
+_UNSHOWN = "if inputs that mask something show that it may: --sample, or lower:mask=fast unseen"
+
+
 @dataclass(frozen=True, slots=True)
 class Lower:
     """Write each operator in the spelling that the target runs fastest."""
@@ -51,9 +67,12 @@ class Lower:
     threads: int = field(
         default=0, metadata={"help": "Threads that the model will run on; 0: all cores."}
     )
-    mask: Literal["keep", "fast"] = field(
-        default="keep",
-        metadata={"help": "fast: attention masks of -50, where no row is masked as a whole."},
+    mask: Literal["auto", "keep", "fast"] = field(
+        default="auto",
+        metadata={
+            "help": "Attention masks of -50. auto: where that is faster, and shown with room to "
+            "spare; fast: everywhere."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -64,11 +83,11 @@ class Lower:
         if ctx.target != "ort-cpu":
             return
         choice = choice_for(self.threads)
-        rules = rules_for(choice)
-        apply_rules(model, (*rules, *masks.rules()) if self.mask == "fast" else rules, ctx)
-        gain = choice.costs.gain("masked-attention", "finite", threads=choice.threads)
-        if gain is not None and self.mask == "keep" and masks.any_in(model):
-            ctx.note(f"masked attention could be {gain:.1f}x faster: see lower:mask=fast")
+        apply_rules(model, rules_for(choice), ctx)
+        if self.mask == "fast":
+            apply_rules(model, masks.rules(), ctx)
+        elif self.mask == "auto":
+            _lower_masks(model, ctx, choice)
 
     def costs_in_use(self) -> tuple[Costs, str]:
         """The table that decides, and where it is from."""

@@ -11,7 +11,7 @@ from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.types import Shape
 
-SHIPPED = Path(__file__).parent / "data" / "ort-cpu.json"
+SHIPPED = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True, slots=True)

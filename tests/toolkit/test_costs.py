@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.passes.lower.tables import spelling, table
 from toolkit import costs as costs_module
-from toolkit.costs import Costs, CostsError, Regime, cache_path, cores, cpu_name, runtime_version
+from toolkit.costs import (
+    Costs,
+    CostsError,
+    Regime,
+    cache_path,
+    cores,
+    costs_in_use,
+    cpu_name,
+    maker_of,
+    nearest_table,
+    runtime_version,
+    shipped_path,
+)
 
 SHORT_WINS = {"8x768@1": 0.5, "512x768@1": 1.5, "8x768@2": 0.9, "512x768@2": 0.8}
 COSTS = table(
@@ -104,6 +117,50 @@ def test_the_cache_is_of_one_runtime_and_processor(
     assert cache_path() == tmp_path / "toolkit" / "costs-1.2.3-some-cpu-2.1-ghz-avx2.json"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     assert cache_path().is_absolute()
+
+
+AMD, INTEL = "AMD EPYC 9R14, avx512-vnni", "Intel(R) Xeon(R) Processor, avx2"
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Path:
+    """A folder with the tables of two processors."""
+    for cpu in (AMD, INTEL):
+        replace(COSTS, cpu=cpu).save(shipped_path(tmp_path, cpu))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("cpu", "nearest"),
+    [
+        (AMD, AMD),
+        (INTEL, INTEL),
+        ("Intel(R) Core(TM) i7, avx512-vnni", INTEL),  # its maker says more than its instructions
+        ("Intel64 Family 6 Model 85 Stepping 7, GenuineIntel", INTEL),
+        ("AMD64 Family 25 Model 1 Stepping 1, AuthenticAMD", AMD),
+        ("Hygon C86, avx2", INTEL),
+        ("aarch64", AMD),
+    ],
+)
+def test_the_table_of_the_nearest_processor_counts(shipped: Path, cpu: str, nearest: str) -> None:
+    assert nearest_table(shipped, cpu).cpu == nearest
+
+
+def test_makers() -> None:
+    assert [maker_of(cpu) for cpu in (AMD, INTEL, "aarch64")] == ["amd", "intel", "other"]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "said"),
+    [(AMD, AMD), ("aarch64", f"{AMD}; this is aarch64: toolkit tune measures it")],
+)
+def test_what_is_said_of_a_shipped_table(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch, cpu: str, said: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shipped / "cache"))
+    monkeypatch.setattr(costs_module, "cpu_name", lambda: cpu)
+    monkeypatch.setattr(costs_module, "runtime_version", lambda: COSTS.runtime)
+    assert costs_in_use(shipped)[1] == f"the shipped table, onnxruntime {COSTS.runtime} on {said}"
 
 
 def test_this_machine() -> None:

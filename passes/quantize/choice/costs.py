@@ -19,7 +19,7 @@ from passes.quantize.layers import is_fused
 from toolkit import nodes as nd
 from toolkit.costs import Costs, Regime, costs_in_use
 
-INT8_SHIPPED = Path(__file__).parent / "data" / "ort-cpu-int8.json"
+INT8_SHIPPED = Path(__file__).parent / "data"
 TOPIC = "int8"
 
 Sizes = Mapping[str, tuple[int, ...]]

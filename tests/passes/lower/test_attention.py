@@ -1,14 +1,11 @@
-"""Attention by the runtime's own operator, and finite masks on demand."""
+"""Attention by the runtime's own operator."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from passes.lower import Lower, attention, masks
-from tests.checks import check
-from tests.passes.lower.tables import HEADER, lowered, stays, typed
-from toolkit.rules import Rules
+from passes.lower import attention
+from tests.passes.lower.tables import lowered, stays
 
 QKV = "float[N, 4, 8] q, float[N, 4, 8] k, float[N, 4, 8] v"
 SIGNATURE = f"g ({QKV}) => (float[N, 4, 8] y)"
@@ -74,53 +71,3 @@ def test_half_precision_stays() -> None:
     signature = SIGNATURE.replace("float", "float16")
     nodes = f"y = Attention <{HEADS}> (q, k, v)"
     stays(attention.rules, "multi-head", signature, nodes, run=False)
-
-
-# -- masks
-
-MASKED = f"g ({QKV}, float[4, 4] m) => (float[N, 4, 8] y, float[N, 4, 8] z)"
-LIMIT = "low = Constant <value = float {-50.0}> ()"
-FINITE = Rules("test", masks.rules())
-
-
-def feeds(low: float) -> dict[str, object]:
-    random = np.random.default_rng(0)
-    made: dict[str, object] = {
-        name: random.standard_normal((2, 4, 8)).astype(np.float32) for name in "qkv"
-    }
-    return {**made, "m": np.where(np.tril(np.ones((4, 4))) > 0, 0, low).astype(np.float32)}
-
-
-@pytest.mark.parametrize("low", [-1e4, -3.4e38, -np.inf])
-def test_one_mask_is_clipped_once(low: float) -> None:
-    nodes = f"y = Attention <{HEADS}> (q, k, v, m) z = Attention <{HEADS}> (k, q, v, m)"
-    after = f"{LIMIT} f = Max (m, low) {nodes.replace(', m)', ', f)')}"
-    check(FINITE, typed(f"{MASKED} {{ {nodes} }}"), after, inputs=feeds(low), atol=1e-6)
-
-
-def test_a_stored_mask_is_stored_anew() -> None:
-    signature = SIGNATURE + " <float[2, 4] m = {0, 0, -10000, -10000, 0, 0, 0, -10000}>"
-    signature = signature.replace("[N, 4, 8] q", "[N, 2, 8] q").replace(
-        "[N, 4, 8] y", "[N, 2, 8] y"
-    )
-    nodes = f"y = Attention <{HEADS}> (q, k, v, m)"
-    after = signature.replace("-10000", "-50")
-    check(FINITE, typed(f"{signature} {{ {nodes} }}"), f"{HEADER}{after} {{ {nodes} }}")
-
-
-@pytest.mark.parametrize(
-    ("signature", "nodes"),
-    [
-        (MASKED.replace("float[4, 4] m", "bool[4, 4] m"), "(q, k, v, m)"),
-        (MASKED, "(q, k, v)"),
-    ],
-)
-def test_other_masks_stay(signature: str, nodes: str) -> None:
-    text = f"{signature} {{ y = Attention <{HEADS}> {nodes} z = Neg (y) }}"
-    check(FINITE, typed(text), near_miss=True, run=False)
-
-
-def test_only_when_asked_for() -> None:
-    text = typed(f"{MASKED} {{ y = Attention <{HEADS}> (q, k, v, m) z = Neg (y) }}")
-    check(Lower(), text, near_miss=True, inputs=feeds(-1e4))
-    check(Lower(mask="fast"), text, inputs=feeds(-1e4))

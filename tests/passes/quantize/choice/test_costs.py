@@ -17,15 +17,19 @@ from passes.quantize.choice.sizes import sizes_on
 from passes.quantize.choice.survey import Survey, survey
 from passes.quantize.plan import Entry, Plan
 from tests.checks import model, parse, random_feeds
-from toolkit.costs import Costs, Regime, Spelling, cache_path, costs_in_use
+from toolkit.costs import (
+    Costs,
+    Regime,
+    Spelling,
+    cache_path,
+    costs_in_use,
+    nearest_table,
+    shipped_path,
+)
 from toolkit.model import Model
 
-KERNELS = Kernels.of_costs(Costs.load(INT8_SHIPPED))
-
-
-@pytest.fixture(autouse=True)
-def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+TABLES = sorted(INT8_SHIPPED.glob("*.json"))
+KERNELS = Kernels.of_costs(nearest_table(INT8_SHIPPED, "AMD"))
 
 
 def table(**computations: dict[str, dict[str, float]]) -> Kernels:
@@ -42,12 +46,14 @@ def table(**computations: dict[str, dict[str, float]]) -> Kernels:
 # -- the table
 
 
-def test_everything_measured_is_in_the_shipped_table() -> None:
-    shipped = Costs.load(INT8_SHIPPED)
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_everything_measured_is_in_the_shipped_tables(path: Path) -> None:
+    shipped = Costs.load(path)
     listed = {name: [s.name for s in found] for name, found in shipped.computations.items()}
     assert listed == {one.name: list(one.spellings) for one in INT8_COMPUTATIONS}
     assert not any(s.undone for found in shipped.computations.values() for s in found)
-    assert json.loads(INT8_SHIPPED.read_text())["script"] == "benchmarks/spellings.py"
+    assert shipped_path(INT8_SHIPPED, shipped.cpu) == path
+    assert json.loads(path.read_text())["script"] == "benchmarks/spellings.py"
 
 
 SMALL = [(c, name) for c in INT8_COMPUTATIONS for name in c.spellings]
@@ -69,8 +75,7 @@ def test_the_runtime_takes_the_spellings(computation: Computation, name: str) ->
 
 def test_this_machines_own_table_is_preferred() -> None:
     assert costs_in_use(INT8_SHIPPED, TOPIC)[1].startswith("the shipped table")
-    shipped = Costs.load(INT8_SHIPPED)
-    shipped.save(cache_path("int8"))
+    Costs.load(TABLES[0]).save(cache_path("int8"))
     assert "measured on this machine" in costs_in_use(INT8_SHIPPED, TOPIC)[1]
     cache_path("int8").write_text("{")
     assert "measure again" in costs_in_use(INT8_SHIPPED, TOPIC)[1]
