@@ -1,9 +1,10 @@
 """The plan for a model: the fastest one that keeps the budget.
 
 1. Candidates come from the table of costs: the best regions, with dearer and cheaper conversions, a
-   float prefix, everything, and single layers that read int8 and give floats. They are timed in
-   turns with the floats, or else compared by the table. Of those that are about as fast as the
-   fastest, the one with the least noise is taken.
+   float prefix, and single layers that read int8 and give floats. Beside them are everything, and
+   everything behind the first few layers: in a network kernels take longer than alone, the float
+   ones above all. They are timed in turns with the floats, or else compared by the table. Of those
+   that are about as fast as the fastest, the one with the least noise is taken.
 2. Where the judge does not let it pass, nor with corrected biases, layers go back to floats. Of
    regions: the model's beginning, in steps. Of regions and single layers: what is harmful for what
    it saves. Each layer's noise is measured with that layer alone in int8, and the lowest price of
@@ -28,6 +29,8 @@ _AS_FAST = 1.01
 _NEXT_TO_NONE = 1.02
 _REFUSED = float("inf")
 _EFFORT = Effort(seconds=4.0, least=3, most=60)
+_CUTS, _MOST_CUT = (1, 2, 3, 4, 6, 9, 13, 19), 0.4
+"""Products behind which all may be int8, and the share of all products that stay float at most."""
 _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
@@ -125,6 +128,9 @@ def candidates(survey: Survey) -> dict[str, Plan]:
         plans["all"] = survey.plan
         starts = survey.starts()
         plans["prefix"] = survey.best(prefix=_after(starts, 0.08))
+        for cut in _CUTS:
+            if cut < _MOST_CUT * len(starts):
+                plans[f"from {cut}"] = survey.all_behind(starts[cut])
     seen: dict[frozenset[str], str] = {}
     for name, plan in plans.items():
         seen.setdefault(frozenset(entry.key for entry in plan.quantized()), name)

@@ -32,7 +32,7 @@ from toolkit.graph import Graph
 from toolkit.model import Model
 
 _LIMITS = ("Relu", "Clip")
-_FORBIDDEN, _ALWAYS = 1e9, 1e11
+_WANTED, _FORBIDDEN, _ALWAYS = 1e7, 1e9, 1e11
 _HARMFUL = "too harmful for the time it saves"
 _BEFORE = "before the first int8 layer"
 _LEAST_SAVING = 1.0
@@ -78,6 +78,16 @@ class Survey:
         turned = self.plan.turned(left, reason="float is faster" if not price else _HARMFUL)
         before = [entry for at, entry in self.entries if at < prefix]
         return turned.turned(before, reason=_BEFORE) if before else turned
+
+    def all_behind(self, prefix: int) -> Plan:
+        """The plan with all in int8 that can be, whatever it takes, but for the first items."""
+        items = list(self.items)
+        for at, _ in self.entries:
+            own = items[at]
+            items[at] = Item(own.in_float) if at < prefix else replace(own, in_float=_WANTED)
+        chosen = best_regions(items, self.values)
+        left = [entry for at, entry in self.entries if at not in chosen]
+        return self.plan.turned(left, reason=_BEFORE)
 
     def time(self, plan: Plan) -> float:
         """Microseconds of what can be int8, and of the conversions, by a plan."""

@@ -234,6 +234,15 @@ def test_a_longer_prefix_can_be_asked_for() -> None:
     assert names(found.best(crossing=1e6)) == []
 
 
+def test_everything_behind_a_prefix() -> None:
+    found = surveyed()
+    assert names(found.all_behind(0)) == names(found.plan)
+    assert names(found.all_behind(1)) == ["b1", "c1", "d1", "s", "e1"]
+    assert names(found.all_behind(3)) == ["d1", "e1"]  # one operand of the sum is float
+    behind = found.all_behind(1)
+    assert [e.reason for e in behind.entries if e.output == "a1"] == ["before the first int8 layer"]
+
+
 def test_what_combines_does_not_enter_a_region() -> None:
     assert "s" not in names(surveyed().best(prefix=4))  # its operands are floats
 

@@ -104,6 +104,19 @@ def test_candidates_are_each_there_once() -> None:
     assert names(found["best"]) == "bc"
 
 
+def test_everything_behind_the_first_layers_is_a_candidate() -> None:
+    """By the table the first four are better off in floats."""
+    found = candidates(chain(*[NARROW] * 4, *[WIDE] * 4))
+    assert names(found["best"]) == "efgh"
+    assert {"abcdefgh", "bcdefgh", "cdefgh", "defgh"} <= {names(p) for p in found.values()}
+
+
+def test_where_int8_begins_is_timed() -> None:
+    made = Made(ratio=lambda plan: {"cdefgh": 0.4, "abcdefgh": 0.45}.get(plan, 0.6))
+    survey = chain(*[NARROW] * 4, *[WIDE] * 4)
+    assert names(search(trials(made), survey).plan) == "cdefgh"
+
+
 def test_by_the_table_where_nothing_is_timed() -> None:
     made = Made()
     assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
