@@ -10,8 +10,8 @@ from quantization_results import FLOAT, Row, Run
 from quantization_tools import MASKED
 
 OURS, OURS_NO_DATA = "toolkit", "toolkit-no-data"
-ORT = ("ort-dynamic", "ort-minmax", "ort-percentile", "ort-entropy")
-ORT_STATIC = ORT[1:]
+ORT_STATIC = ("ort-minmax", "ort-percentile", "ort-entropy")
+ORT = ("ort-dynamic", "ort-dynamic-tensor", *ORT_STATIC)
 
 SIMILARITY_DROP, ACCURACY_DROP = 0.3, 0.5
 SMALLER = 3.6

@@ -238,6 +238,8 @@ def cpu_name() -> str:
         return name
     fields = dict(re.findall(r"^([^:\n]+?)\s*:\s*(.*)$", text, re.MULTILINE))
     name = fields.get("model name", name)
+    if maker_of(name) == "other" and "vendor_id" in fields:  # as virtual machines are named
+        name += f" ({fields['vendor_id']})"
     flags = f" {fields.get('flags', '')} "
     for flag in ("avx512_vnni", "avx512f", "avx_vnni", "avx2", "avx"):
         if f" {flag} " in flags:
@@ -260,7 +262,7 @@ def cache_path(topic: str = "costs") -> Path:
 
 def maker_of(cpu: str) -> str:
     """Who made a processor of this name: `amd`, `intel` or `other`."""
-    found = re.search("amd|intel", cpu.lower())
+    found = re.search("amd(?!64)|intel", cpu.lower())
     return found.group() if found else "other"
 
 

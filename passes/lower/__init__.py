@@ -47,10 +47,11 @@ def _lower_masks(model: Model, ctx: Context, choice: Choice) -> None:
         if masks.candidates(model, choice):
             ctx.note(f"masked attention can be faster, {_UNSHOWN}")
         return
+    ctx.tell("trying masks with a floor", 0.0)
     showing = masks.Showing(model, choice, ctx.holds)
     shown = showing.shown()
     apply_rules(model, masks.rules(choice, only=shown), ctx)
-    if showing.unmasked:
+    if showing.idle:
         ctx.note(f"attention whose masks no input makes use of can be faster, {_UNSHOWN}")
 
 
@@ -70,8 +71,8 @@ class Lower:
     mask: Literal["auto", "keep", "fast"] = field(
         default="auto",
         metadata={
-            "help": "Attention masks of -50. auto: where that is faster, and shown with room to "
-            "spare; fast: everywhere."
+            "help": "Masks that end 50 below the row's largest. auto: where that is faster, and "
+            "shown with room to spare; fast: everywhere."
         },
     )
 

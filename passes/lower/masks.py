@@ -12,13 +12,13 @@ normal number. A row that is masked as a whole has no key above its floor, and s
 It is the same attention only where no masked score is far larger than the largest one that is not:
 by 34 it would weigh 1e-7 of that. No bound on scores can be shown from the graph. So it is shown by
 running it, and with room to spare: on the feeds a floor of 25 below the largest has to be as good
-as none (what is written leaks exp(-25) = 1e-11 of what that does), while a floor of 0, which masks
-nothing, must not, since there the feeds would have nothing masked to show. Without runs that can
-show it, masks stay as they are.
+as none (what is written leaks exp(-25) = 1e-11 of what that does). And with what lies below the
+floor not masked at all, the answers must differ: else the feeds had nothing masked to show it by.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.lower.choice import Choice
-from passes.operands import given
+from passes.operands import given, ints
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
@@ -35,6 +35,7 @@ from toolkit.model import Model
 from toolkit.pattern import op, var
 from toolkit.rules import Rule, apply_rules, rewrite
 from toolkit.symbolic import Dim
+from toolkit.types import Shape
 
 DEPTH = 50.0
 """How far below the row's largest a mask ends."""
@@ -42,27 +43,33 @@ DEPTH = 50.0
 SHOWN = 25.0
 """How far it ends while it is shown to be enough."""
 
-_MOST_TRIALS = 12
+_MOST_TRIALS = 32
 _LOWEST = float(np.finfo(np.float32).min)
-_SCORES = 3
-"""The output of Attention that holds the scores, the masked ones among them."""
+_SCORES, _REAL_KEYS = 3, 6
+"""The output of Attention that holds the scores, masked ones among them; the input that counts the
+keys that are real."""
 
 
 def rules(
-    choice: Choice | None = None, depth: float = DEPTH, only: Container[str] | None = None
+    choice: Choice | None = None,
+    depth: float | None = DEPTH,
+    only: Container[str] | None = None,
 ) -> tuple[Rule, ...]:
-    """Floors at `depth` where they pay by the costs of `choice`, for the attentions in `only`."""
+    """Floors at `depth` where they pay by the costs of `choice`, for the attentions in `only`.
+
+    Without a depth, what lies below the floor is not masked at all: to see whether anything does.
+    """
 
     @rewrite(op.Attention(var("q"), var("k"), var("v"), ...), opset=23)
-    def mask_floor(g: Graph, q: str, k: str, node: NodeProto) -> str:
+    def mask_floor(g: Graph, node: NodeProto) -> str:
         """Attention(q, k, v, max(mask, the row's largest - 50)), one floor for all its readers."""
-        if only is not None and node.output[0] not in only:
-            raise Miss("it is not shown that a floor leaves the answers as they are")
         site = Site.of(g, node)
         if choice is not None:
-            choice.require("masked-attention", "finite", g, q)
+            _require_gain(choice, g, node)
+        if only is not None and node.output[0] not in only:
+            raise Miss("it is not shown that a floor leaves the answers as they are")
         if site.is_causal:
-            g.set_inputs(node, [*node.input[:3], _triangle(g, node, site.length, depth)])
+            g.set_inputs(node, [*node.input[:3], _triangle(g, node, depth or 0.0)])
             g.del_attr(node, "is_causal")
         else:
             maker = g.producer(site.mask)
@@ -74,12 +81,24 @@ def rules(
     return (mask_floor,)
 
 
+def _require_gain(choice: Choice, g: Graph, node: NodeProto) -> None:
+    """Raises Miss unless a floor is faster for queries [batch, length, width] or by heads."""
+    query = g.shape(node.input[0])
+    heads: Shape = () if query is None else (query[1], query[-1]) if len(query) == 4 else query[-1:]
+    widths = [size for size in heads if isinstance(size, int)]
+    width = math.prod(widths) if heads and len(widths) == len(heads) else None
+    length = None if query is None else query[-2]
+    tokens = length if isinstance(length, int) else None
+    choice.require_at("masked-attention", "finite", tokens, width)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An attention that masks scores: by a mask, or (`mask` is blank) all that is to come."""
+    """An attention that masks scores: by a mask, or (`mask` is blank) those of what is to come."""
 
     mask: str
-    length: Dim = 0
+    is_known: bool
+    """Whether every run masks the same, and something."""
 
     @property
     def is_causal(self) -> bool:
@@ -89,25 +108,44 @@ class Site:
     def of(cls, g: Graph, node: NodeProto) -> Site:
         """Raises Miss where there is nothing to do, or it would not be the same."""
         mask, is_causal = given(node, 3), nd.attr(node, "is_causal", 0)
+        if not mask and not is_causal:
+            raise Miss("nothing is masked")
         if any(g.dtype(value) != TensorProto.FLOAT for value in node.input[:3]):
             raise Miss("its costs are known for 32-bit floats alone")
         if nd.attr(node, "softcap", 0.0):
             raise Miss("the cap of the scores is for masked ones too")
         if len(node.output) > _SCORES and node.output[_SCORES]:
             raise Miss("its scores are read")
-        if is_causal and (mask or any(node.input[4:])):
+        if given(node, _REAL_KEYS):
+            raise Miss("keys are left out beside those that are masked")
+        if not is_causal:
+            return cls(mask, _known_mask(g, mask))
+        if mask or any(node.input[4:]):
             raise Miss("what is to come is masked beside a mask, or behind a cache")
-        if is_causal:
-            return cls("", _own_length(g, node))
-        if not mask:
-            raise Miss("nothing is masked")
-        if g.dtype(mask) not in (TensorProto.FLOAT, TensorProto.BOOL):
-            raise Miss("a mask of 16 bits")
-        if not g.rank(mask):
-            raise Miss("the rank of the mask is not known")
-        if _has_floor(g, mask):
-            raise Miss("the mask has a floor already")
-        return cls(mask)
+        length = _own_length(g, node)
+        return cls("", g.parent is None and isinstance(length, int) and length > 1)
+
+
+def _known_mask(g: Graph, mask: str) -> bool:
+    """Whether a mask is the same at every run; raises Miss where it is to stay."""
+    if _has_floor(g, mask):
+        raise Miss("the mask has a floor already")
+    part = _part(g, mask)
+    shape, stored = g.shape(part), g.const(part)
+    if g.dtype(part) not in (TensorProto.FLOAT, TensorProto.BOOL):
+        raise Miss("the mask is known to be neither booleans nor 32-bit floats")
+    if not shape:
+        raise Miss("the rank of the mask is not known")
+    by_heads = len(shape) == 4 and shape[1] != 1
+    if by_heads and stored is None and g.use_count(part) == 1:
+        raise Miss("a floor of its own, for all heads, would take as long as it saves")
+    return stored is not None and g.parent is None
+
+
+def _part(g: Graph, mask: str) -> str:
+    """The part of a mask that is spread over queries or heads: all of it is in there."""
+    maker = g.producer(mask)
+    return _part(g, maker.input[0]) if nd.is_op(maker, "Expand") and maker is not None else mask
 
 
 def _own_length(g: Graph, node: NodeProto) -> Dim:
@@ -121,21 +159,22 @@ def _own_length(g: Graph, node: NodeProto) -> Dim:
 # -- writing
 
 
-def _floored(g: Graph, mask: str, node: NodeProto, depth: float) -> str:
+def _floored(g: Graph, mask: str, node: NodeProto, depth: float | None) -> str:
     """The mask with its floor: what an attention before this one reads, or written here.
 
-    Of a mask that is spread over queries (Expand) it is the part that all of them share.
+    Of a mask that is spread over queries (Expand) it is the part that all of them share. That of a
+    stored mask is computed by the runtime when it loads the model, which then need not store it.
     """
-    stored, maker = g.const(mask), g.producer(mask)
-    if stored is not None:
-        return g.constant(_with_floor(_as_floats(stored), depth), "mask")
-    if nd.is_op(maker, "Expand") and maker is not None and g.rank(maker.input[0]):
+    maker = g.producer(mask)
+    if nd.is_op(maker, "Expand") and maker is not None:
         part = _floored(g, maker.input[0], node, depth)
         return _once(g, node, "Expand", part, maker.input[1])
     if g.dtype(mask) == TensorProto.BOOL:
         mask = _once(g, node, "Where", mask, _number(0.0), _number(_LOWEST))
     largest = _once(g, node, "ReduceMax", mask, np.array([-1]))
-    floor = _once(g, node, "Sub", largest, _number(depth))
+    floor = _once(g, node, "Sub", largest, _number(DEPTH if depth is None else depth))
+    if depth is None:
+        return g.op("Where", g.op("Less", mask, floor, at=node), largest, mask, at=node)
     return _once(g, node, "Max", mask, floor)
 
 
@@ -156,12 +195,12 @@ def _is_same(g: Graph, value: str, wanted: str | Array) -> bool:
     if isinstance(wanted, str):
         return value == wanted
     stored = g.const(value)
-    return stored is not None and np.array_equal(stored, wanted)
+    return stored is not None and stored.dtype == wanted.dtype and np.array_equal(stored, wanted)
 
 
-def _triangle(g: Graph, node: NodeProto, length: Dim, depth: float) -> str:
+def _triangle(g: Graph, node: NodeProto, depth: float) -> str:
     """A mask of what is to come: -depth above the diagonal, 0 elsewhere."""
-    value, axis = _as_long_as(g, node, length)
+    value, axis = _as_long_as(g, node, _own_length(g, node))
     size = _once(g, node, "Shape", value, start=axis, end=axis + 1)
     both = _once(g, node, "Concat", size, size, axis=0)
     zeros = _once(g, node, "ConstantOfShape", both)
@@ -184,47 +223,42 @@ def _number(value: float) -> Array:
     return np.array(value, dtype=np.float32)
 
 
-def _as_floats(mask: Array) -> Array:
-    if mask.dtype != np.bool_:
-        return mask
-    floats: Array = np.where(mask, _number(0.0), _number(_LOWEST))
-    return floats
-
-
-def _with_floor(mask: Array, depth: float) -> Array:
-    floor: Array = mask.max(axis=-1, keepdims=True, initial=-np.inf) - np.float32(depth)
-    return np.maximum(mask, floor)
-
-
 def _has_floor(g: Graph, mask: str) -> bool:
     """Whether no value of a mask is far below the largest of its row, at any run."""
     stored, maker = g.const(mask), g.producer(mask)
     if stored is not None:
-        floats = _as_floats(stored)
-        return np.array_equal(floats, _with_floor(floats, DEPTH))
+        return _is_shallow(stored)
     if maker is None:
         return False
     if nd.is_op(maker, "Expand"):
         return _has_floor(g, maker.input[0])
     if nd.is_op(maker, "Trilu"):
-        filled = g.producer(maker.input[0])
-        return nd.is_op(filled, "Sub") and filled is not None and _is_shallow(g, filled.input[1])
+        return _ends_at(g, maker.input[0], "ConstantOfShape") is not None
     if not nd.is_op(maker, "Max") or len(maker.input) != 2:
         return False
-    lower = g.producer(maker.input[1])
-    if lower is None or not nd.is_op(lower, "Sub") or not _is_shallow(g, lower.input[1]):
-        return False
-    largest = g.producer(lower.input[0])
-    return (
-        nd.is_op(largest, "ReduceMax")
-        and largest is not None
-        and largest.input[0] == maker.input[0]
-    )
+    largest = _ends_at(g, maker.input[1], "ReduceMax")
+    return largest is not None and list(largest.input)[:1] == list(maker.input)[:1]
 
 
-def _is_shallow(g: Graph, depth: str) -> bool:
-    stored = g.const(depth)
-    return stored is not None and stored.size == 1 and abs(stored.item()) <= DEPTH
+def _is_shallow(mask: Array) -> bool:
+    if mask.dtype == np.bool_ or not mask.size or not mask.ndim:
+        return not mask.size or bool(mask.all())
+    largest = mask.max(axis=-1, keepdims=True)
+    return not bool(np.any(mask < largest - np.float32(DEPTH)))
+
+
+def _ends_at(g: Graph, floor: str, op_type: str) -> NodeProto | None:
+    """What makes the value that a floor of this module lies below: of the row, or zeros."""
+    lower = g.producer(floor)
+    if lower is None or not nd.is_op(lower, "Sub"):
+        return None
+    depth, above = g.const(lower.input[1]), g.producer(lower.input[0])
+    if depth is None or depth.size != 1 or not 0 <= depth.item() <= DEPTH or above is None:
+        return None
+    if not nd.is_op(above, op_type) or above.attribute:
+        return None
+    axes = [-1] if len(above.input) == 1 else ints(g, above.input[1])
+    return above if axes == [-1] else None
 
 
 # -- showing
@@ -232,26 +266,28 @@ def _is_shallow(g: Graph, depth: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Attentions that have one mask, by the names of their outputs; `varies` from run to run."""
+    """The attentions of one graph that have one mask, by the names of their outputs.
+
+    `is_known`: every run masks the same, and something.
+    """
 
     sites: tuple[str, ...]
-    varies: bool
+    is_known: bool
 
 
 def candidates(model: Model, choice: Choice) -> list[Masked]:
     """The attentions that may get a floor, where it pays."""
-    found: dict[tuple[str, bool], list[str]] = {}
+    found: dict[tuple[int, Site], list[str]] = {}
     for g, node in model.places():
         if not nd.is_op(node, "Attention"):
             continue
         try:
             site = Site.of(g, node)
-            choice.require("masked-attention", "finite", g, node.input[0])
+            _require_gain(choice, g, node)
         except Miss:
             continue
-        varies = not site.is_causal and g.const(site.mask) is None
-        found.setdefault((site.mask, varies), []).append(node.output[0])
-    return [Masked(tuple(sites), varies) for (_, varies), sites in found.items()]
+        found.setdefault((id(g), site), []).append(node.output[0])
+    return [Masked(tuple(names), site.is_known) for (_, site), names in found.items()]
 
 
 @dataclass(slots=True)
@@ -261,24 +297,28 @@ class Showing:
     model: Model
     choice: Choice
     holds: Callable[[Model], bool]
-    unmasked: bool = False
-    """Whether there are masks that none of the feeds makes use of."""
+    idle: int = 0
+    """Attentions whose masks none of the feeds makes use of."""
     _left: int = _MOST_TRIALS
 
     def shown(self) -> list[str]:
         masked: list[str] = []
         for one in candidates(self.model, self.choice):
-            if one.varies and self._holds_with(0.0, one.sites):
-                self.unmasked = True
-            else:
+            if one.is_known:
                 masked += one.sites
+                continue
+            held = self._holds_with(None, one.sites)
+            if held is False:
+                masked += one.sites
+            elif held:
+                self.idle += len(one.sites)
         return self._enough(masked)
 
     def _enough(self, sites: list[str]) -> list[str]:
         """Those that may have a floor, alone and together."""
         kept: list[str] = []
         parts = [sites] if sites else []
-        while parts and self._left:
+        while parts:
             part = parts.pop()
             if self._holds_with(SHOWN, [*kept, *part]):
                 kept += part
@@ -287,13 +327,13 @@ class Showing:
                 parts += [part[middle:], part[:middle]]
         return kept
 
-    def _holds_with(self, depth: float, sites: Sequence[str]) -> bool:
-        """A model that is not run any more, after many others, has shown nothing."""
+    def _holds_with(self, depth: float | None, sites: Sequence[str]) -> bool | None:
+        """Whether the answers stay with this in place; None where it is not run, after many."""
         if not self._left:
-            return True
+            return None
         self._left -= 1
         start = self.model.journal.position
-        apply_rules(self.model, rules(self.choice, depth, sites))
-        holds = self.holds(self.model)
+        made = apply_rules(self.model, rules(self.choice, depth, sites))
+        holds = self.holds(self.model) if made else None
         self.model.journal.undo_to(start)
         return holds

@@ -148,6 +148,8 @@ def test_the_table_of_the_nearest_processor_counts(shipped: Path, cpu: str, near
 
 def test_makers() -> None:
     assert [maker_of(cpu) for cpu in (AMD, INTEL, "aarch64")] == ["amd", "intel", "other"]
+    assert maker_of("AMD64") == "other"  # as any of them is called on Windows
+    assert maker_of("QEMU Virtual CPU (GenuineIntel), avx2") == "intel"
 
 
 @pytest.mark.parametrize(

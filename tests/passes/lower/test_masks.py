@@ -16,8 +16,10 @@ from tests.checks import check, model, parse, text_of
 from tests.passes.lower.tables import HEADER, choice, spelling, table, typed
 from toolkit.context import Context
 from toolkit.costs import cache_path
+from toolkit.journal import Rewrite
 from toolkit.model import Model
 from toolkit.rules import Rules
+from toolkit.worklist import explain
 
 QKV = "float[N, 4, 8] q, float[N, 4, 8] k, float[N, 4, 8] v"
 PLAIN = f"g ({QKV}) => (float[N, 4, 8] y)"
@@ -111,14 +113,14 @@ def test_a_length_that_no_input_has_is_that_of_the_queries() -> None:
     ]
 
 
-@pytest.mark.parametrize("stored", ["float[2, 4] m = {0, 0, -10000, -10000, 3, 0, 0, -10000}"])
-def test_a_stored_mask_is_stored_anew(stored: str) -> None:
-    signature = f"{PLAIN} <{stored}>".replace("[N, 4, 8] q", "[N, 2, 8] q").replace(
-        "[N, 4, 8] y", "[N, 2, 8] y"
-    )
-    nodes = f"y = Attention <{HEADS}> (q, k, v, m)"
-    after = signature.replace("-10000, -10000", "-50, -50").replace("-10000", "-47")
-    check(FLOORS, typed(f"{signature} {{ {nodes} }}"), f"{HEADER}{after} {{ {nodes} }}")
+STORED = "float[4, 4] m = {0,-1e4,-1e4,-1e4, 3,0,-1e4,-1e4, 0,0,0,-1e4, -1e4,-1e4,-1e4,-1e4}"
+
+
+def test_a_stored_mask_stays_stored_once() -> None:
+    signature = f"{SIGNATURE.replace(', float[4, 4] m', '')} <{STORED}>"
+    changed = check(FLOORS, typed(f"{signature} {{ {TWO} }}"), atol=1e-6)
+    operators = [node.op_type for node in changed.graph.nodes]
+    assert operators == ["ReduceMax", "Sub", "Max", "Attention", "Attention"]
 
 
 def test_a_branch_has_its_own_floor() -> None:
@@ -154,6 +156,20 @@ def test_a_branch_has_its_own_floor() -> None:
             PLAIN + " <float[4, 4] m = {0,-9,0,0, 0,0,0,0, 7,0,0,0, 0,0,-50,0}>",
             f"y = Attention <{HEADS}> (q, k, v, m)",
         ),
+        # keys that are left out may be all that is not masked
+        (
+            SIGNATURE.replace("float[4, 4] m", "float[4, 4] m, int64[N] n"),
+            f"y = Attention <{HEADS}> (q, k, v, m, , , n) z = Neg (y)",
+        ),
+        # a floor of 2 heads for one attention
+        (
+            SIGNATURE.replace("float[4, 4] m", "float[N, 2, 4, 4] m"),
+            f"y = Attention <{HEADS}> (q, k, v, m) z = Neg (y)",
+        ),
+        (
+            PLAIN + " <float[4, 4] m = {nan,-9,0,0, 0,0,0,0, 7,0,0,0, 0,0,-50,0}>",
+            f"y = Attention <{HEADS}> (q, k, v, m)",
+        ),
         # behind a cache
         (
             f"g ({QKV}, float[N, 2, P, 4] a, float[N, 2, P, 4] b) => (float[N, 4, 8] y)",
@@ -168,6 +184,54 @@ def test_other_attention_stays(signature: str, nodes: str) -> None:
 def test_where_it_does_not_pay_it_stays() -> None:
     slow = Rules("test", masks.rules(choice("finite", cost=1.0)))
     check(slow, typed(f"{SIGNATURE} {{ {TWO} }}"), near_miss=True, run=False)
+
+
+def test_one_mask_of_all_heads_for_several_attentions() -> None:
+    signature = SIGNATURE.replace("float[4, 4] m", "float[N, 2, 4, 4] m")
+    fed = feeds(np.tile(low_at(CAUSAL, -1e4), (2, 2, 1, 1)))
+    check(FLOORS, typed(f"{signature} {{ {TWO} }}"), inputs=fed, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "o = ReduceMax <keepdims = 0> (m) f = Sub (o, depth) g = Max (m, f)",  # of all rows
+        "a = Constant <value = int64[1] {0}> () o = ReduceMax (m, a) f = Sub (o, depth)"
+        " g = Max (m, f)",
+        "o = ReduceMax (m, last) f = Add (o, depth) g = Max (m, f)",
+        "f = Sub (m, depth) k1 = Constant <value = int64 {1}> () g = Trilu <upper = 1> (f, k1)",
+    ],
+)
+def test_what_is_no_floor(nodes: str) -> None:
+    given = """last = Constant <value = int64[1] {-1}> () depth = Constant <value = float {9}> ()"""
+    reads = TWO.replace(", m)", ", g)")
+    fed = feeds(low_at(CAUSAL, -1e4))
+    changed = check(FLOORS, typed(f"{SIGNATURE} {{ {given} {nodes} {reads} }}"), inputs=fed)
+    assert sum(node.op_type == "ReduceMax" for node in changed.graph.nodes) >= 1
+
+
+def test_numbers_of_another_type_are_not_taken_for_these() -> None:
+    signature = SIGNATURE.replace("float[4, 4] m", "bool[4, 4] b").replace(
+        "z)", "z, double[4, 4] w)"
+    )
+    stored = f"double zero = {{0}}, double low = {{{LOW[1]}}}"
+    nodes = f"w = Where (b, zero, low) {TWO.replace(', m)', ', b)')}"
+    fed = feeds(None, b=CAUSAL)
+    del fed["m"]
+    check(FLOORS, typed(f"{signature} <{stored}> {{ {nodes} }}"), inputs=fed, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ("(q, k, v)", "nothing is masked"),
+        ("(q, k, v, m)", "masked-attention is not faster here when spelled 'finite'"),
+    ],
+)
+def test_the_reason_why_it_stays(nodes: str, said: str) -> None:
+    text = typed(f"{SIGNATURE} {{ y = Attention <{HEADS}> {nodes} z = Neg (y) }}")
+    found = explain(model(text), masks.rules(choice("finite", cost=1.0), only=()))
+    assert [miss.reason for miss in found] == [said]
 
 
 # -- what runs have to show
@@ -205,14 +269,55 @@ def shown(text: str, *feeds: dict[str, Any]) -> tuple[list[str], masks.Showing, 
 def test_a_mask_that_is_in_use_and_enough_at_half_the_depth() -> None:
     found, showing, runs = shown(BEFORE, feeds(low_at(CAUSAL, -1e4)))
     assert sorted(found) == ["y", "z"]
-    assert not showing.unmasked
+    assert not showing.idle
     assert runs.asked == 2
 
 
 def test_inputs_that_mask_nothing_show_nothing() -> None:
     found, showing, _ = shown(BEFORE, feeds(np.zeros((4, 4), np.float32)))
     assert found == []
-    assert showing.unmasked
+    assert showing.idle == 2
+
+
+def test_a_bias_is_no_mask_that_is_in_use() -> None:
+    """It makes a difference, and has nothing to show of what is masked at other inputs."""
+    bias = np.random.default_rng(1).uniform(-20, 20, (4, 4)).astype(np.float32)
+    found, showing, _ = shown(BEFORE, feeds(bias))
+    assert found == []
+    assert showing.idle == 2
+
+
+CAUSAL_PAIR = f"""g (float[N, S, 8] q, float[N, S, 8] k, float[N, S, 8] v)
+    => (float[N, S, 8] y, float[N, S, 8] z) {{
+    {TWO.replace("2>", "2, is_causal = 1>").replace(", m)", ")")} }}"""
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, 0), (3, 2)])
+def test_what_is_to_come_has_to_be_there(length: int, count: int) -> None:
+    text = typed(CAUSAL_PAIR)
+    fed = {name: array[:, :length] for name, array in feeds(None).items() if name != "m"}
+    found, showing, _ = shown(text, fed)
+    assert len(found) == count
+    assert showing.idle == 2 - count
+
+
+@pytest.mark.parametrize(("taken", "sites"), [(True, ["a", "z"]), (False, ["z"])])
+@pytest.mark.parametrize("mask", ["float[4, 4] m) =>", STORED])
+def test_a_branch_has_to_be_taken(taken: bool, sites: list[str], mask: str) -> None:
+    signature = f"g ({QKV}, bool c, {mask} (float[N, 4, 8] y, float[N, 4, 8] z)"
+    if mask == STORED:
+        signature = f"g ({QKV}, bool c) => (float[N, 4, 8] y, float[N, 4, 8] z) <{STORED}>"
+    text = f"""{signature} {{
+        y = If (c) <then_branch = t () => (float[N, 4, 8] a)
+            {{ a = Attention <{HEADS}> (q, k, v, m) }},
+            else_branch = e () => (float[N, 4, 8] b) {{ b = Neg (q) }}>
+        z = Attention <{HEADS}> (q, k, v, m) }}"""
+    fed = feeds(low_at(CAUSAL, -1e4), c=np.array(taken))
+    if mask == STORED:
+        del fed["m"]
+    found, showing, _ = shown(typed(text), fed)
+    assert sorted(found) == sites
+    assert showing.idle == 2 - len(sites)
 
 
 def scaled(sign: float, low: float = -1e4) -> dict[str, Any]:
@@ -238,18 +343,46 @@ def test_masked_scores_that_are_large_are_left_alone(sign: float, kept: list[str
     assert runs(deep), text_of(deep)
 
 
-def test_trials_come_to_an_end() -> None:
-    many = " ".join(f"a{i} = Attention <{HEADS}> (q, k, v, m)" for i in range(40))
-    text = typed(f"{SIGNATURE} {{ {many} y = Add (a0, a39) z = Sum (a1, a2, a3) }}")
+def layers(count: int) -> str:
+    """Attentions with masks of their own."""
+    many = [
+        f"m{i} = Mul (m, f{i}) a{i} = Attention <{HEADS}> (q, k, v, m{i})" for i in range(count)
+    ]
+    factors = ", ".join(f"float f{i} = {{{i + 1}}}" for i in range(count))
+    ends = f"y = Sum ({', '.join(f'a{i}' for i in range(count))}) z = Neg (y)"
+    return typed(f"{SIGNATURE} <{factors}> {{ {' '.join(many)} {ends} }}")
+
+
+def test_many_masks() -> None:
+    found, showing, runs = shown(layers(20), feeds(low_at(CAUSAL, -1e4)))
+    assert len(found) == 20
+    assert runs.asked == 21
+    assert not showing.idle
+
+
+@pytest.mark.parametrize(("count", "answer"), [(20, False), (40, False), (40, True)])
+def test_trials_come_to_an_end(count: int, answer: bool) -> None:
     asked = 0
 
-    def never(trial: Model) -> bool:
+    def always(trial: Model) -> bool:
         nonlocal asked
         asked += 1
-        return False
+        return answer
 
-    assert masks.Showing(model(text), FASTER, never).shown() == []
-    assert asked == 12
+    showing = masks.Showing(model(layers(count)), FASTER, always)
+    assert showing.shown() == []
+    assert asked == 32
+    assert showing.idle == (32 if answer else 0)
+
+
+def test_a_veto_is_not_taken_for_a_mask_that_is_not_in_use() -> None:
+    subject = model(BEFORE)
+    for site in "yz":
+        subject.graph.begin("mask-floor", subject.graph.producer(site))
+        subject.journal.veto(Rewrite("mask-floor", site, 0))
+    showing = masks.Showing(subject, FASTER, lambda trial: True)
+    assert showing.shown() == []
+    assert not showing.idle
 
 
 # -- as a pass
