@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import numpy as np
+import onnx
 import pytest
-from onnxruntime import InferenceSession
+from onnxruntime import InferenceSession, SessionOptions
 
 from passes.quantize.static import QuantizeStatic
 from tests import ort
@@ -69,6 +73,41 @@ def test_only_what_the_runtime_would_fuse_is_fenced() -> None:
     Calibrated(item).run(subject, Context())
     assert operators(subject)["Sum"] == 0
     assert deployed(subject).count("QLinearConv") == 1
+
+
+@pytest.mark.parametrize("between", ["", "Transpose <perm = [0, 1, 3, 2]> (c)"])
+def test_a_pool_behind_float_layers_stays_float(between: str) -> None:
+    """Without a fence the runtime pools bytes, channels first."""
+    last = f"m = {between} y = Conv (m, v)" if between else "y = Conv (c, v)"
+    nodes = f"[keep] {FIRST} c = MaxPool <kernel_shape = [2, 2]> (a) {last}"
+    text = typed(IMAGE.replace("8, 8, 8] y", "8, H, W] y"), CONSTANTS, nodes, 21)
+    item = QuantizeStatic(exclude=("keep", "MaxPool"))
+    subject = model(text)
+    Calibrated(item).run(subject, Context())
+    assert operators(subject)["Sum"] == 1
+    assert pooled_bytes(subject) == 0
+    bare = model(text)
+    Calibrated(item).run(bare, Context(target="onnx"))
+    assert pooled_bytes(bare) == 1, "no fence is needed any more"
+
+
+def test_a_pool_between_int8_layers_pools_bytes() -> None:
+    nodes = f"{FIRST} c = MaxPool <kernel_shape = [2, 2]> (a) y = Conv (c, v)"
+    subject = model(typed(IMAGE.replace("8, 8, 8] y", "8, H, W] y"), CONSTANTS, nodes, 21))
+    Calibrated(QuantizeStatic()).run(subject, Context())
+    assert operators(subject)["Sum"] == 0
+
+
+def pooled_bytes(subject: Model) -> int:
+    """How many pools of the runtime read 8 bits: what a Q has made."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = SessionOptions()
+        options.optimized_model_filepath = os.path.join(folder, "model.onnx")
+        InferenceSession(subject.inlined_proto().SerializeToString(), options)
+        graph = onnx.load(options.optimized_model_filepath).graph
+    made = {name: node.op_type for node in graph.node for name in node.output}
+    pools = [node for node in graph.node if node.op_type == "MaxPool"]
+    return sum(made.get(pool.input[0]) == "QuantizeLinear" for pool in pools)
 
 
 def test_a_float_gemm_between_two() -> None:
