@@ -45,17 +45,20 @@ def _lower_masks(model: Model, ctx: Context, choice: Choice) -> None:
     """Masks with a floor, where that is faster and runs show that it is the same."""
     if ctx.holds is None:
         if masks.candidates(model, choice):
-            ctx.note(f"masked attention can be faster, {_UNSHOWN}")
+            ctx.note(f"{_FASTER}; --validate each checks that it may be, {_UNCHECKED}")
         return
     ctx.tell("trying masks with a floor", 0.0)
     showing = masks.Showing(model, choice, ctx.holds)
     shown = showing.shown()
     apply_rules(model, masks.rules(choice, only=shown), ctx)
     if showing.idle:
-        ctx.note(f"attention whose masks no input makes use of can be faster, {_UNSHOWN}")
+        ctx.note(
+            f"{_FASTER}, but no input masks anything to check it by: --sample, or {_UNCHECKED}"
+        )
 
 
-_UNSHOWN = "if inputs that mask something show that it may: --sample, or lower:mask=fast unseen"
+_FASTER = "attention with masks can be faster here"
+_UNCHECKED = "lower:mask=fast without a check"
 
 
 @dataclass(frozen=True, slots=True)
