@@ -7,7 +7,7 @@ then costs 2.2 to 2.5 times what it must, padded batches 1.3 to 2 times. With a 
     max(mask, the row's largest - 50)
 
 a masked score still weighs only exp(-50) = 2e-22 of an equal one that is not masked, and stays a
-normal number. A row that is masked as a whole has no key above its floor, and stays as it is.
+normal number. A row that is masked as a whole, whose largest is far below 0, stays as it is.
 
 It is the same attention only where no masked score is far larger than the largest one that is not:
 by 34 it would weigh 1e-7 of that. No bound on scores can be shown from the graph. So it is shown by
@@ -45,6 +45,9 @@ SHOWN = 25.0
 
 _MOST_TRIALS = 32
 _LOWEST = float(np.finfo(np.float32).min)
+_FAR_BELOW = -1e3
+_VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Identity")
+_PICKS = (*_VIEWS, "Expand", "Transpose", "Slice", "Gather", "Tile")
 _SCORES, _REAL_KEYS = 3, 6
 """The output of Attention that holds the scores, masked ones among them; the input that counts the
 keys that are real."""
@@ -128,24 +131,64 @@ class Site:
 
 def _known_mask(g: Graph, mask: str) -> bool:
     """Whether a mask is the same at every run; raises Miss where it is to stay."""
-    if _has_floor(g, mask):
-        raise Miss("the mask has a floor already")
-    part = _part(g, mask)
+    chain = _chain(g, mask)
+    part = chain[-1]
+    if _has_floor(g, part) or _is_bias(g, part):
+        raise Miss("nothing is far below the others of its row")
     shape, stored = g.shape(part), g.const(part)
     if g.dtype(part) not in (TensorProto.FLOAT, TensorProto.BOOL):
         raise Miss("the mask is known to be neither booleans nor 32-bit floats")
     if not shape:
         raise Miss("the rank of the mask is not known")
     by_heads = len(shape) == 4 and shape[1] != 1
-    if by_heads and stored is None and g.use_count(part) == 1:
+    if by_heads and stored is None and all(g.use_count(value) == 1 for value in chain):
         raise Miss("a floor of its own, for all heads, would take as long as it saves")
     return stored is not None and g.parent is None
 
 
-def _part(g: Graph, mask: str) -> str:
-    """The part of a mask that is spread over queries or heads: all of it is in there."""
+def _chain(g: Graph, mask: str) -> list[str]:
+    """A mask, what it is made of, and so on to the part that masks, biases aside, unspread."""
+    carried = _carried(g, mask)
+    return [mask] if carried is None else [mask, *_chain(g, carried[1][carried[2]])]
+
+
+def _carried(g: Graph, mask: str) -> tuple[NodeProto, list[str], int] | None:
+    """What makes a mask, its operands, and which of them has the rows that are masked.
+
+    Views keep rows as they are. Next to what is masked a bias makes no difference that counts, and
+    no more does a limit far below.
+    """
     maker = g.producer(mask)
-    return _part(g, maker.input[0]) if nd.is_op(maker, "Expand") and maker is not None else mask
+    if maker is None:
+        return None
+    operands = list(maker.input)
+    if nd.is_op(maker, "Expand") or (nd.is_op(maker, *_VIEWS) and _has_same_rows(g, maker)):
+        return maker, operands, 0
+    if len(operands) == 2 and nd.is_op(maker, "Add"):
+        aside = [_is_bias(g, operand) for operand in operands]
+    elif len(operands) == 2 and nd.is_op(maker, "Max"):
+        aside = [_is_limit(g, operand) for operand in operands]
+    else:
+        return None
+    return (maker, operands, aside.index(False)) if sum(aside) == 1 else None
+
+
+def _has_same_rows(g: Graph, view: NodeProto) -> bool:
+    before, after = g.shape(view.input[0]), g.shape(view.output[0])
+    return bool(before) and bool(after) and before[-1:] == after[-1:]
+
+
+def _is_bias(g: Graph, value: str) -> bool:
+    """Whether all of a value lies close together, at every run."""
+    stored, maker = g.const(value), g.producer(value)
+    if stored is not None:
+        return stored.dtype.kind == "f" and (not stored.size or bool(np.ptp(stored) <= SHOWN))
+    return nd.is_op(maker, *_PICKS) and maker is not None and _is_bias(g, maker.input[0])
+
+
+def _is_limit(g: Graph, value: str) -> bool:
+    stored = g.const(value)
+    return stored is not None and stored.size == 1 and bool(stored.item() <= _FAR_BELOW)
 
 
 def _own_length(g: Graph, node: NodeProto) -> Dim:
@@ -162,17 +205,20 @@ def _own_length(g: Graph, node: NodeProto) -> Dim:
 def _floored(g: Graph, mask: str, node: NodeProto, depth: float | None) -> str:
     """The mask with its floor: what an attention before this one reads, or written here.
 
-    Of a mask that is spread over queries (Expand) it is the part that all of them share. That of a
-    stored mask is computed by the runtime when it loads the model, which then need not store it.
+    It is the part that masks which gets it. That of a stored one is computed by the runtime when it
+    loads the model, which then need not store it.
     """
-    maker = g.producer(mask)
-    if nd.is_op(maker, "Expand") and maker is not None:
-        part = _floored(g, maker.input[0], node, depth)
-        return _once(g, node, "Expand", part, maker.input[1])
+    carried = _carried(g, mask)
+    if carried is not None:
+        maker, operands, which = carried
+        part = _floored(g, operands.pop(which), node, depth)
+        return _once(g, node, maker.op_type, part, *operands, **nd.attrs(maker))
     if g.dtype(mask) == TensorProto.BOOL:
         mask = _once(g, node, "Where", mask, _number(0.0), _number(_LOWEST))
     largest = _once(g, node, "ReduceMax", mask, np.array([-1]))
-    floor = _once(g, node, "Sub", largest, _number(DEPTH if depth is None else depth))
+    lower = _once(g, node, "Sub", largest, _number(DEPTH if depth is None else depth))
+    whole = _once(g, node, "Less", largest, _number(_FAR_BELOW))
+    floor = _once(g, node, "Where", whole, _number(-np.inf), lower)
     if depth is None:
         return g.op("Where", g.op("Less", mask, floor, at=node), largest, mask, at=node)
     return _once(g, node, "Max", mask, floor)
@@ -224,20 +270,22 @@ def _number(value: float) -> Array:
 
 
 def _has_floor(g: Graph, mask: str) -> bool:
-    """Whether no value of a mask is far below the largest of its row, at any run."""
+    """Whether no value of a part that masks is far below the largest of its row, at any run."""
     stored, maker = g.const(mask), g.producer(mask)
     if stored is not None:
         return _is_shallow(stored)
     if maker is None:
         return False
-    if nd.is_op(maker, "Expand"):
-        return _has_floor(g, maker.input[0])
+    if nd.is_op(maker, "Add") and all(_is_bias(g, operand) for operand in maker.input):
+        return True
     if nd.is_op(maker, "Trilu"):
-        return _ends_at(g, maker.input[0], "ConstantOfShape") is not None
+        return _is_below(g, maker.input[0], "ConstantOfShape")
     if not nd.is_op(maker, "Max") or len(maker.input) != 2:
         return False
-    largest = _ends_at(g, maker.input[1], "ReduceMax")
-    return largest is not None and list(largest.input)[:1] == list(maker.input)[:1]
+    floor = g.producer(maker.input[1])
+    return (
+        nd.is_op(floor, "Where") and floor is not None and _is_below(g, floor.input[2], "ReduceMax")
+    )
 
 
 def _is_shallow(mask: Array) -> bool:
@@ -247,18 +295,16 @@ def _is_shallow(mask: Array) -> bool:
     return not bool(np.any(mask < largest - np.float32(DEPTH)))
 
 
-def _ends_at(g: Graph, floor: str, op_type: str) -> NodeProto | None:
-    """What makes the value that a floor of this module lies below: of the row, or zeros."""
-    lower = g.producer(floor)
-    if lower is None or not nd.is_op(lower, "Sub"):
-        return None
-    depth, above = g.const(lower.input[1]), g.producer(lower.input[0])
+def _is_below(g: Graph, lower: str, op_type: str) -> bool:
+    """Whether a value is one of these, the largest of a row or zeros, less a depth."""
+    difference = g.producer(lower)
+    if difference is None or not nd.is_op(difference, "Sub"):
+        return False
+    depth, above = g.const(difference.input[1]), g.producer(difference.input[0])
     if depth is None or depth.size != 1 or not 0 <= depth.item() <= DEPTH or above is None:
-        return None
-    if not nd.is_op(above, op_type) or above.attribute:
-        return None
+        return False
     axes = [-1] if len(above.input) == 1 else ints(g, above.input[1])
-    return above if axes == [-1] else None
+    return nd.is_op(above, op_type) and not above.attribute and axes == [-1]
 
 
 # -- showing

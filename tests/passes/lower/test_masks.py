@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ SIGNATURE = f"g ({QKV}, float[4, 4] m) => (float[N, 4, 8] y, float[N, 4, 8] z)"
 HEADS = "q_num_heads = 2, kv_num_heads = 2"
 TWO = f"y = Attention <{HEADS}> (q, k, v, m) z = Attention <{HEADS}> (k, q, v, m)"
 FLOOR = """last = Constant <value = int64[1] {-1}> () depth = Constant <value = float {50.0}> ()
-    top = ReduceMax (m, last) low = Sub (top, depth)"""
+    far = Constant <value = float {-1000.0}> () none = Constant <value = float {-inf}> ()
+    top = ReduceMax (m, last) below = Sub (top, depth) whole = Less (top, far)
+    low = Where (whole, none, below)"""
 FLOORS = Rules("test", masks.rules())
 LOW = [-1e4, float(np.finfo(np.float32).min), -np.inf]
 CAUSAL = np.tril(np.ones((4, 4), bool))
@@ -58,6 +61,14 @@ def test_a_row_that_is_masked_as_a_whole_stays(low: float) -> None:
     allowed = CAUSAL.copy()
     allowed[1] = False
     check(FLOORS, typed(f"{SIGNATURE} {{ {TWO} }}"), inputs=feeds(low_at(allowed, low)), atol=1e-6)
+
+
+def test_a_row_that_is_masked_twice_in_parts_stays() -> None:
+    """As that of a padding token, which sees padding alone: some of it is masked twice."""
+    mask = low_at(CAUSAL, -1e9) + low_at(np.array([0, 0, 1, 1]), -1e9)
+    fed = feeds(mask)
+    fed["q"] *= 8
+    check(FLOORS, typed(f"{SIGNATURE} {{ {TWO} }}"), inputs=fed, atol=1e-6)
 
 
 def test_biases_beside_what_is_masked_stay() -> None:
@@ -120,7 +131,7 @@ def test_a_stored_mask_stays_stored_once() -> None:
     signature = f"{SIGNATURE.replace(', float[4, 4] m', '')} <{STORED}>"
     changed = check(FLOORS, typed(f"{signature} {{ {TWO} }}"), atol=1e-6)
     operators = [node.op_type for node in changed.graph.nodes]
-    assert operators == ["ReduceMax", "Sub", "Max", "Attention", "Attention"]
+    assert operators == ["ReduceMax", "Less", "Sub", "Where", "Max", "Attention", "Attention"]
 
 
 def test_a_branch_has_its_own_floor() -> None:
@@ -192,18 +203,89 @@ def test_one_mask_of_all_heads_for_several_attentions() -> None:
     check(FLOORS, typed(f"{signature} {{ {TWO} }}"), inputs=fed, atol=1e-6)
 
 
+BIASED = f"g ({QKV}, float[M, 1, 1, 4] m) => (float[N, 4, 8] y, float[N, 4, 8] z)"
+TABLE = "float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}"
+BUCKETS = "int64[4, 4] b = {0,1,2,3, 1,2,3,4, 0,0,1,1, 2,2,3,3}"
+
+
+def test_a_bias_beside_what_is_masked_stays_as_it_is() -> None:
+    """As relative positions are written: the part that masks is small, and it gets the floor."""
+    low = "float lowest = {-3.4e38}"
+    bias = "p = Gather (t, b) h = Transpose <perm = [2, 0, 1]> (p)"
+    reads = TWO.replace(", m)", ", c)")
+    before = f"{bias} s = Add (m, h) c = Max (s, lowest) {reads}"
+    after = f"{bias} {FLOOR} f = Max (m, low) s = Add (f, h) c = Max (s, lowest) {reads}"
+    constants = f"<{TABLE}, {BUCKETS}, {low}>"
+    fed = feeds(np.array([[[[0, 0, -1e4, -1e4]]], [[[0] * 4]]], np.float32))
+    check(
+        FLOORS,
+        typed(f"{BIASED} {constants} {{ {before} }}"),
+        f"{HEADER}{BIASED} {constants} {{ {after} }}",
+        inputs=fed,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        TABLE.replace("10}", "100}"),  # masks, maybe
+        TABLE.replace("10}", "-inf}"),
+    ],
+)
+def test_what_may_mask_is_no_bias(bias: str) -> None:
+    nodes = f"p = Gather (t, b) h = Transpose <perm = [2, 0, 1]> (p) s = Add (m, h) {TWO}"
+    text = f"{BIASED} <{bias}, {BUCKETS}> {{ {nodes.replace(', m)', ', s)')} }}"
+    fed = feeds(np.array([[[[0, 0, -1e4, -1e4]]], [[[0] * 4]]], np.float32))
+    changed = check(FLOORS, typed(text), inputs=fed, atol=1e-6)
+    (floor,) = (node for node in changed.graph.nodes if node.op_type == "ReduceMax")
+    assert floor.input[0] == "s"
+
+
+def test_windows_that_are_stored_and_spread() -> None:
+    """As Swin has them: the same windows for every image, beside a bias for each head."""
+    bias = "float[2, 4, 4] h = {" + ", ".join(str(i % 5) for i in range(32)) + "}"
+    constants = f"<{STORED.replace('[4, 4]', '[1, 1, 1, 4, 4]')}, {bias}>"
+    nodes = f"""e = Expand (m, s) v = Reshape (e, r) a = Add (v, h)
+        y = Attention <{HEADS}> (q, q, q, a)"""
+    signature = "g (float[W, 4, 8] q, int64[5] s, int64[4] r) => (float[W, 4, 8] y)"
+    text = typed(f"{signature} {constants} {{ {nodes} }}")
+    text = re.sub(r"float\[[^]]*\] v\b", "float[W, 1, 4, 4] v", text)
+    fed = {
+        "q": np.random.default_rng(0).standard_normal((3, 4, 8)).astype(np.float32),
+        "s": np.array([3, 1, 1, 4, 4]),
+        "r": np.array([3, 1, 4, 4]),
+    }
+    changed = check(FLOORS, text, inputs=fed, atol=1e-6)
+    (floor,) = (node for node in changed.graph.nodes if node.op_type == "ReduceMax")
+    assert floor.input[0] == "m", text_of(changed)
+
+
+def test_a_view_that_makes_other_rows() -> None:
+    signature = SIGNATURE.replace("float[4, 4] m", "float[2, 8] m")
+    nodes = f"r = Constant <value = int64[2] {{4, 4}}> () w = Reshape (m, r) {TWO}"
+    text = typed(f"{signature} {{ {nodes.replace(', m)', ', w)')} }}")
+    fed = feeds(low_at(CAUSAL, -1e4).reshape(2, 8))
+    changed = check(FLOORS, text, inputs=fed, atol=1e-6)
+    (floor,) = (node for node in changed.graph.nodes if node.op_type == "ReduceMax")
+    assert floor.input[0] == "w"
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
-        "o = ReduceMax <keepdims = 0> (m) f = Sub (o, depth) g = Max (m, f)",  # of all rows
+        "o = ReduceMax <keepdims = 0> (m) f = Sub (o, depth) w = Less (o, far)"
+        " l = Where (w, none, f) g = Max (m, l)",  # of all rows
         "a = Constant <value = int64[1] {0}> () o = ReduceMax (m, a) f = Sub (o, depth)"
-        " g = Max (m, f)",
-        "o = ReduceMax (m, last) f = Add (o, depth) g = Max (m, f)",
+        " w = Less (o, far) l = Where (w, none, f) g = Max (m, l)",
+        "o = ReduceMax (m, last) f = Add (o, depth) w = Less (o, far) l = Where (w, none, f)"
+        " g = Max (m, l)",
         "f = Sub (m, depth) k1 = Constant <value = int64 {1}> () g = Trilu <upper = 1> (f, k1)",
     ],
 )
 def test_what_is_no_floor(nodes: str) -> None:
-    given = """last = Constant <value = int64[1] {-1}> () depth = Constant <value = float {9}> ()"""
+    given = """last = Constant <value = int64[1] {-1}> () depth = Constant <value = float {9}> ()
+        far = Constant <value = float {-1000}> () none = Constant <value = float {-inf}> ()"""
     reads = TWO.replace(", m)", ", g)")
     fed = feeds(low_at(CAUSAL, -1e4))
     changed = check(FLOORS, typed(f"{SIGNATURE} {{ {given} {nodes} {reads} }}"), inputs=fed)
