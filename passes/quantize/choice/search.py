@@ -9,7 +9,8 @@
    regions: the model's beginning, in steps. Of regions and single layers: what is harmful for what
    it saves. Each layer's noise is measured with that layer alone in int8, and the lowest price of
    noise is looked for with which the budget holds. What costs next to no time is taken back on top
-   of that. Regions that are far from the budget are given up where single layers hold.
+   of that; where much of the budget is left, parts of what went back are put into int8 again.
+   Regions that are far from the budget are given up where single layers hold.
 3. Of what holds, the fastest one is the plan. If nothing does, nothing is quantized.
 """
 
@@ -35,6 +36,9 @@ _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
 often at most. Whole regions turn at once: larger steps would miss what is in between."""
+_PUT_BACK, _MUCH_LEFT, _ROOM = 10, 0.6, 0.9
+"""How many parts are put back into int8 to see; the share of the budget in use below which that is
+done, and up to which."""
 _CORRECTABLE, _FAR = 1.5, 4.0
 """How many times the budget a plan may use that corrected biases can bring back; and one of which
 the harmful layers can be returned without losing what makes it fast."""
@@ -206,7 +210,39 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
     free = first
     while free < _STEPS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
         free += 1
-    return _first_that_holds(trials, map(at, _climbed(free, first, _STEPS)))
+    plan = _first_that_holds(trials, map(at, _climbed(free, first, _STEPS)))
+    if plan is None or trials.used(plan) > _MUCH_LEFT:
+        return plan
+    return _put_back(trials, survey, plan, harm)
+
+
+def _put_back(trials: Trials, survey: Survey, plan: Plan, harm: Mapping[Entry, float]) -> Plan:
+    """A plan that leaves much of the budget, with what else may be int8.
+
+    A layer may harm more in company than alone, and others have gone back in its place: parts of
+    what went back are tried, the least harmful first, and those that do not hold in halves.
+    """
+    kept = {entry.key for entry in plan.quantized()}
+    allowed = {entry for entry in harm if entry.key in kept}
+    found = [plan]
+    parts = [sorted(harm.keys() - allowed, key=lambda entry: harm[entry])]
+    tries = _PUT_BACK
+    while parts and tries:
+        part = parts.pop()
+        tried = survey.best(dict.fromkeys(allowed.union(part), 0.0))
+        if survey.time(tried) >= survey.time(found[-1]) / _NEXT_TO_NONE:
+            continue
+        trials.ctx.tell("putting layers back into int8", 1 - tries / _PUT_BACK)
+        tries -= 1
+        if trials.seems_to_hold(tried):
+            allowed.update(part)
+            found.append(tried)
+        elif len(part) > 1:
+            middle = len(part) // 2
+            parts += [part[middle:], part[:middle]]
+    while len(found) > 1 and (trials.used(found[-1]) > _ROOM or not trials.is_proven(found[-1])):
+        found.pop()
+    return found[-1]
 
 
 def _bisected(trials: Trials, doing: str, count: int, at: Callable[[int], Plan]) -> int:

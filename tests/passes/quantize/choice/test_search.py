@@ -49,6 +49,9 @@ class Made:
     def holds(self, plan: Plan, times: float = 1.0) -> bool:
         return self.noise(plan) <= self.budget * times
 
+    def used(self, plan: Plan) -> float:
+        return self.noise(plan) / self.budget
+
     def seems_to_hold(self, plan: Plan) -> bool:
         return self.noise(plan) <= self.budget * self.seeming
 
@@ -152,6 +155,21 @@ def test_the_most_harmful_goes_back() -> None:
     assert [e.output for e in found.returned] == ["c"]
     assert found.harm is not None
     assert found.harm[entry("c")] == 5.0
+
+
+class InCompany(Made):
+    """Of layers of which one does much harm, but not alone."""
+
+    def noise(self, plan: Plan, samples: int = 8) -> float:
+        alone = super().noise(plan, samples)
+        return alone + 5.0 * ("c" in names(plan) and len(names(plan)) > 1)
+
+
+def test_what_harms_in_company_does_not_take_all_others_along() -> None:
+    made = InCompany({**dict.fromkeys("abdef", 0.08), "c": 0.01, **dict.fromkeys("gh", 0.001)})
+    found = search(trials(made), chain(*[WIDE] * 8))
+    assert names(found.plan) == "abdefgh"
+    assert [entry.output for entry in found.returned] == ["c"]
 
 
 def test_what_saves_much_may_harm_more() -> None:
