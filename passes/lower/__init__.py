@@ -16,7 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from passes.lower import activations, attention, bias_gelu, capped, masks, powers, ranges, residual
+from passes.lower import (
+    activations,
+    attention,
+    bias_gelu,
+    capped,
+    mask_trials,
+    masks,
+    powers,
+    ranges,
+    residual,
+)
 from passes.lower.choice import SHIPPED, Choice, choice_for
 from toolkit.costs import Costs, Progress, costs_in_use
 from toolkit.errors import UsageError
@@ -44,11 +54,11 @@ def rules_for(choice: Choice) -> tuple[Rule, ...]:
 def _lower_masks(model: Model, ctx: Context, choice: Choice) -> None:
     """Masks with a floor, where that is faster and runs show that it is the same."""
     if ctx.holds is None:
-        if masks.candidates(model, choice):
+        if mask_trials.candidates(model, choice):
             ctx.note(f"{_FASTER}; --validate each checks that it may be, {_UNCHECKED}")
         return
     ctx.tell("trying masks with a floor", 0.0)
-    showing = masks.Showing(model, choice, ctx.holds)
+    showing = mask_trials.Showing(model, choice, ctx.holds)
     shown = showing.shown()
     apply_rules(model, masks.rules(choice, only=shown), ctx)
     if showing.idle:

@@ -12,14 +12,13 @@ normal number. A row that is masked as a whole, whose largest is far below 0, st
 It is the same attention only where no masked score is far larger than the largest one that is not:
 by 34 it would weigh 1e-7 of that. No bound on scores can be shown from the graph. So it is shown by
 running it, and with room to spare: on the feeds a floor of 25 below the largest has to be as good
-as none (what is written leaks exp(-25) = 1e-11 of what that does). And with what lies below the
-floor not masked at all, the answers must differ: else the feeds had nothing masked to show it by.
+as none (what is written leaks exp(-25) = 1e-11 of what that does): see `mask_trials`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,9 +30,8 @@ from passes.operands import given, ints
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
-from toolkit.model import Model
 from toolkit.pattern import op, var
-from toolkit.rules import Rule, apply_rules, rewrite
+from toolkit.rules import Rule, rewrite
 from toolkit.symbolic import Dim
 from toolkit.types import Shape
 
@@ -43,7 +41,6 @@ DEPTH = 50.0
 SHOWN = 25.0
 """How far it ends while it is shown to be enough."""
 
-_MOST_TRIALS = 32
 _LOWEST = float(np.finfo(np.float32).min)
 _FAR_BELOW = -1e3
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Identity")
@@ -68,7 +65,7 @@ def rules(
         """Attention(q, k, v, max(mask, the row's largest - 50)), one floor for all its readers."""
         site = Site.of(g, node)
         if choice is not None:
-            _require_gain(choice, g, node)
+            require_gain(choice, g, node)
         if only is not None and node.output[0] not in only:
             raise Miss("it is not shown that a floor leaves the answers as they are")
         if site.is_causal:
@@ -84,7 +81,7 @@ def rules(
     return (mask_floor,)
 
 
-def _require_gain(choice: Choice, g: Graph, node: NodeProto) -> None:
+def require_gain(choice: Choice, g: Graph, node: NodeProto) -> None:
     """Raises Miss unless a floor is faster for queries [batch, length, width] or by heads."""
     query = g.shape(node.input[0])
     heads: Shape = () if query is None else (query[1], query[-1]) if len(query) == 4 else query[-1:]
@@ -305,81 +302,3 @@ def _is_below(g: Graph, lower: str, op_type: str) -> bool:
         return False
     axes = [-1] if len(above.input) == 1 else ints(g, above.input[1])
     return nd.is_op(above, op_type) and not above.attribute and axes == [-1]
-
-
-# -- showing
-
-
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """The attentions of one graph that have one mask, by the names of their outputs.
-
-    `is_known`: every run masks the same, and something.
-    """
-
-    sites: tuple[str, ...]
-    is_known: bool
-
-
-def candidates(model: Model, choice: Choice) -> list[Masked]:
-    """The attentions that may get a floor, where it pays."""
-    found: dict[tuple[int, Site], list[str]] = {}
-    for g, node in model.places():
-        if not nd.is_op(node, "Attention"):
-            continue
-        try:
-            site = Site.of(g, node)
-            _require_gain(choice, g, node)
-        except Miss:
-            continue
-        found.setdefault((id(g), site), []).append(node.output[0])
-    return [Masked(tuple(names), site.is_known) for (_, site), names in found.items()]
-
-
-@dataclass(slots=True)
-class Showing:
-    """Which attentions are shown, by runs, to give the same with a floor; `holds` runs a model."""
-
-    model: Model
-    choice: Choice
-    holds: Callable[[Model], bool]
-    idle: int = 0
-    """Attentions whose masks none of the feeds makes use of."""
-    _left: int = _MOST_TRIALS
-
-    def shown(self) -> list[str]:
-        masked: list[str] = []
-        for one in candidates(self.model, self.choice):
-            if one.is_known:
-                masked += one.sites
-                continue
-            held = self._holds_with(None, one.sites)
-            if held is False:
-                masked += one.sites
-            elif held:
-                self.idle += len(one.sites)
-        return self._enough(masked)
-
-    def _enough(self, sites: list[str]) -> list[str]:
-        """Those that may have a floor, alone and together."""
-        kept: list[str] = []
-        parts = [sites] if sites else []
-        while parts:
-            part = parts.pop()
-            if self._holds_with(SHOWN, [*kept, *part]):
-                kept += part
-            elif len(part) > 1:
-                middle = len(part) // 2
-                parts += [part[middle:], part[:middle]]
-        return kept
-
-    def _holds_with(self, depth: float | None, sites: Sequence[str]) -> bool | None:
-        """Whether the answers stay with this in place; None where it is not run, after many."""
-        if not self._left:
-            return None
-        self._left -= 1
-        start = self.model.journal.position
-        made = apply_rules(self.model, rules(self.choice, depth, sites))
-        holds = self.holds(self.model) if made else None
-        self.model.journal.undo_to(start)
-        return holds
