@@ -8,20 +8,23 @@ by the table of costs and by timing, then to what keeps the budget, and then app
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.opset import Opset
 from passes.quantize import options
-from passes.quantize.apply import apply_all, is_correctable
+from passes.quantize.apply import apply_all
 from passes.quantize.choice.costs import INT8_SHIPPED, TOPIC, Kernels
 from passes.quantize.choice.groups import keep_what_pays, keep_what_shrinks
+from passes.quantize.choice.keeping import keep_budget
 from passes.quantize.choice.observing import with_least_noise
 from passes.quantize.choice.search import likely, search
 from passes.quantize.choice.sizes import sizes_on
 from passes.quantize.choice.survey import survey, survey_pointwise
 from passes.quantize.choice.telling import note_returned, note_what
 from passes.quantize.choice.trials import Trials, keeps_budget
+from passes.quantize.correct.corrections import is_correctable
 from passes.quantize.distinct import make_all_distinct
 from passes.quantize.dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.factors.smooth import Smooth
@@ -105,11 +108,13 @@ class Quantize:
         if self.plan is not None:
             make_all_distinct(model)
             plan = read_plan(self.plan, model)
-            if not plan.quantized():
-                model.journal.undo_to(start)  # renamed for nothing
             options.note_beside_plan(self, ctx, "format", "correct_bias")
             Shapes(annotate=False).run(model, ctx)  # by which bodies are observed
-            self._write(self._trials(model, plan, ctx), plan)
+            trials = self._trials(model, plan, ctx)
+            plan = keep_budget(trials, plan, self.correct_bias)
+            if not plan.quantized():
+                model.journal.undo_to(start)  # renamed for nothing
+            self._write(trials, plan)
             return
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
@@ -134,15 +139,13 @@ class Quantize:
         self._write(trials, plan)
 
     def _trials(self, model: Model, plan: Plan, ctx: Context) -> Trials:
-        trials = Trials(model, ctx, self.format, self.threads)
-        if self.correct_bias:
-            trials.means = input_means(model, plan, ctx)
-        return trials
+        means = input_means(model, plan, ctx) if self.correct_bias else None
+        return Trials(model, ctx, partial(apply_all, form=self.format, means=means), self.threads)
 
     def _write(self, trials: Trials, plan: Plan) -> None:
         """Write a plan, and say what was written of it."""
         model, ctx = trials.model, trials.ctx
-        apply_all(model, plan, ctx, self.format, trials.means)
+        trials.write(model, plan, ctx)
         done = as_applied(model, plan)
         ctx.plans.append(done)
         if self.correct_bias and is_correctable(done, ctx):

@@ -22,6 +22,7 @@ from passes.quantize.plan_json import read_plan
 from passes.quantize.recurrent import Recurrent, RecurrentWriter
 from passes.quantize.troubles import note_hard
 from passes.quantize.weighted import AnyLayer, Weighted, leave_float_tables, planned, weighted_in
+from passes.quantize.within import within_budget
 from passes.quantize.writing import Writer
 from passes.selection import Selection
 from toolkit import nodes as nd
@@ -54,6 +55,7 @@ class QuantizeDynamic:
     plan: Path | None = field(default=None, metadata=options.PLAN)
 
     def run(self, model: Model, ctx: Context) -> None:
+        start = model.journal.position
         if self.plan is None:
             reason = too_old(model, "dynamic quantization", DYNAMIC_OPSET)
             reason = reason or quantized_already(model, FROM_INTEGERS)
@@ -69,8 +71,12 @@ class QuantizeDynamic:
             make_distinct(model)
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx)
+        plan = within_budget(model, plan, ctx, apply_dynamic)
         apply_dynamic(model, plan, ctx)
-        ctx.plans.append(as_applied(model, plan))
+        done = as_applied(model, plan)
+        ctx.plans.append(done)
+        if not done.quantized():
+            model.journal.undo_to(start)  # renamed for nothing
 
     def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
         """What this pass would do, for every node that has weights."""

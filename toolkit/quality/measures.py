@@ -70,9 +70,10 @@ class Flips:
             return
         shares = bool(reference.min() >= 0 and reference.max() <= 1)
         some = _margins_in(reference[:: math.ceil(flipped.size / _SPREAD_ROWS)], shares)
-        self._spread += float(some.std(axis=1).mean()) * flipped.size
+        self._spread += float(_spreads(some).mean()) * flipped.size
         two = np.partition(_margins_in(reference[flipped], shares), -2, axis=1)[:, -2:]
-        self._margins.append(two[:, 1] - two[:, 0])
+        differ = two[:, 1] != two[:, 0]  # two infinities are no margin
+        self._margins.append(np.subtract(two[:, 1], two[:, 0], np.zeros(len(two)), where=differ))
 
     def miss(self) -> None:
         self.count += 1
@@ -102,6 +103,14 @@ def _margins_in(rows: Array, shares: bool) -> Doubles:
     return np.log(np.maximum(doubles, _LEAST_PROBABILITY)) if shares else doubles
 
 
+def _spreads(rows: Doubles) -> Doubles:
+    """How far the channels of each row spread, but for infinite ones, as of masked answers."""
+    known = np.isfinite(rows)
+    if known.all():
+        return rows.std(axis=1)
+    return np.ma.masked_array(rows, ~known).std(axis=1).filled(0.0)
+
+
 def are_shares(rows: Array) -> bool:
     """Whether each row is of shares of one whole."""
     sums = rows.sum(axis=1, dtype=np.float64)
@@ -121,6 +130,12 @@ def _power(rows: Doubles) -> float:
     return float(np.einsum("ij,ij->", rows, rows))
 
 
+def _known(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+    """Both without infinities of the first, as of masked scores: they are no signal."""
+    known = np.isfinite(a)
+    return (a, b) if known.all() else (np.where(known, a, 0), np.where(known, b, 0))
+
+
 class Angles:
     """1 - cosine of rows."""
 
@@ -129,7 +144,7 @@ class Angles:
         self._sum = 0.0
 
     def add(self, reference: Array, actual: Array) -> None:
-        a, b = np.asarray(reference, np.float64), np.asarray(actual, np.float64)
+        a, b = _known(np.asarray(reference, np.float64), np.asarray(actual, np.float64))
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         products = np.einsum("ij,ij->i", a, b)
         # Two zero vectors are the same; one of them is not.
@@ -157,10 +172,7 @@ class Noise:
 
     def add(self, reference: Array, actual: Array, weights: Array | None = None) -> None:
         """Rows, and how much each of them counts."""
-        a, b = np.asarray(reference, np.float64), np.asarray(actual, np.float64)
-        known = np.isfinite(a)
-        if not known.all():  # infinities of the reference, as of masked scores, are no signal
-            a, b = np.where(known, a, 0), np.where(known, b, 0)
+        a, b = _known(np.asarray(reference, np.float64), np.asarray(actual, np.float64))
         off = a - b
         total = float(a.shape[0] if weights is None else weights.sum())
         sums = a.sum(axis=0) if weights is None else np.einsum("i,ij->j", weights, a)

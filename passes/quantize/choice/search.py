@@ -73,19 +73,19 @@ def search(
     with single layers in int8 in place of regions.
     """
     if trials.ctx.target != "ort-cpu" or trials.ctx.prefer != "speed":
-        return _kept(trials, survey, survey.plan, corrected)
+        return kept(trials, survey, survey.plan, corrected)
     regions = _fastest(trials, candidates(survey), survey)
     if single is None:
-        return _kept(trials, survey, regions, corrected)
+        return kept(trials, survey, regions, corrected)
     both = [(survey, regions), (single, single.best())]
     saved = _savings(trials, both)
     first = regions if saved[0] >= saved[1] else both[1][1]
     if _holds(trials, first, corrected):
         return Found(first)
-    found = [_kept(trials, *both[1], corrected)]
+    found = [kept(trials, *both[1], corrected)]
     if not found[0].holds or saved[0] > _MUCH * saved[1] or trials.holds(regions, _FAR):
-        found.append(_kept(trials, *both[0], corrected))
-    held = [kept for kept in found if kept.holds]
+        found.append(kept(trials, *both[0], corrected))
+    held = [each for each in found if each.holds]
     if len(held) < 2:
         return held[0] if held else found[-1]
     saved = _savings(trials, [(single, held[0].plan), (survey, held[1].plan)])
@@ -109,7 +109,7 @@ def _savings(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> list[float
     ]
 
 
-def _kept(trials: Trials, survey: Survey, plan: Plan, corrected: bool) -> Found:
+def kept(trials: Trials, survey: Survey, plan: Plan, corrected: bool = False) -> Found:
     """The plan if it keeps the budget, or what is left of it when it does."""
     return Found(plan) if _holds(trials, plan, corrected) else _affordable(trials, survey, plan)
 
@@ -154,8 +154,11 @@ def _fastest(trials: Trials, plans: Mapping[str, Plan], survey: Survey) -> Plan:
 
 
 def _times(trials: Trials, plans: Mapping[str, Plan], survey: Survey) -> dict[str, float]:
-    """How long plans take beside each other: measured, or by the table."""
-    if not trials.timed:
+    """How long plans take beside each other: measured, or by the table.
+
+    Where speed is not asked for, the table says that all layers save the same.
+    """
+    if not trials.timed or trials.ctx.prefer != "speed":
         return {name: survey.time(plan) for name, plan in plans.items()}
     trials.ctx.tell("timing plans", 0.0)
     timings = trials.times(plans, _EFFORT)
@@ -173,7 +176,7 @@ def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
     if chosen is not None:
         held["harmless"] = chosen
     if not held:
-        nothing = start.turned(start.quantized(), reason="the budget does not hold with int8")
+        nothing = start.turned(start.quantized(), reason="the budget does not hold with it")
         return Found(nothing, start.quantized(), harm, tried=start)
     times = _times(trials, held, survey) if len(held) > 1 else dict.fromkeys(held, 0.0)
     plan = held[min(times, key=lambda name: times[name])]
@@ -194,26 +197,36 @@ def _prefixed(trials: Trials, survey: Survey) -> Plan | None:
 
 def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]) -> Plan | None:
     """The plan at about the lowest price of noise with which the budget holds."""
-    total = sum(harm.values())
-    if not total:
+    prices = _prices(survey, harm)
+    if not prices:
         return None
-    in_floats = survey.time(survey.plan.turned(survey.plan.quantized()))
-    # Dynamic layers count by what they save: all of them in int8, that is nothing.
-    unit = (survey.time(survey.plan) or in_floats) / total * _LEAST_PRICE
+    last = len(prices) - 1
 
     @cache
     def at(step: int) -> Plan:
-        return survey.best(harm, unit * _STEP**step)
+        return survey.best(harm, prices[step])
 
-    first = _bisected(trials, "returning what harms to floats", _STEPS, at)
+    first = _bisected(trials, "returning what harms to floats", last, at)
     most = survey.time(at(first)) * _NEXT_TO_NONE
     free = first
-    while free < _STEPS and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
+    while free < last and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
         free += 1
-    plan = _first_that_holds(trials, map(at, _climbed(free, first, _STEPS)))
+    plan = _first_that_holds(trials, map(at, _climbed(free, first, last)))
     if plan is None or trials.used(plan) > _MUCH_LEFT:
         return plan
     return _put_back(trials, survey, plan, harm)
+
+
+def _prices(survey: Survey, harm: Mapping[Entry, float]) -> list[float]:
+    """Rising prices of noise, at each of which more goes back: in the end all that harms."""
+    total = sum(harm.values())
+    if not total:
+        return []
+    if not survey.entries:  # nothing but loose ones, which go back one after the other
+        return survey.loose_prices(harm)
+    in_floats = survey.time(survey.plan.turned(survey.plan.quantized()))
+    unit = (survey.time(survey.plan) or in_floats) / total * _LEAST_PRICE
+    return [unit * _STEP**step for step in range(_STEPS + 1)]
 
 
 def _put_back(trials: Trials, survey: Survey, plan: Plan, harm: Mapping[Entry, float]) -> Plan:
@@ -277,6 +290,7 @@ def _climbed(free: int, high: int, end: int) -> Iterator[int]:
     while high < end:
         yield high
         high, stride = high + stride, 2 * stride
+    yield end
 
 
 def _after(starts: list[int], share: float) -> int:

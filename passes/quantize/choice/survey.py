@@ -2,8 +2,9 @@
 
 A plan says which nodes can be static. A Relu or Clip that alone reads a result belongs to what it
 reads: it is free in both. What combines or carries (Add, MaxPool) computes in int8 only behind
-int8, so that entering there is forbidden. Dynamic layers take floats and give floats: they are
-`loose`, each to be chosen for itself. Convolutions of single pixels can be so, too (`pointwise`):
+int8, so that entering there is forbidden. Dynamic layers take floats and give floats, and so do
+those of which the weights alone are quantized: they are `loose`, each to be chosen for itself, or
+with those that read the same weight. Convolutions of single pixels can be so, too (`pointwise`):
 that is a second survey of the same model. A body is part of the graph where its node is, and counts
 for one run of it: how often it runs is not known.
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto
 
 from passes.quantize.choice.costs import Kernels, Sizes
+from passes.quantize.choice.loose import LEAST_SAVING, Loose, loose_in
 from passes.quantize.choice.regions import FLOAT_END, Item, Value, best_regions, total
 from passes.quantize.plan import Entry, Plan
 from passes.quantize.static.channels_last import either_way, turns
@@ -33,21 +35,20 @@ from toolkit.model import Model
 
 _LIMITS = ("Relu", "Clip")
 _WANTED, _FORBIDDEN, _ALWAYS = 1e7, 1e9, 1e11
-_HARMFUL = "too harmful for the time it saves"
+_HARMFUL = "too harmful for what it saves"
+_ABOVE = 1 + 1e-9
 _BEFORE = "before the first int8 layer"
-_LEAST_SAVING = 1.0
-"""Microseconds that a layer counts for when nobody knows what it saves; it saves bytes anyway."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """Items in the order of the graph, and the plan's entries: by item, or loose with a saving."""
+    """Items in the order of the graph, and the plan's entries: by item, or loose."""
 
     plan: Plan
     items: tuple[Item, ...]
     values: tuple[Value, ...]
     entries: tuple[tuple[int, Entry], ...]
-    loose: tuple[tuple[float, Entry], ...]
+    loose: tuple[Loose, ...]
 
     def best(
         self,
@@ -74,7 +75,10 @@ class Survey:
         ]
         chosen = best_regions(items, values)
         left = [entry for at, entry in self.entries if at not in chosen]
-        left += [e for saves, e in self.loose if e not in known or price * known[e] > saves]
+        for group in self.loose:
+            harms = [known.get(entry, math.inf) for entry in group.entries]
+            if math.inf in harms or price * sum(harms) > group.saving:
+                left += group.entries
         turned = self.plan.turned(left, reason="float is faster" if not price else _HARMFUL)
         before = [entry for at, entry in self.entries if at < prefix]
         return turned.turned(before, reason=_BEFORE) if before else turned
@@ -98,12 +102,19 @@ class Survey:
             own = items[at]
             items[at] = replace(own, in_float=_ALWAYS) if at in inside else Item(own.in_float)
         chosen = best_regions(items, self.values)  # what has no entry goes with its neighbours
-        lost = [saves for saves, entry in self.loose if entry.key not in kept]
+        lost = [g.saving for g in self.loose if any(e.key not in kept for e in g.entries)]
         return total(self.items, self.values, chosen) + sum(lost)
 
     def saving(self, plan: Plan) -> float:
         """Microseconds that a plan takes less than floats."""
         return self.time(self.plan.turned(self.plan.quantized())) - self.time(plan)
+
+    def loose_prices(self, harm: Mapping[Entry, float]) -> list[float]:
+        """The prices above which loose entries go back, the lowest first."""
+        noises = (
+            (group, sum(harm.get(entry, 0.0) for entry in group.entries)) for group in self.loose
+        )
+        return sorted({_ABOVE * group.saving / noise for group, noise in noises if noise > 0})
 
     def starts(self) -> list[int]:
         """The items that are products, where a prefix may end."""
@@ -130,8 +141,8 @@ def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
             combining.add(at)
     barred = frozenset(combining)
     values = [v for g in model.graphs() for v in _values(g, number, sizes, kernels, barred)]
-    loose = _loose(model, plan, sizes, kernels)
-    return Survey(plan, tuple(items), tuple(values), tuple(entries), tuple(loose))
+    loose = loose_in(model, plan, sizes, kernels)
+    return Survey(plan, tuple(items), tuple(values), tuple(entries), loose)
 
 
 def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey | None:
@@ -162,7 +173,7 @@ def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -
     chosen = _with_floats(plan, [entry.output for entry in points.values()])
     entries = [(at, chosen.find(n)) for at, n in enumerate(nodes) if id(n) in points]
     known = tuple((at, entry) for at, entry in entries if entry is not None)
-    loose = tuple(_loose(model, chosen, sizes, kernels))
+    loose = loose_in(model, chosen, sizes, kernels)
     return Survey(chosen, tuple(items), tuple(turns(g, crossing)), known, loose)
 
 
@@ -186,7 +197,7 @@ def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, floa
     """In floats and in int8; a product of which nothing is known pays by its size."""
     found = kernels.of(node, sizes)
     if found is None or not found.in_float:
-        return (_LEAST_SAVING, 0.0) if nd.qualified(node) in ALL_PRODUCTS else (0.0, 0.0)
+        return (LEAST_SAVING, 0.0) if nd.qualified(node) in ALL_PRODUCTS else (0.0, 0.0)
     return found.in_float, found.in_int8
 
 
@@ -194,17 +205,6 @@ def _crossing(kernels: Kernels, name: str, sizes: Sizes) -> float:
     """What it takes to convert a value."""
     shape = sizes.get(name, ())
     return kernels.crossing(math.prod(shape), shape[1] if len(shape) > 2 else 1)
-
-
-def _loose(
-    model: Model, plan: Plan, sizes: Sizes, kernels: Kernels
-) -> Iterator[tuple[float, Entry]]:
-    for g in model.graphs():
-        for node in g.nodes:
-            entry = plan.find(node)
-            if entry is not None and entry.scheme not in ("static", "float"):
-                times = kernels.of(node, sizes)
-                yield max(_LEAST_SAVING, times.saving if times is not None else 0.0), entry
 
 
 def _in_order(g: Graph) -> Iterator[tuple[Graph, NodeProto]]:

@@ -38,8 +38,7 @@ def _collapse(found: Found, trials: Trials) -> str:
     reason = f" ({quality.reason})" if quality is not None and quality.reason else ""
     worst = f"; most harmful: {_named(found)}" if found.returned else ""
     return (
-        f"{_NOTHING}: no part of it in int8 keeps the budget{reason}{worst}; "
-        "--max-drop sets another budget"
+        f"{_NOTHING}: no part of it keeps the budget{reason}{worst}; --max-drop sets another budget"
     )
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from passes.quantize.apply import Corrections, apply_all, is_correctable
-from passes.quantize.means import ChannelMeans
+from passes.quantize.correct.corrections import Corrections, is_correctable
 from passes.quantize.plan import Plan
-from passes.quantize.static.apply import Format
 from toolkit.bench import Effort, Timing, latency
 from toolkit.errors import RuntimeRefused
 from toolkit.model import Model
@@ -21,9 +19,11 @@ from toolkit.runtime import Session
 if TYPE_CHECKING:
     from toolkit.context import Context
     from toolkit.feeds import Feed
-    from toolkit.graph import Array
     from toolkit.quality.figures import Quality
     from toolkit.quality.judge import Judge
+
+Write: TypeAlias = "Callable[[Model, Plan, Context], None]"
+"""How a plan is applied to a model."""
 
 MOST_BYTES = 1 << 29
 """Models of more weights are not timed: the runtime copies the weights of each it times."""
@@ -48,10 +48,8 @@ class Trials:
 
     model: Model
     ctx: Context
-    form: Format = "qdq"
+    write: Write
     threads: int = 1
-    means: ChannelMeans = field(default_factory=dict[str, "Array"])
-    """Of what static layers read."""
     corrections: Corrections = field(default_factory=Corrections)
     _feeds: list[Feed] | None = None
     _known: dict[Plan, Quality] = field(default_factory=dict["Plan", "Quality"])
@@ -64,7 +62,7 @@ class Trials:
     def draft(self, plan: Plan) -> Model:
         """The model with the plan applied, and what there was to say of it dropped."""
         made = self.model.draft()
-        apply_all(made, plan, self._unheard(), self.form, self.means)
+        self.write(made, plan, self._unheard())
         return made
 
     def _unheard(self) -> Context:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -40,6 +41,7 @@ from passes.quantize.static.sites import CARRIERS, COMBINERS, PRODUCTS, Site, si
 from passes.quantize.static.ties import tied_sites
 from passes.quantize.static.useful import useful
 from passes.quantize.troubles import note_hard, note_troubles, range_troubles
+from passes.quantize.within import within_budget
 from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
@@ -142,7 +144,9 @@ class QuantizeStatic:
         else:
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx, "format")
-        apply_static(model, plan, ctx, self.format)
+        write = partial(apply_static, form=self.format)
+        plan = within_budget(model, plan, ctx, write)
+        write(model, plan, ctx)
         done = as_applied(model, plan)
         ctx.plans.append(done)
         if not done.quantized():

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
@@ -33,8 +35,9 @@ from passes.quantize.plan import (
 from passes.quantize.plan import Method as MethodName
 from passes.quantize.plan_json import read_plan
 from passes.quantize.weight_only.methods import Job, methods_for
-from passes.quantize.weight_only.nbits import BlockWriter, Form
+from passes.quantize.weight_only.nbits import BlockWriter, Form, Known
 from passes.quantize.weighted import Weighted, leave_float_tables, matrices_in, planned
+from passes.quantize.within import within_budget
 from passes.selection import Selection
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
@@ -97,6 +100,7 @@ class QuantizeWeights:
             )
 
     def run(self, model: Model, ctx: Context) -> None:
+        start = model.journal.position
         form = self._form(ctx)
         if self.plan is None:
             reason = too_old(model, "quantizing weights", _MIN_OPSET)
@@ -112,8 +116,19 @@ class QuantizeWeights:
             make_distinct(model)
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx, "form", "accuracy_level", "act_order")
-        apply_weight_only(model, plan, ctx, form, self.accuracy_level, self.act_order)
-        ctx.plans.append(as_applied(model, plan))
+        write = partial(
+            apply_weight_only,
+            form=form,
+            accuracy_level=self.accuracy_level,
+            act_order=self.act_order,
+            known={},
+        )
+        plan = within_budget(model, plan, ctx, write)
+        write(model, plan, ctx)
+        done = as_applied(model, plan)
+        ctx.plans.append(done)
+        if not done.quantized():
+            model.journal.undo_to(start)  # renamed for nothing
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """What this pass would do, for every node that has weights."""
@@ -220,8 +235,12 @@ def apply_weight_only(
     form: Form = "nbits",
     accuracy_level: int = 4,
     act_order: bool = True,
+    known: Known | None = None,
 ) -> None:
-    """Quantize what the plan calls weight-only; other schemes are for other passes."""
+    """Quantize what the plan calls weight-only; other schemes are for other passes.
+
+    Codes are `known` that were chosen for a draft of the same model; all new ones are put there.
+    """
     entries = plan.of_scheme("weight-only")
     if not entries:
         return
@@ -231,9 +250,12 @@ def apply_weight_only(
     if obstacle:
         ctx.note(obstacle)
         return
-    methods = methods_for(_jobs(model, plan), model.copy(), ctx, act_order)
-    writer = BlockWriter(form, accuracy_level)
-    for job, method in methods:
+    writer = BlockWriter(form, accuracy_level, {} if known is None else known)
+    jobs = _jobs(model, plan)
+    settled = [job for job in jobs if writer.knows(job.layer, job.entry)]
+    open_ = [job for job in jobs if not writer.knows(job.layer, job.entry)]
+    methods = methods_for(open_, model.copy(), ctx, act_order)
+    for job, method in chain(((job, None) for job in settled), methods):
         start = model.journal.position
         try:
             if isinstance(job.layer, Linear):

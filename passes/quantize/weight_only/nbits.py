@@ -27,12 +27,15 @@ from passes.quantize.plan import Entry
 from passes.quantize.stored import drop_unused
 from passes.quantize.weight_only.blocks import Bits, Grid
 from passes.quantize.weight_only.packing import AsStored, Blob, pack
-from passes.quantize.weight_only.streaming import Method, quantize_blocks
+from passes.quantize.weight_only.streaming import Coded, Compensated, Method, Sink, quantize_blocks
 from passes.quantize.writing import Writer, as_vector, bias_behind, bias_of, put
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 
 Form: TypeAlias = Literal["nbits", "qdq"]
+
+Known: TypeAlias = dict[tuple[object, ...], Coded]
+"""Codes that were chosen, by weight and how: the drafts of one model have them in common."""
 
 _BITS: dict[str, Bits] = {"int4": 4, "int8": 8}
 
@@ -48,10 +51,14 @@ class _Stored:
 
 @dataclass(slots=True, eq=False)
 class BlockWriter:
-    """Writes layers one by one; a weight that several read is quantized and stored once."""
+    """Writes layers one by one; a weight that several read is quantized and stored once.
+
+    Methods are asked for codes that are not `known`.
+    """
 
     form: Form
     accuracy_level: int
+    known: Known = field(default_factory=dict[tuple[object, ...], Coded])
     _rows: Writer = field(default_factory=Writer)
     _stored: dict[tuple[object, ...], _Stored] = field(
         default_factory=dict[tuple[object, ...], _Stored]
@@ -61,7 +68,7 @@ class BlockWriter:
         default_factory=dict[tuple[object, ...], str]
     )
 
-    def linear(self, g: Graph, layer: Linear, entry: Entry, method: Method) -> None:
+    def linear(self, g: Graph, layer: Linear, entry: Entry, method: Method | None) -> None:
         """Write a linear layer. Raises Unfit for weights that cannot be quantized."""
         if not g.begin("quantize-weights", layer.node):
             return
@@ -73,7 +80,7 @@ class BlockWriter:
             self._dequantize(g, layer, self._by_blocks(layer.weight, entry, method))
         drop_unused(layer.weight.graph, layer.weight.name)
 
-    def table(self, g: Graph, layer: Table, entry: Entry, method: Method) -> None:
+    def table(self, g: Graph, layer: Table, entry: Entry, method: Method | None) -> None:
         """Write a table. Raises Unfit for one that cannot be quantized."""
         if entry.block_size is None:
             self._rows.table(g, layer, entry)
@@ -102,9 +109,43 @@ class BlockWriter:
         put(g, node, result)
         drop_unused(weight.graph, weight.name)
 
+    def knows(self, layer: Linear | Table, entry: Entry) -> bool:
+        """Whether the codes of a layer need no method."""
+        turned = isinstance(layer, Table) or layer.weight.turned
+        return self._chosen_as(layer.weight, turned, entry) in self.known
+
+    def _chosen_as(self, weight: Weight, turned: bool, entry: Entry) -> tuple[object, ...]:
+        how = (entry.weight, entry.block_size, entry.symmetric, entry.method)
+        return (self.form, weight.name, turned, *how)
+
+    def _coded(
+        self,
+        weight: Weight,
+        turned: bool,
+        entry: Entry,
+        grid: Grid,
+        method: Method | None,
+        sink: Sink,
+    ) -> Coded:
+        """The codes that are known, or else those that the method puts into `sink`."""
+        key = self._chosen_as(weight, turned, entry)
+        if key in self.known:
+            return self.known[key]
+        floats = weight.graph.const(weight.name)
+        assert floats is not None, weight.name
+        assert entry.block_size is not None, entry.label
+        assert method is not None, entry.label
+        scales = quantize_blocks(floats, turned, entry.block_size, grid, method, sink)
+        made = Coded(sink.done(), scales)
+        # What takes the place of gptq is told of each time; and two bodies may have one name.
+        as_asked = entry.method != "gptq" or isinstance(method, Compensated)
+        if as_asked and weight.graph.parent is None:
+            self.known[key] = made
+        return made
+
     # -- MatMulNBits
 
-    def _nbits(self, g: Graph, layer: Linear, entry: Entry, method: Method) -> None:
+    def _nbits(self, g: Graph, layer: Linear, entry: Entry, method: Method | None) -> None:
         node, weight = layer.node, layer.weight
         found = self._blob(weight, weight.turned, entry, method)
         inputs = [layer.x, found.codes, self._scale(weight.graph, found, layer.alpha)]
@@ -141,7 +182,7 @@ class BlockWriter:
             self._scales[key] = g.constant(numbers, f"{found.codes}_scale")
         return self._scales[key]
 
-    def _blob(self, weight: Weight, turned: bool, entry: Entry, method: Method) -> _Stored:
+    def _blob(self, weight: Weight, turned: bool, entry: Entry, method: Method | None) -> _Stored:
         """The weight as `MatMulNBits` reads it; outputs are the rows of a turned one."""
         block, grid = entry.block_size, Grid(_BITS[entry.weight], entry.symmetric)
         assert block is not None
@@ -149,13 +190,12 @@ class BlockWriter:
         if key not in self._stored:
             inputs, outputs = weight.shape[::-1] if turned else weight.shape
             sink = Blob(outputs, -(-inputs // block), block, grid.bits)
-            floats = _floats(weight)
-            scales = quantize_blocks(floats, turned, block, grid, method, sink)
-            name = weight.graph.constant(sink.done(), f"{weight.name}_{entry.weight}")
+            found = self._coded(weight, turned, entry, grid, method, sink)
+            name = weight.graph.constant(found.codes, f"{weight.name}_{entry.weight}")
             zero = ""
             if not grid.symmetric:
-                zero = weight.graph.constant(pack(scales.zero, grid.bits), f"{name}_zero")
-            self._stored[key] = _Stored(name, scales.scale, zero)
+                zero = weight.graph.constant(pack(found.scales.zero, grid.bits), f"{name}_zero")
+            self._stored[key] = _Stored(name, found.scales.scale, zero)
         return self._stored[key]
 
     # -- DequantizeLinear
@@ -170,7 +210,7 @@ class BlockWriter:
         if before is not None:
             g.prune(before)
 
-    def _by_blocks(self, weight: Weight, entry: Entry, method: Method) -> str:
+    def _by_blocks(self, weight: Weight, entry: Entry, method: Method | None) -> str:
         block = entry.block_size
         grid = Grid(_BITS[entry.weight], entry.symmetric, positive=True)
         assert block is not None
@@ -179,8 +219,8 @@ class BlockWriter:
             return self._dequantized[key]
         g, turned = weight.graph, weight.turned
         sink = AsStored(weight.shape, turned, block, grid.bits)
-        scales = quantize_blocks(_floats(weight), turned, block, grid, method, sink)
-        codes = _put_codes(g, weight, sink.done(), entry)
+        found = self._coded(weight, turned, entry, grid, method, sink)
+        codes, scales = _put_codes(g, weight, found.codes, entry), found.scales
         inputs = [codes, g.constant(_laid_out(scales.scale, turned), f"{codes}_scale")]
         if not grid.symmetric:
             signed = _laid_out(scales.zero, turned).astype(np.int16) - grid.middle
@@ -209,12 +249,6 @@ def _put_codes(g: Graph, weight: Weight, codes: Array, entry: Entry) -> str:
     name = g.fresh(hint)
     g.put_initializer(g.model.weights.put_packed(name, TensorProto.INT4, weight.shape, codes))
     return name
-
-
-def _floats(weight: Weight) -> Array:
-    floats = weight.graph.const(weight.name)
-    assert floats is not None, weight.name
-    return floats
 
 
 def _laid_out(numbers: Array, turned: bool) -> Array:

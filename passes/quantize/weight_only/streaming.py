@@ -30,6 +30,8 @@ class Sink(Protocol):
 
     def put(self, outputs: slice, blocks: slice, codes: Array) -> None: ...
 
+    def done(self) -> Array: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scales:
@@ -37,6 +39,14 @@ class Scales:
 
     scale: Array
     zero: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coded:
+    """A weight in blocks: its codes as they are stored, and their scales."""
+
+    codes: Array
+    scales: Scales
 
 
 class Method(Protocol):

@@ -14,10 +14,10 @@ import pytest
 
 import toolkit
 from passes.quantize import auto
-from passes.quantize.apply import Corrections
 from passes.quantize.auto import Quantize
 from passes.quantize.choice.trials import Trials
 from passes.quantize.correct import CorrectBias
+from passes.quantize.correct.corrections import Corrections
 from passes.quantize.plan import Plan
 from tests.checks import parse, random_feeds
 from tests.passes.fuse.constants import floats, stored, typed
@@ -301,7 +301,9 @@ def test_corrected_biases_that_break_the_budget_are_not_kept(
 def test_biases_are_corrected_by_as_many_samples_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that holds with corrected biases is written with those with which it was tried."""
     measured = iter((3, 5))
-    monkeypatch.setattr("passes.quantize.apply.affordable_samples", lambda *_: next(measured))
+    monkeypatch.setattr(
+        "passes.quantize.correct.corrections.affordable_samples", lambda *_: next(measured)
+    )
     taken: list[int | None] = []
     monkeypatch.setattr(CorrectBias, "run", lambda item, *_: taken.append(item.samples))
     subject = network()

@@ -85,6 +85,20 @@ def test_infinities_of_the_reference_are_no_signal():
     a, b = A.copy(), B.copy()
     a[3, 4] = b[3, 4] = -np.inf
     assert math.isfinite(of(Noise(), a, b))
+    a[3, 4] = b[3, 4] = 0
+    wanted = of(Angles(), a, b)
+    a[3, 4] = b[3, 4] = -np.inf
+    assert of(Angles(), a, b) == pytest.approx(wanted)
+
+
+@pytest.mark.filterwarnings("error")
+def test_answers_that_are_masked_do_not_count_for_margins():
+    """All but a few of the scores of a vocabulary may be ruled out by minus infinity."""
+    a, b = (np.hstack([each, np.full((len(each), 3), -np.inf)]) for each in (A, B))
+    assert of(Flips(weighed=True), a, b) == pytest.approx(of(Flips(weighed=True)))
+    ruled_out = np.full((1, 4), -np.inf)
+    assert of(Flips(weighed=True), ruled_out, ruled_out, 1) == 0
+    assert of(Flips(weighed=True), ruled_out, np.array([[0.0, 1, 0, 0]]), 1) == 0
 
 
 def test_cosine():

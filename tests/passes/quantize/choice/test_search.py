@@ -10,6 +10,7 @@ import pytest
 
 from passes.quantize.choice.groups import groups_of, keep_what_pays
 from passes.quantize.choice.harm import harms, only
+from passes.quantize.choice.loose import Loose
 from passes.quantize.choice.regions import FLOAT_END, Item, Value
 from passes.quantize.choice.search import candidates, search
 from passes.quantize.choice.survey import Survey
@@ -95,7 +96,8 @@ def loose(*savings: float) -> Survey:
     """Dynamic layers a, b, c, ... that save so much each."""
     letters = "abcdefgh"[: len(savings)]
     entries = tuple(entry(letter, "MatMul", "dynamic") for letter in letters)
-    return Survey(Plan(entries), (), (), (), tuple(zip(savings, entries, strict=True)))
+    alone = (Loose((one,), saving) for one, saving in zip(entries, savings, strict=True))
+    return Survey(Plan(entries), (), (), (), tuple(alone))
 
 
 # -- candidates
@@ -447,3 +449,38 @@ def test_by_what_each_saves_where_nothing_is_timed() -> None:
 def test_of_dynamic_layers_alone_only_the_harmful_go_back() -> None:
     made = Made({"a": 0.1, "b": 5.0, "c": 0.1})
     assert names(search(trials(made), loose(1.0, 1.0, 1.0)).plan) == "ac"
+
+
+def test_loose_layers_go_back_one_by_one() -> None:
+    """However close to each other they are."""
+    made = Made({"a": 0.30, "b": 0.31, "c": 0.32, "d": 0.33})
+    assert names(search(trials(made), loose(1.0, 1.0, 1.0, 1.0)).plan) == "abc"
+
+
+def test_what_does_no_harm_is_left_where_all_else_has_to_go_back() -> None:
+    made = Made({"a": 5.0, "c": 6.0, "d": 7.0})
+    assert names(search(trials(made), loose(1.0, 1.0, 1.0, 1.0)).plan) == "b"
+
+
+def test_of_equal_harm_that_goes_back_which_saves_less() -> None:
+    made = Made(dict.fromkeys("abc", 0.4))
+    assert names(search(trials(made), loose(3.0, 1.0, 2.0)).plan) == "ac"
+
+
+def test_those_that_go_together_are_weighed_together() -> None:
+    """What two harm is the sum, and with one of them in floats nothing is saved."""
+    both = tuple(entry(letter, "MatMul", "weight-only") for letter in "ab")
+    alone = entry("c", "MatMul", "weight-only")
+    problem = Survey(Plan((*both, alone)), (), (), (), (Loose(both, 1.0), Loose((alone,), 1.0)))
+    made = Made({"a": 0.3, "b": 0.4, "c": 0.6})
+    assert names(search(trials(made), problem).plan) == "c"
+    assert problem.time(problem.plan.turned([both[0]])) == 1.0
+
+
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+def test_where_a_small_model_is_asked_for_plans_are_not_timed(prefer: Any) -> None:
+    """Of a plan behind a float prefix and one without the harmful, that with more in int8."""
+    made = Made({"c": 5.0}, ratio=lambda kept: 0.1 if kept == "d" else 0.9)
+    made.ctx = Context(prefer=prefer)
+    found = search(trials(made), chain(WIDE, WIDE, WIDE, WIDE))
+    assert names(found.plan) == ("abd" if prefer == "size" else "d")

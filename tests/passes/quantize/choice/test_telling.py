@@ -60,7 +60,7 @@ def test_a_collapse_says_how_far_off_it_is_and_what_to_do() -> None:
     one = entry("one")
     said = told(Found(Plan(), (one,), {one: 0.05}, tried=Plan((one,))))
     assert said == (
-        "nothing is quantized: no part of it in int8 keeps the budget (output 'y': SQNR 10.0 dB "
+        "nothing is quantized: no part of it keeps the budget (output 'y': SQNR 10.0 dB "
         "(budget 20.0 dB) on 4 samples); most harmful: Conv 'one' (SQNR 13 dB alone); "
         "--max-drop sets another budget"
     )

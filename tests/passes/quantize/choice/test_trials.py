@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from passes.quantize.apply import apply_all
 from passes.quantize.choice import trials as subject
 from passes.quantize.choice.trials import FEW, Trials
 from passes.quantize.dynamic import QuantizeDynamic
@@ -38,7 +39,7 @@ class Bench:
 def tried(bench: Bench) -> tuple[Trials, Plan]:
     layer = model(LAYER)
     plan = QuantizeDynamic(min_elements=1).make_plan(layer)
-    return Trials(layer, Context(judge=cast("Judge", bench))), plan
+    return Trials(layer, Context(judge=cast("Judge", bench)), apply_all), plan
 
 
 def test_a_plan_is_judged_once() -> None:
