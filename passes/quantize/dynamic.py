@@ -17,12 +17,12 @@ from passes.quantize.distinct import make_distinct
 from passes.quantize.dynamic_conv import Convolution, ConvolutionWriter
 from passes.quantize.layers import Linear, Table
 from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
-from passes.quantize.plan import Entry, Plan, as_applied, note_left
+from passes.quantize.plan import Entry, Plan, note_left
 from passes.quantize.plan_json import read_plan
 from passes.quantize.recurrent import Recurrent, RecurrentWriter
 from passes.quantize.troubles import note_hard
 from passes.quantize.weighted import AnyLayer, Weighted, leave_float_tables, planned, weighted_in
-from passes.quantize.within import within_budget
+from passes.quantize.within import write_within_budget
 from passes.quantize.writing import Writer
 from passes.selection import Selection
 from toolkit import nodes as nd
@@ -71,12 +71,7 @@ class QuantizeDynamic:
             make_distinct(model)
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx)
-        plan = within_budget(model, plan, ctx, apply_dynamic)
-        apply_dynamic(model, plan, ctx)
-        done = as_applied(model, plan)
-        ctx.plans.append(done)
-        if not done.quantized():
-            model.journal.undo_to(start)  # renamed for nothing
+        write_within_budget(model, plan, ctx, apply_dynamic, start)
 
     def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
         """What this pass would do, for every node that has weights."""

@@ -1,21 +1,29 @@
-"""The budget, for passes that quantize in one way what they are told to."""
+"""A plan that keeps the budget, written: for passes that quantize in one way what they are told."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from passes.quantize.plan import Plan, as_applied
 from toolkit.model import Model
 
 if TYPE_CHECKING:
     from passes.quantize.choice.trials import Write
-    from passes.quantize.plan import Plan
     from toolkit.context import Context
 
 
-def within_budget(model: Model, plan: Plan, ctx: Context, write: Write) -> Plan:
-    """The plan, or what is left of it when the budget holds; `write` applies one to a model."""
+def write_within_budget(model: Model, plan: Plan, ctx: Context, write: Write, start: int) -> None:
+    """Write what keeps the budget of a plan, by `write`.
+
+    Where nothing does, the model is as it was at this position of its journal.
+    """
     # The choice is between all kinds of plans, and so it imports those who call this.
     from passes.quantize.choice.keeping import keep_budget
     from passes.quantize.choice.trials import Trials
 
-    return keep_budget(Trials(model, ctx, write), plan)
+    plan = keep_budget(Trials(model, ctx, write), plan)
+    write(model, plan, ctx)
+    done = as_applied(model, plan)
+    ctx.plans.append(done)
+    if not done.quantized():
+        model.journal.undo_to(start)  # lifted and renamed for nothing

@@ -31,7 +31,6 @@ from passes.quantize.plan import (
     Entry,
     Plan,
     TensorEntry,
-    as_applied,
     note_left,
 )
 from passes.quantize.plan_json import read_plan
@@ -41,7 +40,7 @@ from passes.quantize.static.sites import CARRIERS, COMBINERS, PRODUCTS, Site, si
 from passes.quantize.static.ties import tied_sites
 from passes.quantize.static.useful import useful
 from passes.quantize.troubles import note_hard, note_troubles, range_troubles
-from passes.quantize.within import within_budget
+from passes.quantize.within import write_within_budget
 from passes.selection import Selection
 from passes.shapes import Shapes
 from toolkit import nodes as nd
@@ -145,12 +144,7 @@ class QuantizeStatic:
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx, "format")
         write = partial(apply_static, form=self.format)
-        plan = within_budget(model, plan, ctx, write)
-        write(model, plan, ctx)
-        done = as_applied(model, plan)
-        ctx.plans.append(done)
-        if not done.quantized():
-            model.journal.undo_to(start)  # lifted for nothing
+        write_within_budget(model, plan, ctx, write, start)
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
         """What this pass would do: an entry for every layer, and the range of every tensor."""

@@ -29,7 +29,6 @@ from passes.quantize.plan import (
     Entry,
     Plan,
     WeightType,
-    as_applied,
     note_left,
 )
 from passes.quantize.plan import Method as MethodName
@@ -37,7 +36,7 @@ from passes.quantize.plan_json import read_plan
 from passes.quantize.weight_only.methods import Job, methods_for
 from passes.quantize.weight_only.nbits import BlockWriter, Form, Known
 from passes.quantize.weighted import Weighted, leave_float_tables, matrices_in, planned
-from passes.quantize.within import within_budget
+from passes.quantize.within import write_within_budget
 from passes.selection import Selection
 from toolkit import nodes as nd
 from toolkit.errors import UsageError
@@ -123,12 +122,7 @@ class QuantizeWeights:
             act_order=self.act_order,
             known={},
         )
-        plan = within_budget(model, plan, ctx, write)
-        write(model, plan, ctx)
-        done = as_applied(model, plan)
-        ctx.plans.append(done)
-        if not done.quantized():
-            model.journal.undo_to(start)  # renamed for nothing
+        write_within_budget(model, plan, ctx, write, start)
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """What this pass would do, for every node that has weights."""
