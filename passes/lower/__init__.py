@@ -25,6 +25,7 @@ from passes.lower import (
     masks,
     powers,
     ranges,
+    repeated,
     residual,
 )
 from passes.lower.choice import SHIPPED, Choice, choice_for
@@ -48,6 +49,7 @@ def rules_for(choice: Choice) -> tuple[Rule, ...]:
         *ranges.rules(choice),
         *attention.rules(choice),
         *capped.rules(choice),
+        *repeated.RULES,
     )
 
 
