@@ -11,6 +11,7 @@ from passes.quantize.static.apply import Format, apply_static
 from passes.quantize.static.islands import raise_islands
 from passes.quantize.static.pointwise import apply_pointwise
 from passes.quantize.weight_only import apply_weight_only
+from passes.quantize.weight_only.nbits import Known
 from toolkit.model import Model
 
 if TYPE_CHECKING:
@@ -18,9 +19,17 @@ if TYPE_CHECKING:
 
 
 def apply_all(
-    model: Model, plan: Plan, ctx: Context, form: Format = "qdq", means: ChannelMeans | None = None
+    model: Model,
+    plan: Plan,
+    ctx: Context,
+    form: Format = "qdq",
+    means: ChannelMeans | None = None,
+    known: Known | None = None,
 ) -> None:
-    """Write a plan: static layers first, since their ranges are known by the names of values."""
+    """Write a plan: static layers first, since their ranges are known by the names of values.
+
+    `known` are codes of weights that are quantized alone, see `apply_weight_only`.
+    """
     if plan.of_scheme("static"):
         if ctx.target == "ort-cpu":
             raise_islands(model, plan)
@@ -29,4 +38,5 @@ def apply_all(
     if plan.of_scheme("dynamic"):
         apply_dynamic(model, plan, ctx)
     if plan.of_scheme("weight-only"):
-        apply_weight_only(model, plan, ctx, "nbits" if ctx.on_runtime else "qdq")
+        blocks = "nbits" if ctx.on_runtime else "qdq"
+        apply_weight_only(model, plan, ctx, blocks, known=known)

@@ -111,10 +111,7 @@ class Quantize:
             options.note_beside_plan(self, ctx, "format", "correct_bias")
             Shapes(annotate=False).run(model, ctx)  # by which bodies are observed
             trials = self._trials(model, plan, ctx)
-            plan = keep_budget(trials, plan, self.correct_bias)
-            if not plan.quantized():
-                model.journal.undo_to(start)  # renamed for nothing
-            self._write(trials, plan)
+            self._write(trials, keep_budget(trials, plan, self.correct_bias), start)
             return
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
@@ -134,20 +131,21 @@ class Quantize:
         trials = self._trials(model, plan, ctx)
         if plan.quantized():
             plan = self._chosen(trials, plan)
-        if not plan.quantized():
-            model.journal.undo_to(start)  # lifted, renamed and smoothed for nothing
-        self._write(trials, plan)
+        self._write(trials, plan, start)
 
     def _trials(self, model: Model, plan: Plan, ctx: Context) -> Trials:
         means = input_means(model, plan, ctx) if self.correct_bias else None
-        return Trials(model, ctx, partial(apply_all, form=self.format, means=means), self.threads)
+        write = partial(apply_all, form=self.format, means=means, known={})
+        return Trials(model, ctx, write, self.threads)
 
-    def _write(self, trials: Trials, plan: Plan) -> None:
-        """Write a plan, and say what was written of it."""
+    def _write(self, trials: Trials, plan: Plan, start: int) -> None:
+        """Write a plan, and say what was written of it; of nothing, nothing is left."""
         model, ctx = trials.model, trials.ctx
         trials.write(model, plan, ctx)
         done = as_applied(model, plan)
         ctx.plans.append(done)
+        if not done.quantized():
+            model.journal.undo_to(start)  # lifted, renamed and smoothed for nothing
         if self.correct_bias and is_correctable(done, ctx):
             self._correct_biases(trials)
         note_what(done, plan, ctx)

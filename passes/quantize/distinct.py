@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from onnx import NodeProto, ValueInfoProto
 
+from passes.quantize.plan import RENAMED
 from passes.quantize.weighted import weighted_in
 from toolkit import nodes as nd
 from toolkit.graph import Graph
@@ -20,7 +21,7 @@ def make_distinct(model: Model) -> None:
     seen: set[str] = set()
     for item in weighted_in(model, convolutions=True):
         value = item.node.output[0]
-        if value in seen and item.graph.begin("distinct-name", item.node):
+        if value in seen and item.graph.begin(RENAMED, item.node):
             _rename(item.graph, value, item.node)
         else:
             seen.add(value)
@@ -35,12 +36,12 @@ def make_all_distinct(model: Model) -> None:
     seen: set[str] = set()
     for graph in list(model.graphs()):
         for value in graph.inputs:
-            if value in seen and graph.owner and graph.begin("distinct-name", graph.owner):
+            if value in seen and graph.owner and graph.begin(RENAMED, graph.owner):
                 _rename(graph, value)
             seen.add(value)
         for node in graph.nodes:
             for value in nd.outputs_of(node):
-                if value in seen and graph.begin("distinct-name", node):
+                if value in seen and graph.begin(RENAMED, node):
                     _rename(graph, value, node)
                 seen.add(value)
 

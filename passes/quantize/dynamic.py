@@ -71,7 +71,7 @@ class QuantizeDynamic:
             make_distinct(model)
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx)
-        write_within_budget(model, plan, ctx, apply_dynamic, start)
+        write_within_budget(model, plan, "dynamic", ctx, apply_dynamic, start)
 
     def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
         """What this pass would do, for every node that has weights."""

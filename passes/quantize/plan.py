@@ -44,6 +44,9 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 VERSION = 1
 
+RENAMED = "distinct-name"
+"""The rule that gives a node a name of its own, for plans to find it by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -163,6 +166,17 @@ class Plan:
             parts.append(_listed("tensors", [json.dumps(item) for item in shown]))
         return "{\n  " + ",\n  ".join(parts) + "\n}\n"
 
+    def completed(self, model: Model) -> Plan:
+        """The plan with an entry for each node that it is about, by its output and operator."""
+        found: dict[str, list[Entry]] = {entry.key: [] for entry in self.entries}
+        for node in model.nodes():
+            entry = self.find(node)
+            if entry is not None:
+                own = Entry.of(node)
+                full = replace(entry, node=own.node, output=own.output, op=own.op)
+                found[entry.key].append(full)
+        return replace(self, entries=tuple(e for entries in found.values() for e in entries))
+
     def require_known(self, model: Model, source: str = "plan") -> None:
         """UsageError unless every entry is about a node or a tensor of the model."""
         nodes = list(model.nodes())
@@ -206,7 +220,12 @@ def note_left(plan: Plan, ctx: Context) -> None:
 
 def as_applied(model: Model, plan: Plan) -> Plan:
     """The plan with what was not done as float: what cannot be quantized, or did not hold."""
-    sites = {site for places in model.journal.places_by_rule().values() for site in places}
+    sites = {
+        site
+        for rule, places in model.journal.places_by_rule().items()
+        if rule != RENAMED  # which names what has the name no longer
+        for site in places
+    }
 
     def is_done(entry: Entry) -> bool:
         done = entry.scheme == "float" or not entry.output or entry.output in sites

@@ -53,7 +53,7 @@ def read_plan(path: Path, model: Model) -> Plan:
         raise UsageError(f"'{path}' is not JSON: it is not even text") from error
     plan = parse_plan(text, f"'{path}'")
     plan.require_known(model, f"'{path}'")
-    return plan
+    return plan.completed(model)
 
 
 def parse_plan(text: str, source: str = "plan") -> Plan:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from passes.quantize.plan import Plan, as_applied
+from passes.quantize.plan import Plan, Scheme, as_applied
 from toolkit.model import Model
 
 if TYPE_CHECKING:
@@ -12,8 +13,10 @@ if TYPE_CHECKING:
     from toolkit.context import Context
 
 
-def write_within_budget(model: Model, plan: Plan, ctx: Context, write: Write, start: int) -> None:
-    """Write what keeps the budget of a plan, by `write`.
+def write_within_budget(
+    model: Model, plan: Plan, scheme: Scheme, ctx: Context, write: Write, start: int
+) -> None:
+    """Write what keeps the budget of a plan's entries of this scheme, by `write`.
 
     Where nothing does, the model is as it was at this position of its journal.
     """
@@ -21,7 +24,11 @@ def write_within_budget(model: Model, plan: Plan, ctx: Context, write: Write, st
     from passes.quantize.choice.keeping import keep_budget
     from passes.quantize.choice.trials import Trials
 
-    plan = keep_budget(Trials(model, ctx, write), plan)
+    own = tuple(entry for entry in plan.entries if entry.scheme in (scheme, "float"))
+    others = len(plan.entries) - len(own)
+    if others:
+        ctx.note(f"not for this pass: {others} of the plan's nodes are not {scheme}")
+    plan = keep_budget(Trials(model, ctx, write), replace(plan, entries=own))
     write(model, plan, ctx)
     done = as_applied(model, plan)
     ctx.plans.append(done)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -86,7 +86,9 @@ class Judge:
         self.kinds = self._kinds(floats, answers)
         del first, answers
         steps = self._float_steps(session)
-        self._steps: Iterable[_Step] = _Scratch(steps) if real else list(steps)
+        # A state goes from step to step; else the first few samples are to be of all kinds.
+        ordered = _as_they_come if self._pairs else _spread_out
+        self._steps: Iterable[_Step] = _Scratch(steps, ordered) if real else list(steps)
         self._score = self._float_score(session)
 
     # -- the floats
@@ -164,15 +166,16 @@ class Judge:
     ) -> Quality:
         """How `model` answers, within the budget or not; RuntimeRefused when it does not run.
 
-        On the first `samples` only it is for screening, without a user's metric. `deployed` lets
-        the runtime optimize the model first. Where so many times the budget is used as `hopeless`
-        says, and on the first few samples twice that, the rest of them is not looked at.
+        On some `samples` only, or as many as whole chains of steps have, it is for screening,
+        without a user's metric. `deployed` lets the runtime optimize the model first. Where so many
+        times the budget is used as `hopeless` says, and on the first few samples twice that, the
+        rest of them is not looked at.
         """
         session = Session(model, deployed, self._custom_ops)
         tallies = tallies_of(self.kinds, self.demand, self.real)
         count = 0
         state: Feed = {}
-        for step in islice(self._steps, samples):
+        for step in self._steps:
             answer = self._run(session, step.feed if step.starts else {**step.feed, **state})
             state = self._carried(answer)
             for name, kind in self.kinds.items():
@@ -183,6 +186,8 @@ class Judge:
                 for tally in tallies[name]:
                     tally.add(rows, given if _comparable(rows, given) else None)
             count += 1
+            if samples is not None and count >= samples and step.ends:
+                break
             if math.isfinite(hopeless) and count >= _AFTER and count & (count - 1) == 0:
                 so_far = self._quality(tallies, count)
                 if not so_far.ok and so_far.used > hopeless * (1 + _AFTER / count):
@@ -217,15 +222,25 @@ def _affordable(most: int, ran: int, seconds: float) -> int:
 
 
 class _Scratch:
-    """Steps in a scratch folder, read one at a time."""
+    """Steps in a scratch folder, read one at a time, in this order."""
 
-    def __init__(self, steps: Iterator[_Step]) -> None:
+    def __init__(self, steps: Iterator[_Step], ordered: Callable[[int], Iterable[int]]) -> None:
         self._spool = Spool(map(_packed, steps))
-        for _ in self._spool:
-            pass
+        count = sum(1 for _ in self._spool)
+        self._order = list(ordered(count))
 
     def __iter__(self) -> Iterator[_Step]:
-        return map(_unpacked, self._spool)
+        return map(_unpacked, map(self._spool.load, self._order))
+
+
+def _as_they_come(count: int) -> Iterable[int]:
+    return range(count)
+
+
+def _spread_out(count: int) -> Iterable[int]:
+    """An order of which each beginning is from all over: data may be sorted by what they show."""
+    digits = max(count - 1, 0).bit_length()
+    return sorted(range(count), key=lambda index: f"{index:0{digits}b}"[::-1])
 
 
 def _packed(step: _Step) -> dict[str, Any]:

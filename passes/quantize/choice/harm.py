@@ -1,4 +1,4 @@
-"""How much noise each entry of a plan makes, with nothing but that entry in int8.
+"""How much noise each entry of a plan adds, with nothing but that entry in int8.
 
 What only combines or carries is never alone in int8: it is measured by what the noise of the whole
 plan loses without all of its kind, in equal shares.
@@ -21,26 +21,29 @@ _MOST = 1e6
 
 
 def harms(trials: Trials, plan: Plan) -> dict[Entry, float]:
-    """The noise of each entry in int8, as a share of the signal's power."""
+    """The noise that each entry in int8 adds, as a share of the signal's power."""
     entries = plan.quantized()
     alone = [e for e in entries if e.op in ALL_PRODUCTS or e.scheme != "static"]
     others: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.op not in ALL_PRODUCTS and entry.scheme == "static":
             others.setdefault(entry.op, []).append(entry)
-    steps = len(alone) + len(others) + 1
+    steps = len(alone) + len(others) + 2
     found: dict[Entry, float] = {}
-    samples, started = SAMPLES, time.thread_time()
+    started = time.thread_time()
+    before = trials.noise(only(plan, ()), SAMPLES)  # of what other passes have quantized
+    each = (time.thread_time() - started) / SAMPLES
+    samples = max(1, min(SAMPLES, int(_SECONDS / max(each * steps, 1e-9))))
+    if before and samples < SAMPLES:
+        before = trials.noise(only(plan, ()), samples)
     for index, entry in enumerate(alone):
-        trials.ctx.tell("weighing each layer", index / steps)
-        found[entry] = min(_MOST, trials.noise(only(plan, [entry]), samples))
-        if index == 0:
-            each = (time.thread_time() - started) / samples
-            samples = max(1, min(samples, int(_SECONDS / max(each * steps, 1e-9))))
+        trials.ctx.tell("weighing each layer", (index + 1) / steps)
+        noise = trials.noise(only(plan, [entry]), samples)
+        found[entry] = max(0.0, min(_MOST, noise) - before)
     if others:
         whole = trials.noise(plan, samples)
         for index, entries_of in enumerate(others.values()):
-            trials.ctx.tell("weighing each layer", (len(alone) + index) / steps)
+            trials.ctx.tell("weighing each layer", (len(alone) + index + 1) / steps)
             without = trials.noise(plan.turned(entries_of), samples)
             share = max(0.0, min(_MOST, whole) - without) / len(entries_of)
             found.update(dict.fromkeys(entries_of, share))

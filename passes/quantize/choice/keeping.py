@@ -9,7 +9,7 @@ from passes.quantize.choice.search import kept
 from passes.quantize.choice.survey import survey
 from passes.quantize.choice.telling import note_returned
 from passes.quantize.choice.trials import Trials
-from passes.quantize.plan import Plan
+from passes.quantize.plan import Plan, as_applied
 
 
 def keep_budget(trials: Trials, plan: Plan, corrected: bool = False) -> Plan:
@@ -20,8 +20,10 @@ def keep_budget(trials: Trials, plan: Plan, corrected: bool = False) -> Plan:
     judge = trials.ctx.judge
     if judge is None or judge.demand.off or not plan.quantized():
         return plan
-    alike = survey(trials.model, plan, {}, Kernels({}))  # what a layer saves is not asked
-    untimed = replace(trials, ctx=replace(trials.ctx, prefer="size"))
-    found = kept(untimed, alike, plan, corrected)
+    can_be = as_applied(trials.draft(plan), plan)
+    found = kept(trials, survey(trials.model, can_be, {}, Kernels({})), can_be, corrected)
     note_returned(found, trials, trials.ctx)
-    return found.plan
+    # What cannot be quantized stays in the plan: whoever writes it says why.
+    decided = {entry.key for entry in can_be.quantized()}
+    chosen = {entry.key: entry for entry in found.plan.entries if entry.key in decided}
+    return replace(plan, entries=tuple(chosen.get(e.key, e) for e in plan.entries))

@@ -19,13 +19,15 @@ from passes.quantize.weighted import matrices_in
 from toolkit.model import Model
 
 LEAST_SAVING = 1.0
-"""Microseconds that a layer counts for when nobody knows what it saves; it saves bytes, too.
-Where those are all, a weight of average size counts for as much."""
+"""What a layer counts for when nobody knows what it saves; it saves bytes anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """Entries that are quantized together or not at all, and the microseconds that they save."""
+    """Entries that are quantized together or not at all, and what they save.
+
+    That is microseconds, or for whom bytes count, the share of them in an average weight's.
+    """
 
     entries: tuple[Entry, ...]
     saving: float

@@ -36,6 +36,8 @@ _PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
 """Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
 often at most. Whole regions turn at once: larger steps would miss what is in between."""
+_LEAST_HARM, _NEXT = 2.0**-20, 1e-6
+"""Of what shows none on a few samples: a share of all harm, and the difference to the next."""
 _PUT_BACK, _MUCH_LEFT, _ROOM = 10, 0.6, 0.9
 """How many parts are put back into int8 to see; the share of the budget in use below which that is
 done, and up to which."""
@@ -154,11 +156,8 @@ def _fastest(trials: Trials, plans: Mapping[str, Plan], survey: Survey) -> Plan:
 
 
 def _times(trials: Trials, plans: Mapping[str, Plan], survey: Survey) -> dict[str, float]:
-    """How long plans take beside each other: measured, or by the table.
-
-    Where speed is not asked for, the table says that all layers save the same.
-    """
-    if not trials.timed or trials.ctx.prefer != "speed":
+    """How long plans take beside each other: measured, or by the table."""
+    if not trials.timed or not survey.in_time:
         return {name: survey.time(plan) for name, plan in plans.items()}
     trials.ctx.tell("timing plans", 0.0)
     timings = trials.times(plans, _EFFORT)
@@ -172,7 +171,7 @@ def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
     if prefix is not None:
         held["prefix"] = prefix
     harm = harms(trials, start)
-    chosen = _without_harmful(trials, survey, harm)
+    chosen = _without_harmful(trials, survey, _in_order(harm))
     if chosen is not None:
         held["harmless"] = chosen
     if not held:
@@ -198,8 +197,6 @@ def _prefixed(trials: Trials, survey: Survey) -> Plan | None:
 def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]) -> Plan | None:
     """The plan at about the lowest price of noise with which the budget holds."""
     prices = _prices(survey, harm)
-    if not prices:
-        return None
     last = len(prices) - 1
 
     @cache
@@ -209,7 +206,9 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
     first = _bisected(trials, "returning what harms to floats", last, at)
     most = survey.time(at(first)) * _NEXT_TO_NONE
     free = first
-    while free < last and at(free + 1).quantized() and survey.time(at(free + 1)) <= most:
+    while survey.in_time and free < last and at(free + 1).quantized():
+        if survey.time(at(free + 1)) > most:
+            break
         free += 1
     plan = _first_that_holds(trials, map(at, _climbed(free, first, last)))
     if plan is None or trials.used(plan) > _MUCH_LEFT:
@@ -217,15 +216,18 @@ def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]
     return _put_back(trials, survey, plan, harm)
 
 
+def _in_order(harm: Mapping[Entry, float]) -> dict[Entry, float]:
+    """The harm of each; what did none alone is the last to go back, one after the other."""
+    least = _LEAST_HARM * sum(harm.values()) or 1.0
+    return {e: max(each, least * (1 + at * _NEXT)) for at, (e, each) in enumerate(harm.items())}
+
+
 def _prices(survey: Survey, harm: Mapping[Entry, float]) -> list[float]:
-    """Rising prices of noise, at each of which more goes back: in the end all that harms."""
-    total = sum(harm.values())
-    if not total:
-        return []
+    """Rising prices of noise, at each of which more goes back, in the end everything."""
     if not survey.entries:  # nothing but loose ones, which go back one after the other
         return survey.loose_prices(harm)
     in_floats = survey.time(survey.plan.turned(survey.plan.quantized()))
-    unit = (survey.time(survey.plan) or in_floats) / total * _LEAST_PRICE
+    unit = (survey.time(survey.plan) or in_floats) / sum(harm.values()) * _LEAST_PRICE
     return [unit * _STEP**step for step in range(_STEPS + 1)]
 
 
@@ -238,7 +240,7 @@ def _put_back(trials: Trials, survey: Survey, plan: Plan, harm: Mapping[Entry, f
     kept = {entry.key for entry in plan.quantized()}
     allowed = {entry for entry in harm if entry.key in kept}
     found = [plan]
-    parts = [sorted(harm.keys() - allowed, key=lambda entry: harm[entry])]
+    parts = [sorted((e for e in harm if e not in allowed), key=lambda entry: harm[entry])]
     tries = _PUT_BACK
     while parts and tries:
         part = parts.pop()

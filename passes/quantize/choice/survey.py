@@ -37,6 +37,7 @@ _LIMITS = ("Relu", "Clip")
 _WANTED, _FORBIDDEN, _ALWAYS = 1e7, 1e9, 1e11
 _HARMFUL = "too harmful for what it saves"
 _ABOVE = 1 + 1e-9
+_ALONG = LEAST_SAVING / 100
 _BEFORE = "before the first int8 layer"
 
 
@@ -49,6 +50,8 @@ class Survey:
     values: tuple[Value, ...]
     entries: tuple[tuple[int, Entry], ...]
     loose: tuple[Loose, ...]
+    in_time: bool = True
+    """Whether costs are microseconds; else nobody asks for speed, and they count layers."""
 
     def best(
         self,
@@ -79,7 +82,7 @@ class Survey:
             harms = [known.get(entry, math.inf) for entry in group.entries]
             if math.inf in harms or price * sum(harms) > group.saving:
                 left += group.entries
-        turned = self.plan.turned(left, reason="float is faster" if not price else _HARMFUL)
+        turned = self.plan.turned(left, reason="float is faster" if harm is None else _HARMFUL)
         before = [entry for at, entry in self.entries if at < prefix]
         return turned.turned(before, reason=_BEFORE) if before else turned
 
@@ -142,7 +145,8 @@ def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
     barred = frozenset(combining)
     values = [v for g in model.graphs() for v in _values(g, number, sizes, kernels, barred)]
     loose = loose_in(model, plan, sizes, kernels)
-    return Survey(plan, tuple(items), tuple(values), tuple(entries), loose)
+    in_time = bool(kernels.rates)
+    return Survey(plan, tuple(items), tuple(values), tuple(entries), loose, in_time)
 
 
 def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey | None:
@@ -194,11 +198,16 @@ def _with_floats(plan: Plan, outputs: Iterable[str]) -> Plan:
 
 
 def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, float]:
-    """In floats and in int8; a product of which nothing is known pays by its size."""
+    """In floats and in int8; a product of which nothing is known pays by its size.
+
+    Where speed is not asked for, the others go with their neighbours, and no further.
+    """
     found = kernels.of(node, sizes)
-    if found is None or not found.in_float:
-        return (LEAST_SAVING, 0.0) if nd.qualified(node) in ALL_PRODUCTS else (0.0, 0.0)
-    return found.in_float, found.in_int8
+    if found is not None and found.in_float:
+        return found.in_float, found.in_int8
+    if nd.qualified(node) in ALL_PRODUCTS:
+        return LEAST_SAVING, 0.0
+    return (0.0, 0.0) if kernels.rates else (_ALONG, 0.0)
 
 
 def _crossing(kernels: Kernels, name: str, sizes: Sizes) -> float:

@@ -18,6 +18,8 @@ _NEGLIGIBLE = 0.03
 """Of the most harmful layer's noise: one with less went back for the little time that it saves."""
 _RUINED = 0.5
 """Noise in the signal's power from which on the outputs are lost, and how far off says nothing."""
+_UNHEARD = 1e-9
+"""Noise that is none, or that of integers, see `Trials.noise`."""
 _NOTHING = "nothing is quantized"
 
 
@@ -58,7 +60,9 @@ def _alone(noise: float | None) -> str:
         return "not tried alone"
     if noise >= _RUINED:
         return "ruins the outputs alone"
-    return f"SQNR {decibels(noise):.0f} dB alone" if noise > 0 else "no harm alone"
+    if noise <= _UNHEARD:
+        return "hardly any noise alone"
+    return f"SQNR {decibels(noise):.0f} dB alone"
 
 
 def note_what(done: Plan, plan: Plan, ctx: Context) -> None:
@@ -69,7 +73,8 @@ def note_what(done: Plan, plan: Plan, ctx: Context) -> None:
             kinds.setdefault(f"{entry.scheme} {entry.op}", []).append(entry)
     if kinds:
         listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
-        ctx.note(f"in int8: {listed}")
+        fewer = any("4" in entry.weight for entry in done.quantized())
+        ctx.note(f"in int8{' or int4' if fewer else ''}: {listed}")
     elif plan.entries and not any(note.startswith(_NOTHING) for note in ctx.notes):
         ctx.note(f"{_NOTHING}, for the reasons below")
     note_left(plan, ctx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from passes.quantize.plan import Plan
 from toolkit.bench import Effort, Timing, latency
 from toolkit.errors import RuntimeRefused
 from toolkit.model import Model
+from toolkit.quality.demand import Score
 from toolkit.runtime import Session
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _LOOK = 1.0
 _TIMED_FEEDS, _LONG = 2, 0.1
 """Feeds to time with, and the seconds of a run from which on one will do."""
 _COLLAPSED = float("inf")
+_SLIGHT = 1e-12
 
 
 @dataclass(slots=True)
@@ -61,6 +64,9 @@ class Trials:
 
     def draft(self, plan: Plan) -> Model:
         """The model with the plan applied, and what there was to say of it dropped."""
+        # The collector is at rest while a pass runs, and drafts are cycles: those before this one
+        # are young, and soon found.
+        gc.collect(1)
         made = self.model.draft()
         self.write(made, plan, self._unheard())
         return made
@@ -89,7 +95,10 @@ class Trials:
 
     def seems_to_hold(self, plan: Plan) -> bool:
         """Whether the budget holds on as many samples as a look is worth; `holds` asks for all."""
-        if plan in self._known or self.ctx.judge is None or not plan.quantized():
+        judge = self.ctx.judge
+        if plan in self._known or judge is None or not plan.quantized():
+            return self.holds(plan)
+        if isinstance(judge.demand.metric, Score):  # which takes all samples
             return self.holds(plan)
         if plan not in self._looked:
             self._looked[plan] = self._looks_good(plan)
@@ -165,14 +174,17 @@ class Trials:
         return keeps_budget(made, judge)
 
     def noise(self, plan: Plan, samples: int = FEW) -> float:
-        """The noise on the first samples; without end where the model does not run."""
+        """The noise on some samples; without end where the model does not run.
+
+        Integers have no noise: of those, the share of the budget in use, as far less than any.
+        """
         if self.ctx.judge is None:
             return 0.0
         known = self._known.get(plan)
         if known is not None and known.ok and known.samples <= samples:
-            return known.noise  # on all that there are
+            return _noise_of(known)  # on all that there are
         try:
-            return self._judged(self.draft(plan), math.inf, samples).noise
+            return _noise_of(self._judged(self.draft(plan), math.inf, samples))
         except RuntimeRefused:
             return _COLLAPSED
 
@@ -220,6 +232,10 @@ class Trials:
             return make_feeds(self.model, count=_TIMED_FEEDS, custom_ops=self.ctx.custom_ops).feeds
         except RuntimeRefused:
             return []
+
+
+def _noise_of(quality: Quality) -> float:
+    return quality.noise or _SLIGHT * quality.used
 
 
 def keeps_budget(model: Model, judge: Judge) -> bool:

@@ -144,7 +144,7 @@ class QuantizeStatic:
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx, "format")
         write = partial(apply_static, form=self.format)
-        write_within_budget(model, plan, ctx, write, start)
+        write_within_budget(model, plan, "static", ctx, write, start)
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
         """What this pass would do: an entry for every layer, and the range of every tensor."""

@@ -122,7 +122,7 @@ class QuantizeWeights:
             act_order=self.act_order,
             known={},
         )
-        write_within_budget(model, plan, ctx, write, start)
+        write_within_budget(model, plan, "weight-only", ctx, write, start)
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """What this pass would do, for every node that has weights."""
@@ -248,7 +248,7 @@ def apply_weight_only(
     jobs = _jobs(model, plan)
     settled = [job for job in jobs if writer.knows(job.layer, job.entry)]
     open_ = [job for job in jobs if not writer.knows(job.layer, job.entry)]
-    methods = methods_for(open_, model.copy(), ctx, act_order)
+    methods = methods_for(open_, model.copy(), ctx, act_order) if open_ else ()
     for job, method in chain(((job, None) for job in settled), methods):
         start = model.journal.position
         try:

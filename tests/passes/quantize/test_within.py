@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def run(model: Model, item: Pass, drop: str, **how: Any) -> tuple[Result, PassRe
     data = Calib(samples())
     result = Pipeline([item], max_drop=drop, metric="sqnr", calib=data, **how).run(model)
     return result, result.passes[0]
+
+
+def outputs_of(model: Model, feeds: list[Feed]) -> list[Any]:
+    made = model.inlined_proto()
+    return [ort.run(made, feed)[0] for feed in feeds]
 
 
 def in_floats(result: Result) -> set[str]:
@@ -135,6 +141,151 @@ def test_a_plan_that_a_user_wrote(tmp_path: Path) -> None:
         result, done = run(layers(100.0), item, "20dB")
         assert not done.undone
         assert in_floats(result) == {"c"}
+
+
+# -- what tells harm
+
+
+@pytest.mark.parametrize("item", [INT4, DYNAMIC])
+@pytest.mark.parametrize("validate", ["each", "final", "off"])
+def test_a_metric_of_a_user(item: Pass, validate: Any) -> None:
+    """It is asked in each step of the search, on all samples."""
+    feeds = samples()
+    outlier = 20.0 if item is INT4 else 100.0
+    floats = outputs_of(layers(outlier, outlier), feeds)
+
+    def likeness(outputs: Iterable[dict[str, Any]]) -> float:
+        pairs = zip(floats, outputs, strict=True)
+        return float(np.mean([np.corrcoef(a.ravel(), o["y"].ravel())[0, 1] for a, o in pairs]))
+
+    subject = layers(outlier, outlier)
+    made = Pipeline([item], validate=validate, max_drop=0.005, metric=likeness, calib=Calib(feeds))
+    result = made.run(subject)
+    assert in_floats(result) == {"b", "c"}
+    assert not result.passes[0].undone
+    assert likeness({"y": y} for y in outputs_of(subject, feeds)) >= 0.995
+
+
+@pytest.mark.parametrize(("item", "outlier"), [(INT4, 20.0), (DYNAMIC, 100.0)])
+def test_outputs_that_are_integers(item: Pass, outlier: float) -> None:
+    """They have no noise: harm is the share of the budget."""
+    subject = layers(outlier)
+    text = ", ".join(f"{stored(n, subject.graph.const(n))}" for n in "muvwz")
+    nodes = f"{LAYERS} i = ArgMax <axis = 1> (y)"
+    text = typed("g (float[N, 64] x) => (int64[N, 1] i)", text, nodes, 21)
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((64, 64)).astype(np.float32)} for _ in range(8)]
+    allowed = 0.15 if item is INT4 else 0.05
+    made = Pipeline([item], max_drop=allowed, calib=Calib(feeds))
+    result = made.run(Model.from_proto(parse(text)))
+    assert in_floats(result) == {"c"}
+
+
+def test_what_shows_on_later_samples_only() -> None:
+    """A branch that the first samples do not take."""
+    then = "then_branch = t () => (float[N, 64] p) { p = MatMul (h, w) }"
+    other = "else_branch = e () => (float[N, 64] q) { q = Neg (h) }"
+    nodes = f"h = Mul (x, m) a = MatMul (h, u) d = MatMul (h, z) f = If (b) <{then}, {other}> "
+    nodes += "y = Sum (a, d, f)"
+    subject = layers(100.0)
+    constants = ", ".join(stored(n, subject.graph.const(n)) for n in "muwz")
+    text = typed("g (bool b, float[N, 64] x) => (float[N, 64] y)", constants, nodes, 21)
+    feeds: list[Feed] = [{"b": np.array(at >= 9), **feed} for at, feed in enumerate(samples(16))]
+    made = Pipeline([DYNAMIC], max_drop="22dB", metric="sqnr", calib=Calib(feeds))
+    result = made.run(Model.from_proto(parse(text)))
+    assert in_floats(result) == {"p"}
+
+
+def test_a_state_is_followed_to_the_end_of_its_chain() -> None:
+    nodes = LAYERS.replace("(x, m)", "(s, m)").replace("y = Sum (a,", "t = Sum (x, a,")
+    nodes += " y = Tanh (t) state_out = Identity (y)"
+    nodes = nodes.replace("(s, m)", "(state_in, m)")
+    subject = layers(100.0)
+    constants = ", ".join(stored(n, 0.1 * subject.graph.const(n)) for n in "uvwz")
+    constants += f", {stored('m', subject.graph.const('m'))}"
+    signature = "g (float[N, 64] x, float[N, 64] state_in) => (float[N, 64] state_out)"
+    text = typed(signature, constants, nodes, 21)
+    zero = np.zeros((4, 64), np.float32)
+    feeds: list[Feed] = [{**feed, "state_in": zero} for feed in samples(16)]
+    made = Pipeline([DYNAMIC], calib=Calib(feeds), max_drop="25dB", metric="sqnr")
+    result = made.run(Model.from_proto(parse(text)))
+    assert in_floats(result) == {"c"}
+
+
+def test_what_earlier_passes_have_quantized_is_not_held_against_a_layer(tmp_path: Path) -> None:
+    entry = {"scheme": "weight-only", "weight": "int4", "axis": 1, "block_size": 16}
+    plans: list[QuantizeWeights] = []
+    for name, outputs in (("first", "c"), ("second", "abd")):
+        path = tmp_path / f"{name}.json"
+        nodes = [{"output": output, "symmetric": False, **entry} for output in outputs]
+        path.write_text(json.dumps({"version": 1, "nodes": nodes}))
+        plans.append(QuantizeWeights(plan=path, accuracy_level=0))
+    made = Pipeline(plans, max_drop="12.5dB", metric="sqnr", calib=Calib(samples()))
+    result = made.run(layers(c=15.0, b=20.0))
+    kept = json.loads(result.plans[1])["nodes"]
+    assert {node["output"] for node in kept if node["scheme"] == "float"} == {"b"}
+
+
+# -- plans that say less, or more
+
+
+@pytest.mark.parametrize("op", ["MatMul", None])
+def test_a_static_plan_need_not_name_operators(tmp_path: Path, op: str | None) -> None:
+    subject = layers(100.0)
+    written = Pipeline([QuantizeStatic()], max_drop="off", calib=Calib(samples())).run(subject)
+    plan = json.loads(written.plans[0])
+    for node in plan["nodes"]:
+        node.pop("op") if op is None else None
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    result, _ = run(layers(100.0), QuantizeStatic(plan=path), "20dB")
+    assert in_floats(result) == {"c"}
+
+
+def test_entries_for_another_pass_are_left_to_it(tmp_path: Path) -> None:
+    nodes = [{"output": o, "scheme": "dynamic", "axis": 1} for o in "ab"]
+    nodes += [{"output": "c", "scheme": "weight-only", "axis": 1, "block_size": 16}]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"version": 1, "nodes": nodes}))
+    result, done = run(layers(0.0), QuantizeDynamic(plan=path), "20dB")
+    assert "not for this pass: 1 of the plan's nodes are not dynamic" in done.notes
+    assert [node["output"] for node in json.loads(result.plans[0])["nodes"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("item", [INT4, DYNAMIC])
+def test_what_cannot_be_quantized_is_told_beside_what_goes_back(item: Pass) -> None:
+    outlier = 20.0 if item is INT4 else 100.0
+    numbers = weights()
+    numbers[3, 3] = np.inf
+    subject = layers(outlier)
+    constants = ", ".join(stored(n, subject.graph.const(n)) for n in "mvwz")
+    nodes = LAYERS.replace("MatMul (h, u)", "MatMul (k, u)").replace("a =", "k = Mul (h, n) a =")
+    constants += f", {stored('n', np.zeros(64))}, {stored('u', numbers)}"
+    nodes = nodes.replace("y = Sum (a,", "f = Where (o, a, b) y = Sum (f,")
+    text = typed(SIGNATURE, f"{constants}, bool o = {{0}}", nodes, 21)
+    drop = "20dB" if item is INT4 else "30dB"
+    result, done = run(Model.from_proto(parse(text)), item, drop)
+    assert in_floats(result) == {"a", "c"}
+    assert any("MatMul 'a' stays float: it has infinite weights" in note for note in done.notes)
+    assert any("back to float to keep the budget: MatMul 'c'" in note for note in done.notes)
+
+
+def test_equal_names_in_two_bodies_that_both_cannot() -> None:
+    """What was renamed for them is not what was quantized."""
+    numbers = weights()
+    numbers[0, 0] = np.nan
+    then = "then_branch = t () => (float[N, 64] p) { p = MatMul (x, w) }"
+    other = "else_branch = e () => (float[N, 64] p) { p = MatMul (x, w) }"
+    signature = "g (bool b, float[N, 64] x) => (float[N, 64] y)"
+    text = typed(signature, stored("w", numbers), f"y = If (b) <{then}, {other}>", 21)
+    for item in (INT4, DYNAMIC, Quantize()):
+        subject = Model.from_proto(parse(text))
+        before = subject.to_proto().SerializeToString()
+        result = Pipeline([item]).run(subject)
+        assert result.passes[0].status == "unchanged"
+        assert '"scheme": "float"' in result.plans[0]
+        assert "weight-only" not in result.plans[0]
+        assert subject.to_proto().SerializeToString() == before
 
 
 # -- what goes together

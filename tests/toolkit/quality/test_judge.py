@@ -167,7 +167,8 @@ def test_samples_come_from_all_over_the_data():
 
     judge = Judge(linear(W), Data(), most=10)
     firsts = [float(step.feed["x"][0, 0]) for step in judge._steps]
-    assert firsts == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+    assert sorted(firsts) == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+    assert sorted(firsts[:3]) == [0, 40, 80]  # and so do a few of them
 
 
 def test_a_slow_model_is_known_by_fewer_answers(monkeypatch):

@@ -35,7 +35,7 @@ class Spool:
         index = 0
         while True:
             if index < self._kept:
-                yield self._load(index)
+                yield self.load(index)
             else:
                 feed = next(self._feeds, None)
                 if feed is None:
@@ -57,7 +57,8 @@ class Spool:
             raise UsageError(f"a feed is no dict of arrays: {summarize(error)}") from error
         self._kept += 1
 
-    def _load(self, index: int) -> dict[str, Any]:
+    def load(self, index: int) -> dict[str, Any]:
+        """One of those that were kept."""
         path = Path(self._folder.name) / f"{index}.npz"
         # Strings are Python objects to numpy. The folder is ours alone: nobody else writes to it.
         with np.load(path, allow_pickle=True) as loaded:

@@ -12,7 +12,7 @@ from passes.quantize.choice.groups import groups_of, keep_what_pays
 from passes.quantize.choice.harm import harms, only
 from passes.quantize.choice.loose import Loose
 from passes.quantize.choice.regions import FLOAT_END, Item, Value
-from passes.quantize.choice.search import candidates, search
+from passes.quantize.choice.search import candidates, kept, search
 from passes.quantize.choice.survey import Survey
 from passes.quantize.choice.trials import Trials
 from passes.quantize.plan import Entry, Plan
@@ -265,7 +265,18 @@ def test_each_layer_alone() -> None:
     made = Made({"a": 0.5, "b": 0.25})
     found = harms(trials(made), chain(WIDE, WIDE).plan)
     assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.25}
-    assert made.asked == ["a", "b"]
+    assert made.asked == ["", "a", "b"]
+
+
+def test_harm_is_what_a_layer_adds() -> None:
+    """Another pass may have quantized something before."""
+
+    class Noisy(Made):
+        def noise(self, plan: Plan, samples: int = 8) -> float:
+            return 3.0 + super().noise(plan, samples)
+
+    found = harms(trials(Noisy({"a": 0.5})), chain(WIDE, WIDE).plan)
+    assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.0}
 
 
 def test_what_combines_by_what_its_kind_adds() -> None:
@@ -477,10 +488,10 @@ def test_those_that_go_together_are_weighed_together() -> None:
     assert problem.time(problem.plan.turned([both[0]])) == 1.0
 
 
-@pytest.mark.parametrize("prefer", ["size", "speed"])
-def test_where_a_small_model_is_asked_for_plans_are_not_timed(prefer: Any) -> None:
+@pytest.mark.parametrize("in_time", [False, True])
+def test_where_speed_is_not_asked_for_plans_are_not_timed(in_time: bool) -> None:
     """Of a plan behind a float prefix and one without the harmful, that with more in int8."""
     made = Made({"c": 5.0}, ratio=lambda kept: 0.1 if kept == "d" else 0.9)
-    made.ctx = Context(prefer=prefer)
-    found = search(trials(made), chain(WIDE, WIDE, WIDE, WIDE))
-    assert names(found.plan) == ("abd" if prefer == "size" else "d")
+    problem = replace(chain(WIDE, WIDE, WIDE, WIDE), in_time=in_time)
+    found = kept(trials(made), problem, problem.plan)
+    assert names(found.plan) == ("d" if in_time else "abd")

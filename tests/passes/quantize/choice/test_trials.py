@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from tests.checks import model
 from tests.passes.fuse.constants import floats, typed
 from toolkit.context import Context
 from toolkit.model import Model
+from toolkit.quality.demand import Demand, Score
 from toolkit.quality.figures import Figure, OutputQuality, Quality
 from toolkit.quality.judge import Judge
 
@@ -27,6 +30,7 @@ class Bench:
     """A judge of 32 samples, to whom any model uses so much of its budget."""
 
     used: float = 0.5
+    demand: Demand = field(default_factory=Demand)
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def verdict(self, made: Model, **how: Any) -> Quality:
@@ -95,3 +99,24 @@ def test_of_a_fast_model_more_samples_are_affordable() -> None:
     assert trials.affordable(1.0) == FEW, "before anything ran"
     trials.holds(plan)
     assert trials.affordable(1.0) > FEW
+
+
+def test_a_metric_of_a_user_is_asked_on_all_samples() -> None:
+    """Screening would not ask for it, and anything would pass."""
+    bench = Bench(0.5, Demand(metric=Score("own", lambda outputs: 1.0)))
+    trials, plan = tried(bench)
+    assert trials.seems_to_hold(plan)
+    assert [how.get("samples") for how in bench.asked] == [None]
+
+
+def test_drafts_do_not_pile_up() -> None:
+    """Also while the collector is at rest, as it is when a pass runs."""
+    trials, plan = tried(Bench())
+    alive: list[weakref.ref[Model]] = []
+    gc.disable()
+    try:
+        for _ in range(5):
+            alive.append(weakref.ref(trials.draft(plan)))
+    finally:
+        gc.enable()
+    assert sum(found() is not None for found in alive) <= 1
