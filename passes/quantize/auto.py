@@ -100,6 +100,10 @@ class Quantize:
             raise UsageError("quantize: weights=int4 is for mode=weight_only")
         if self.smooth and self.mode == "weight_only":
             raise UsageError("quantize: smooth is for activations, not for mode=weight_only")
+        if self.observer != "auto" and self.mode in ("dynamic", "weight_only"):
+            raise UsageError(
+                f"quantize: observer={self.observer} is for static layers, not for mode={self.mode}"
+            )
         if self.format == "qop" and self.mode in ("dynamic", "weight_only"):
             raise UsageError(f"quantize: format=qop is for static layers, not for mode={self.mode}")
 

@@ -40,8 +40,8 @@ class CalibrationData:
 
     @property
     def used(self) -> bool:
-        """Whether somebody has read them."""
-        return bool(getattr(self.feeds, "was_read", True))
+        """Whether somebody has read them, or what is known of them."""
+        return bool(getattr(self.feeds, "was_used", True))
 
     def first(self, most: int) -> CalibrationData:
         """The same with no more than so many feeds."""

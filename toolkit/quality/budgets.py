@@ -25,7 +25,9 @@ from typing import Literal
 Kind = Literal["classes", "text", "scores", "embedding", "regression", "state", "exact"]
 """What an output is: see `toolkit.quality.kinds`."""
 
-Measure = Literal["top1", "decisions", "cosine", "sqnr", "variance", "agreement", "error", "score"]
+Measure = Literal[
+    "top1", "answers", "decisions", "cosine", "sqnr", "variance", "agreement", "error", "score"
+]
 """What is measured of it: see `toolkit.quality.measures`."""
 
 
@@ -41,6 +43,7 @@ class Limit:
 BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     "classes": (
         Limit("top1", 0.01, "by weight, what costs no accuracy flips 0.6 %, 3 points cost 2.4 %"),
+        Limit("answers", 0.1, "where all is a close call, weights say little: 90 % stay as is"),
         Limit("sqnr", 0.1, "flips say nothing where the samples are all of one class: 10 dB"),
     ),
     "text": (
@@ -74,9 +77,8 @@ DECIDED = 0.5
 """A class leads for sure when its margin is this share of the spread of all; flips of a lesser one
 count in proportion. Between classes of random numbers the mean margin is a quarter."""
 
-LEAST_VARYING = 1e-4
-"""Variance in the power of a signal from which on it is looked at by itself: 40 dB below, int8
-cannot tell."""
+LEAST_VARYING = 1e-8
+"""Variance in the power of a signal from which on it is looked at by itself: less is rounding."""
 
 
 def decibels(loss: float) -> float:

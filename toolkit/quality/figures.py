@@ -19,7 +19,8 @@ class Figure:
     """One measure of one output, or of some channels of it.
 
     `loss` and `allowed` are what `toolkit.quality.measures` says; `scores` are those of a user's
-    metric, of the model and of the floats.
+    metric, of the model and of the floats. `plain` is the share of changed answers where the loss
+    has weighed them.
     """
 
     output: str
@@ -28,6 +29,7 @@ class Figure:
     allowed: float
     channels: str = ""
     scores: tuple[float, float] | None = None
+    plain: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -48,7 +50,10 @@ class Figure:
             return f"{self.output} {score:.5g}, of the floats {floats:.5g}{limit}"
         limit = f" (budget {self._number(self.allowed)})" if math.isfinite(self.allowed) else ""
         where = f" in {self.channels}" if self.channels else ""
-        return f"{_NAMES[self.measure]} {self._number(self.loss)}{where}{limit}"
+        found = self._number(self.loss)
+        if self.plain is not None and self._number(self.plain) != found:
+            found = f"{self._number(self.plain)}, {found} where close calls count less"
+        return f"{_NAMES[self.measure]} {found}{where}{limit}"
 
     def _number(self, loss: float) -> str:
         if self.measure in ("sqnr", "variance"):
@@ -68,6 +73,8 @@ class Figure:
         }
         if self.measure in ("sqnr", "variance"):
             found["decibels"] = json_number(decibels(self.loss))
+        if self.plain is not None:
+            found["plain_loss"] = json_number(self.plain)
         if self.scores is not None:
             found["score"], found["score_of_floats"] = map(json_number, self.scores)
         return found
@@ -78,6 +85,7 @@ _CLOSE = 0.7
 
 _NAMES: dict[Measure, str] = {
     "top1": "top-1 agreement",
+    "answers": "top-1 agreement",
     "decisions": "equal decisions",
     "cosine": "cosine",
     "sqnr": "SQNR",

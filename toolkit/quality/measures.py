@@ -57,7 +57,7 @@ class Flips:
 
     def __init__(self, weighed: bool) -> None:
         self.count = 0
-        self._weighed = weighed
+        self.weighed = weighed
         self._flips = 0
         self._spread = 0.0
         self._margins: list[Doubles] = []
@@ -66,7 +66,7 @@ class Flips:
         flipped = _answers(reference) != _answers(actual)
         self.count += flipped.size
         self._flips += int(np.count_nonzero(flipped))
-        if not self._weighed or not flipped.size:
+        if not self.weighed or not flipped.size:
             return
         shares = bool(reference.min() >= 0 and reference.max() <= 1)
         some = _margins_in(reference[:: math.ceil(flipped.size / _SPREAD_ROWS)], shares)
@@ -80,11 +80,13 @@ class Flips:
         self._flips += 1
         self._margins.append(np.full(1, np.inf))
 
+    def plain(self) -> float:
+        """The share of changed answers, whatever the margin was."""
+        return self._flips / self.count if self.count else 0.0
+
     def loss(self) -> float:
-        if not self._flips:
-            return 0.0
-        if not self._weighed:
-            return self._flips / self.count
+        if not self._flips or not self.weighed:
+            return self.plain()
         sure = max(DECIDED * self._spread / self.count, _TINY)
         margins = np.concatenate(self._margins)
         return float(np.minimum(margins / sure, 1).sum()) / self.count

@@ -24,8 +24,10 @@ from toolkit.quality.measures import (
     as_shares,
 )
 
-_COUNTS: tuple[Measure, ...] = ("top1", "decisions", "agreement")
+_COUNTS: tuple[Measure, ...] = ("top1", "answers", "decisions", "agreement")
 """Measures of answers that are counted: on few samples chance has a say."""
+
+_OF_REAL: tuple[Measure, ...] = ("variance", "answers")
 
 _MAKERS: Mapping[Measure, Callable[[], Tally]] = {
     "cosine": Angles,
@@ -80,8 +82,17 @@ class GroupTally:
         for limit, tally in self.limits:
             by_chance = self.built_in and limit.measure in _COUNTS
             allowed = chance(limit.loss, tally.count, self.real) if by_chance else limit.loss
-            loss = tally.loss()
-            made.append(Figure(self.kind.name, limit.measure, loss, allowed, self.group.label))
+            plain = tally.plain() if isinstance(tally, Flips) and tally.weighed else None
+            made.append(
+                Figure(
+                    self.kind.name,
+                    limit.measure,
+                    tally.loss(),
+                    allowed,
+                    self.group.label,
+                    plain=plain,
+                )
+            )
         return made
 
 
@@ -111,7 +122,8 @@ def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit
     """What is measured of a kind, and what it may lose."""
     # Of few made-up inputs the spread says nothing, and there is no text in them.
     known = kind if real or kind != "text" else "classes"
-    built_in = [limit for limit in BUDGETS[known] if real or limit.measure != "variance"]
+    # Nor are models sure of their answers there.
+    built_in = [limit for limit in BUDGETS[known] if real or limit.measure not in _OF_REAL]
     if isinstance(demand.metric, Score):  # the user's function decides, the rest is told
         return [Limit(limit.measure, np.inf, "") for limit in built_in]
     measure: Measure = demand.metric or built_in[0].measure
@@ -130,6 +142,8 @@ def _tally(limit: Limit, built_in: bool, noise: Noise) -> Tally:
         return noise
     if limit.measure == "variance":
         return Variance(noise)
+    if limit.measure == "answers":
+        return Flips(weighed=False)
     if limit.measure in ("top1", "decisions"):
         return Flips(weighed=built_in)
     return _MAKERS[limit.measure]()

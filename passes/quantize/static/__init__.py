@@ -71,6 +71,9 @@ DEFAULT_OPS = (
 """What has a kernel on integers that is worth its while between two others."""
 
 
+_WITHOUT_KERNEL = ("ConvTranspose",)
+"""What can be written in int8, and is computed in floats all the same: for whoever names it."""
+
 _PERCENT = 99.99
 _NEVER_RAN = "it never ran on the calibration data"
 
@@ -179,6 +182,8 @@ class QuantizeStatic:
         inner = inner_values(model)
         for graph, node in model.places():
             if not self._takes(node):
+                if nd.is_op(node, *_WITHOUT_KERNEL) and self.ops == DEFAULT_OPS:
+                    left[id(node)] = "onnxruntime has no int8 kernel for it"
                 continue
             try:
                 site = site_of(graph, node)

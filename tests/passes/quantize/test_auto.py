@@ -474,6 +474,8 @@ def test_weights_alone() -> None:
         ({"smooth": True, "mode": "weight_only"}, "smooth"),
         ({"weights": "int4"}, "mode=weight_only"),
         ({"format": "qop", "mode": "dynamic"}, "format=qop"),
+        ({"observer": "mse", "mode": "dynamic"}, "observer=mse"),
+        ({"observer": "minmax", "mode": "weight_only"}, "observer=minmax"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], says: str) -> None:

@@ -384,6 +384,23 @@ def test_pairs_of_texts(tmp_path, tokenizer):
     assert read(tmp_path / "a.csv", TOKENS, text=options)[0]["input_ids"].tolist() == [[2, 3, 4]]
 
 
+def test_a_folder_without_a_vocabulary(tmp_path):
+    """Of a config.json alone, transformers makes a tokenizer that knows no word."""
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "vocab_size": 100}')
+    (tmp_path / "a.txt").write_text("a cat sat")
+    said = refused(tmp_path / "a.txt", TOKENS, text=TextOptions(str(tmp_path)))
+    assert "holds no vocabulary of a tokenizer" in said
+
+
+def test_a_tokenizer_of_another_language(tmp_path, tokenizer):
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join(["eine Katze hat dort sehr lange gesessen"] * 9 + ["a cat sat"]))
+    assert "knows none of the words" in refused(path, TOKENS, text=tokenizer)
+    path.write_text("\n".join(["a cat sat", "eine Katze"] * 20))
+    assert len(read(path, TOKENS, text=tokenizer)) == 40
+
+
 def test_text_that_does_not_fit(tmp_path, tokenizer):
     path = tmp_path / "a.csv"
     path.write_text("one,other\na,b\n")
@@ -460,6 +477,26 @@ def test_a_function(tmp_path):
     assert "has no object 'feed': did you mean 'feeds'" in refused(f"{path}:feed")
     assert "cannot import nowhere_at_all" in refused("nowhere_at_all:f")
     assert f"{path}:function" in refused(path)
+    assert "no source is named" in refused("")
+
+
+def test_an_object_of_a_module(tmp_path):
+    path = tmp_path / "data.py"
+    path.write_text(
+        "import numpy as np\n"
+        "listed = [{'x': np.ones((n, 3), np.float32)} for n in (1, 2)]\n"
+        "class Convention:\n"
+        "    left = iter(listed)\n"
+        "    def get_next(self):\n"
+        "        return next(self.left, None)\n"
+        "reader = Convention()\n"
+        "words = 'text'\n"
+    )
+    for name in ("listed", "reader"):
+        reader = reader_for(f"{path}:{name}", model(DYNAMIC))
+        for _ in range(2):
+            assert [len(feed["x"]) for feed in reader] == [1, 2]
+    assert "is no function" in refused(f"{path}:words")
 
 
 def test_random():

@@ -48,6 +48,17 @@ def test_a_constant_is_no_good_model_where_values_hardly_vary():
     assert "around the mean" in found.reason
 
 
+def test_nor_where_they_vary_by_a_thousandth():
+    """A feature that is the same everywhere must not hide what the others say."""
+    before, after = (
+        net("m = MatMul (x, w) y = Add (m, c)", w=k * W[:, :1], c=np.full((1, 1), 3e3, np.float32))
+        for k in (1, 0)
+    )
+    found = Judge(before, FEEDS).verdict(after)
+    assert not found.ok
+    assert "around the mean" in found.reason
+
+
 @pytest.mark.parametrize("metric", [None, "sqnr", "cosine", "error"])
 def test_rounding_is_no_loss(metric):
     """Not even where nothing may be lost: the same sums in another order are the same model."""
@@ -115,7 +126,8 @@ def test_a_text_is_held_to_more_than_classes():
             <float[16, 8] w = {{{listed}}}, float[8] b = {{2.5, 0, 0, 0, 0, 0, 0, 0}}>
             {{ m = MatMul (x, w) {name} = Add (m, b) }}""")
 
-    feeds = [{"x": RANDOM.standard_normal((1, 40, 16)).astype(np.float32)} for _ in range(20)]
+    rng = np.random.default_rng(1)
+    feeds = [{"x": rng.standard_normal((1, 40, 16)).astype(np.float32)} for _ in range(20)]
     w = W / 2
     judge = Judge(reader(w, "logits"), feeds)
     assert judge.kinds["logits"].kind == "text"
@@ -325,4 +337,24 @@ def test_json():
     assert data["samples"] == 64
     (output,) = data["outputs"]
     assert output["kind"] == "classes"
-    assert [figure["measure"] for figure in output["figures"]] == ["top1", "sqnr"]
+    assert [figure["measure"] for figure in output["figures"]] == ["top1", "answers", "sqnr"]
+    assert "plain_loss" in output["figures"][0]
+
+
+def test_answers_that_are_all_close_calls():
+    """Weighed they hardly count; the share that changed is told all the same, and has a limit."""
+    rng = np.random.default_rng(0)
+    offsets = np.array([[10.0] * 8 + [-30.0] * 2], np.float32)
+    floats, other = (
+        net("m = MatMul (x, w) y = Add (m, c)", c=offsets,
+            w=1e-3 * rng.standard_normal((16, 10)).astype(np.float32))
+        for _ in range(2)
+    )  # fmt: skip
+    found = Judge(floats, FEEDS).verdict(other)
+    top = found.outputs[0].figures[0]
+    assert top.ok
+    assert top.plain is not None
+    assert top.plain > 0.2
+    assert not found.ok
+    assert f"top-1 agreement {100 * (1 - top.plain):.4g} %, " in top.text()
+    assert "where close calls count less (budget" in top.text()

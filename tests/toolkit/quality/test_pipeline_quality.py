@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tests.toolkit.quality.nets import FEEDS, W, coarse, linear
+from tests.toolkit.quality.nets import FEEDS, W, coarse, linear, net
 from toolkit import Calib, Context, Model, Pipeline, UsageError, optimize
 from toolkit.tolerance import EXACT, QUANT, Tolerance
 
@@ -79,6 +79,18 @@ def test_without_a_pass_that_quantizes_there_is_no_judge():
     assert result.quality is None
     assert "quality" not in result.to_json()
     assert result.notes == ["no pass made use of the calibration data"]
+
+
+def test_statistics_of_an_earlier_run_are_use_enough(tmp_path):
+    path = tmp_path / "samples.npz"
+    np.savez(path, x=np.concatenate([feed["x"] for feed in FEEDS]))
+    data = Calib(path, cache=tmp_path)
+    for _ in range(2):
+        scale = np.ones(16, np.float32)
+        model = net("n = LayerNormalization <axis = -1> (x, g) y = MatMul (n, w)", g=scale, w=W)
+        result = optimize(model, "smooth", calib=data, validate="off")
+        assert result.passes[0].status == "applied"
+        assert "no pass made use of the calibration data" not in result.notes
 
 
 def test_what_does_not_hold_is_undone_alone():

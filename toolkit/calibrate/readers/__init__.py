@@ -6,7 +6,7 @@
     folder of images                see `Preprocess`
     folder of .wav                  one clip a file
     .txt, .csv, .jsonl              one text a line or row, through a tokenizer
-    module:function, ./file.py:f    a function that returns an iterable of feeds
+    module:function, ./file.py:f    a function that returns an iterable of feeds, or such an object
     random                          made-up feeds, as the validation makes them
     an object                       with onnxruntime's `get_next`, or an iterable of feeds
 
@@ -24,7 +24,7 @@ from typing import Any, cast
 from toolkit.calibrate.readers.arrays import ArrayFile, ArrayFolder
 from toolkit.calibrate.readers.audio import AudioFolder, AudioOptions
 from toolkit.calibrate.readers.images import IMAGE_ENDINGS, ImageFolder, Preprocess
-from toolkit.calibrate.readers.objects import FeedFunction, FeedIterable, GetNext
+from toolkit.calibrate.readers.objects import FeedIterable, GetNext, at_address
 from toolkit.calibrate.readers.reader import Reader, Source
 from toolkit.calibrate.readers.synthetic import RandomFeeds
 from toolkit.calibrate.readers.text import TEXT_ENDINGS, TextFile, TextOptions
@@ -82,13 +82,15 @@ def _source(source: object, model: Model, options: ReaderOptions) -> Source:
 
 def _named(text: str, model: Model, options: ReaderOptions) -> Source:
     path = Path(text).expanduser()
+    if not text.strip():
+        raise UsageError("calibration data: no source is named")
     if text == "random":
         return RandomFeeds(model, options.seed, options.random_feeds)
     if path.is_dir():
         return _folder(path, model, options)
     if not path.is_file():
         if ":" in text and not path.exists():
-            return FeedFunction(text)
+            return at_address(text)
         raise UsageError(f"calibration data '{text}' does not exist")
     ending = path.suffix.lower()
     if ending == ".npz":

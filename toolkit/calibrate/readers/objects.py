@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, cast
@@ -118,22 +118,32 @@ class FeedIterable:
             yield f"feed {index}", require_feed(feed, f"feed {index}")
 
 
+def at_address(address: str) -> FeedFunction | GetNext | FeedIterable:
+    """What `module:name` or `./file.py:name` gives feeds by: a function, or an object itself."""
+    home, _, name = address.rpartition(":")
+    if not home or not name:
+        raise UsageError(f"'{address}' names no function: write module:function")
+    module = load_file(home) if home.endswith(".py") else load_module(home)
+    found: Any = get_object(module, name, home)
+    if callable(found):
+        return FeedFunction(address, found)
+    if callable(getattr(found, "get_next", None)):
+        return GetNext(found)
+    if isinstance(found, Iterable) and not isinstance(found, (str, bytes, Mapping)):
+        return FeedIterable(cast("Iterable[Any]", found))
+    raise UsageError(f"{address} is no function; it must return an iterable of feeds")
+
+
 class FeedFunction:
     """`module:function` or `./file.py:function`: called without arguments for each reading.
 
     It returns an iterable of feeds, or an object with `get_next`.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, function: Callable[[], Any]) -> None:
         self.notes: list[str] = []
         self._address = address
-        home, _, name = address.rpartition(":")
-        if not home or not name:
-            raise UsageError(f"'{address}' names no function: write module:function")
-        module = load_file(home) if home.endswith(".py") else load_module(home)
-        self._function: Any = get_object(module, name, home)
-        if not callable(self._function):
-            raise UsageError(f"{address} is no function; it must return an iterable of feeds")
+        self._function = function
 
     def count(self) -> int | None:
         return None

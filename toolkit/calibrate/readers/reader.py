@@ -43,7 +43,7 @@ class Reader:
 
     def __init__(self, source: Source, model: Model, most: int | None = None) -> None:
         self._source, self._most = source, most
-        self.was_read = False
+        self.was_used = False
         self._inputs = Inputs.of(model)
 
     @property
@@ -53,7 +53,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Feed]:
         """The feeds; raises UsageError for one that does not fit, or when there is none."""
-        empty = self.was_read = True
+        empty = self.was_used = True
         for what, raw in islice(iter(self._source), self._most):
             empty = False
             yield self._inputs.fit(raw, what)
@@ -67,6 +67,7 @@ class Reader:
 
     def digest(self) -> str:
         """A name for the data: the same for the same feeds, whenever and wherever it is asked."""
+        self.was_used = True  # by whoever has statistics of them
         digest = hashlib.blake2b(digest_size=16)
         chunks = self._source.fingerprint()
         kind = type(self._source).__name__ if chunks is not None else "feeds"

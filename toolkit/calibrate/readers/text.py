@@ -14,12 +14,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from toolkit.calibrate.readers.reader import file_bytes
 from toolkit.errors import UsageError, one_line, summarize
 from toolkit.extras import require
 from toolkit.model import Model
 
 TEXT_ENDINGS = (".txt", ".csv", ".jsonl")
+
+_LOOKED_AT, _ENOUGH, _UNKNOWN = 8, 32, 0.9
+"""Samples and tokens to tell by whether a tokenizer fits, and the share that it need not know."""
 
 _USUAL_COLUMNS = ("text", "sentence", "content", "question", "review")
 
@@ -77,12 +82,17 @@ class TextFile:
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         texts = self._texts()
         index = 0
+        seen: list[Any] = []
         while group := list(islice(texts, self._batch)):
             if len(group) < self._batch:
                 left = f"the last {len(group)} texts make no batch of {self._batch}"
                 self.notes.append(left)
                 return
-            yield f"'{self._path}', sample {index}", self._tokens(group)
+            tokens = self._tokens(group)
+            if index < _LOOKED_AT:
+                seen.append(tokens.get("input_ids"))
+                self._require_words(seen)
+            yield f"'{self._path}', sample {index}", tokens
             index += 1
 
     def _tokens(self, group: list[tuple[str, ...]]) -> dict[str, Any]:
@@ -99,6 +109,18 @@ class TextFile:
         except Exception as error:  # tokenizers raise whatever they like
             raise UsageError(f"'{self._folder}' cannot tokenize: {summarize(error)}") from error
         return {str(name): made[name] for name in made}
+
+    def _require_words(self, seen: list[Any]) -> None:
+        """UsageError where the tokenizer knows next to none of the first texts' words."""
+        unknown = self._tokenizer.unk_token_id
+        ids = [int(token) for each in seen if each is not None for token in np.ravel(each)]
+        special = set(self._tokenizer.all_special_ids) - {unknown}
+        words = [token for token in ids if token not in special]
+        if len(words) >= _ENOUGH and words.count(unknown) > _UNKNOWN * len(words):
+            raise UsageError(
+                f"tokenizer '{self._folder}' knows none of the words in '{self._path}': is it that "
+                "of the model?"
+            )
 
     def _texts(self) -> Iterator[tuple[str, ...]]:
         ending = self._path.suffix.lower()
@@ -165,6 +187,10 @@ def _load_tokenizer(folder: Path) -> Any:
         raise UsageError(f"tokenizer '{folder}' is no folder on this machine")
     transformers = require("transformers", "export", "texts need transformers")
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        found: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        words = set(found.get_vocab()) - set(found.all_special_tokens)
     except Exception as error:  # anything may be in that folder
         raise UsageError(f"'{folder}' holds no tokenizer: {summarize(error)}") from error
+    if not words:  # made up from nothing but a config.json
+        raise UsageError(f"'{folder}' holds no vocabulary of a tokenizer, or an empty one")
+    return found
