@@ -1,8 +1,8 @@
 """Dynamic int8: weights are quantized now, activations as they come. It needs no data.
 
 Linear layers with constant weights compute in integers, and tables that rows are taken from hold a
-quarter of the bytes. LSTMs compute in integers on onnxruntime. Convolutions are left alone unless
-somebody asks for them: their dynamic kernel is slower than floats.
+quarter of the bytes. LSTMs and packed attention compute in integers on onnxruntime. Convolutions
+are left alone unless somebody asks for them: their dynamic kernel is slower than floats.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from passes.quantize.distinct import make_distinct
 from passes.quantize.dynamic_conv import Convolution, ConvolutionWriter
 from passes.quantize.layers import Linear, Table
 from passes.quantize.obstacles import FROM_INTEGERS, quantized_already, too_old
+from passes.quantize.packed_attention import PackedAttention, PackedAttentionWriter
 from passes.quantize.plan import Entry, Plan, note_left
 from passes.quantize.plan_json import read_plan
 from passes.quantize.recurrent import Recurrent, RecurrentWriter
@@ -91,8 +92,9 @@ class QuantizeDynamic:
             reason = "excluded"
         elif is_table and not self.embeddings:
             reason = "a table"
-        elif isinstance(layer, Recurrent) and not on_runtime:
-            reason = "a recurrent layer, and only onnxruntime has an int8 kernel"
+        elif isinstance(layer, Recurrent | PackedAttention) and not on_runtime:
+            what = "a recurrent layer" if isinstance(layer, Recurrent) else "packed attention"
+            reason = f"{what}, and only onnxruntime has an int8 kernel"
         elif size < self.min_elements:
             reason = f"fewer than {self.min_elements} weights"
         if reason:
@@ -104,12 +106,12 @@ class QuantizeDynamic:
 def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize what the plan calls dynamic; other schemes are for other passes."""
     found = weighted_in(model, convolutions=True)
-    chosen = planned(found, plan, "dynamic", "linear layer, table, LSTM or Conv")
+    chosen = planned(found, plan, "dynamic", "linear layer, table, LSTM, attention or Conv")
     for _, layer, entry in chosen:
         _require_supported(entry, layer)
     tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
     writer, recurrent = Writer(frozenset(tables)), RecurrentWriter()
-    convolutions = ConvolutionWriter()
+    attention, convolutions = PackedAttentionWriter(), ConvolutionWriter()
     for item, layer, entry in chosen:
         start = model.journal.position
         try:
@@ -117,6 +119,8 @@ def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
                 writer.linear(item.graph, layer, entry)
             elif isinstance(layer, Recurrent):
                 recurrent.write(item.graph, layer, entry)
+            elif isinstance(layer, PackedAttention):
+                attention.write(item.graph, layer, entry)
             elif isinstance(layer, Convolution):
                 convolutions.write(item.graph, layer, entry)
             else:

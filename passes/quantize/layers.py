@@ -103,7 +103,11 @@ Layer: TypeAlias = Linear | Table
 def layer_of(g: Graph, node: NodeProto) -> Layer | None:
     """The layer that `node` is; None without weights; Miss, with the reason, for what must stay."""
     if nd.is_op(node, "MatMul", "Gemm") or is_fused(node):
-        return None if g.is_const(node.input[0]) else _linear(g, node)
+        if g.is_const(node.input[0]):
+            if not g.is_const(node.input[1]):
+                raise Miss("a weight on the left")
+            return None
+        return _linear(g, node)
     if nd.is_op(node, "Gather"):
         return _table(g, node)
     return None

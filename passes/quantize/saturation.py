@@ -31,7 +31,7 @@ _BLOCK = 1 << 22
 
 _SLOTS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("MatMulInteger", "ConvInteger"), (1,)),
-    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul"), (1,)),
+    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"), (1,)),
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3,)),
     "DynamicQuantizeLSTM": (1, 2),
 }

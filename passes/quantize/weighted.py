@@ -10,6 +10,7 @@ from onnx import NodeProto
 
 from passes.quantize.dynamic_conv import Convolution, convolution_of
 from passes.quantize.layers import Layer, Linear, Table, layer_of, readers_of
+from passes.quantize.packed_attention import PackedAttention, packed_attention_of
 from passes.quantize.plan import Entry, Plan, Scheme
 from passes.quantize.recurrent import Recurrent, recurrent_of
 from toolkit.errors import UsageError
@@ -17,7 +18,7 @@ from toolkit.graph import Graph
 from toolkit.misses import Miss
 from toolkit.model import Model
 
-AnyLayer: TypeAlias = Layer | Recurrent | Convolution
+AnyLayer: TypeAlias = Layer | Recurrent | PackedAttention | Convolution
 LayerT = TypeVar("LayerT")
 
 
@@ -32,11 +33,13 @@ class Weighted(Generic[LayerT]):
 
 
 def weighted_in(model: Model, convolutions: bool = False) -> Iterator[Weighted[AnyLayer]]:
-    """Linear layers, tables and recurrent layers, in all graphs; convolutions for who asks."""
+    """Linear layers, tables, recurrent layers and packed attention, in all graphs; convolutions
+    for who asks."""
     for graph in list(model.graphs()):
         for node in list(graph.nodes):
             try:
                 layer = layer_of(graph, node) or recurrent_of(graph, node)
+                layer = layer or packed_attention_of(graph, node)
                 if layer is None and convolutions:
                     layer = convolution_of(graph, node)
             except Miss as miss:
@@ -47,12 +50,14 @@ def weighted_in(model: Model, convolutions: bool = False) -> Iterator[Weighted[A
 
 
 def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
-    """Linear layers and tables; recurrent layers are there with a reason alone."""
+    """Linear layers and tables; others are there with a reason alone."""
     for item in weighted_in(model):
         if item.layer is None or isinstance(item.layer, Linear | Table):
             yield Weighted(item.graph, item.node, item.layer, item.reason)
         else:
-            yield Weighted(item.graph, item.node, None, "a recurrent layer")
+            recurrent = isinstance(item.layer, Recurrent)
+            what = "a recurrent layer" if recurrent else "packed attention"
+            yield Weighted(item.graph, item.node, None, what)
 
 
 def leave_float_tables(found: Iterable[Weighted[LayerT]], entries: dict[int, Entry]) -> None:
