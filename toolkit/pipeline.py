@@ -62,7 +62,11 @@ class Pipeline:
         require_choice("target", self.target, Target)
         _require_opset(self.opset)
         if self.max_drop is not None or self.metric is not None:
-            self._demand()
+            asked = not self._demand().off
+            if asked and self.validate == "off" and self.calib is None:
+                raise UsageError(
+                    "--max-drop and --metric are of no use with --validate off and without --calib"
+                )
         for item in self.passes:
             if isinstance(item, type):
                 raise UsageError(f"{item.__name__} is a class: write {item.__name__}()")

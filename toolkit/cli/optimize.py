@@ -127,8 +127,6 @@ def optimize(
                 prefer=prefer if prefer == "size" else None,
                 no_measure=no_measure or None,
             )
-            if validate == "off" and (max_drop not in (None, "off") or metric):
-                raise UsageError("--max-drop and --metric are of no use with --validate off")
             pipeline = Pipeline(
                 chosen,
                 validate=validate,
