@@ -19,7 +19,7 @@ from passes.operands import given
 from passes.quantize.arithmetic import limit_of, quantize
 from passes.quantize.plan import Entry
 from passes.quantize.stored import drop_unused, require_float32
-from passes.quantize.writing import activation
+from passes.quantize.writing import activation, put_node
 from toolkit import nodes as nd
 from toolkit.graph import Graph
 from toolkit.misses import Miss
@@ -86,10 +86,7 @@ class PackedAttentionWriter:
             at=node,
         )
         floats = node.input[_WEIGHT]
-        for old, new in list(zip(node.output, made.output, strict=True)):
-            if old:
-                g.replace(old, new)
-        g.prune(node)
+        put_node(g, node, made)
         drop_unused(g, floats)
 
     def _quantized(self, g: Graph, name: str, entry: Entry) -> tuple[str, str, str]:

@@ -19,6 +19,7 @@ from passes.operands import given
 from passes.quantize.arithmetic import limit_of, quantize
 from passes.quantize.plan import Entry
 from passes.quantize.stored import drop_unused, require_float32
+from passes.quantize.writing import put_node
 from toolkit import nodes as nd
 from toolkit.graph import Array, Graph
 from toolkit.misses import Miss
@@ -84,10 +85,7 @@ class RecurrentWriter:
             at=node,
         )
         floats = layer.weights
-        for old, new in list(zip(node.output, made.output, strict=True)):
-            if old:
-                g.replace(old, new)
-        g.prune(node)
+        put_node(g, node, made)
         for name in floats:
             drop_unused(g, name)
 

@@ -156,6 +156,14 @@ def as_vector(g: Graph, bias: str, result: str) -> str | None:
     return g.constant(known.reshape(-1), bias)
 
 
+def put_node(g: Graph, node: NodeProto, made: NodeProto) -> None:
+    """Let `made` take the place of a node, output by output; blank ones are not there."""
+    for old, new in list(zip(node.output, made.output, strict=True)):
+        if old:
+            g.replace(old, new)
+    g.prune(node)
+
+
 def put(g: Graph, node: NodeProto, result: str) -> str:
     """Let `result` take the place of what the node computes; its name from now on."""
     result = g.replace(node.output[0], result)

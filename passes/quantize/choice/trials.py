@@ -43,6 +43,7 @@ _TIMED_FEEDS, _LONG = 2, 0.1
 """Feeds to time with, and the seconds of a run from which on one will do."""
 _COLLAPSED = float("inf")
 _SLIGHT = 1e-12
+"""The noise that stands for all of the budget, where outputs are integers."""
 
 
 @dataclass(slots=True)
