@@ -40,7 +40,7 @@ $(TENSORFLOW)/.done: pyproject.toml constraints.txt
 	touch $@
 
 test-tensorflow: $(TENSORFLOW)/.done
-	$(TENSORFLOW)/bin/python -m pytest -q -n 2 -m tensorflow tests/toolkit/export/test_tensorflow.py
+	$(TENSORFLOW)/bin/python -m pytest -q -n 2 -m tensorflow tests/toolkit/frontends/tensorflow/test_tensorflow.py
 
 lint: setup
 	$(BIN)/ruff check

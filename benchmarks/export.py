@@ -84,7 +84,7 @@ def _import() -> None:
         "torch._dynamo",
         "transformers.modeling_utils",
         "transformers.models.auto.modeling_auto",
-        "toolkit.export.hub.ways",
+        "toolkit.frontends.transformers.strategies",
     ):
         importlib.import_module(name)
 
@@ -98,7 +98,7 @@ def measure(row: Row, exporter: str) -> dict[str, Any]:
 
 def _export(folder: Path, task: str, exporter: Any) -> dict[str, Any]:
     from toolkit.errors import ToolkitError
-    from toolkit.export import export
+    from toolkit.frontends.export import export
 
     started = time.process_time()
     try:

@@ -112,7 +112,7 @@ def found(path: Path, counts: Mapping[tuple[str, str], int]) -> dict[str, Any]:
     """How many operators of each kind a model has, and those that are not standard ONNX."""
     import onnx
 
-    from toolkit import nodes as nd
+    from toolkit.ir import node as nd
 
     def total(ops: frozenset[str]) -> int:
         return sum(count for (_, op), count in counts.items() if op in ops)

@@ -57,7 +57,7 @@ def _toolkit(named: str, target: str) -> Work:
     import onnxruntime  # noqa: F401
 
     from toolkit import optimize
-    from toolkit.registry import parse_passes
+    from toolkit.pass_manager.registry import parse_passes
 
     passes = parse_passes(named)  # imported lazily: now, as the other tools do on import
 

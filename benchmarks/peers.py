@@ -40,7 +40,7 @@ def _toolkit(validate: Literal["off", "each"]) -> Work:
     import onnxruntime  # noqa: F401
 
     from toolkit import optimize
-    from toolkit.registry import parse_passes
+    from toolkit.pass_manager.registry import parse_passes
 
     parse_passes("simplify")  # passes are imported lazily: now, as the other tools do on import
 

@@ -25,10 +25,10 @@ from onnx import (
 )
 
 from tests import ort
-from toolkit.context import Context
-from toolkit.graph import Graph
-from toolkit.model import Model
-from toolkit.nodes import graphs_of
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.ir.node import graphs_of
+from toolkit.pass_manager.protocol import Context
 from toolkit.symbolic import Expr
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>\n'

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
-from passes.shapes import Shapes
+from passes.analysis.shapes import Shapes
 from tests import ort
-from toolkit.context import Context
-from toolkit.model import Model
-from toolkit.polynomial import CALL, Atom
+from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context
 from toolkit.symbolic import Dim, Expr, floordiv, maximum, minimum, mod
+from toolkit.symbolic.polynomial import CALL, Atom
 
 _OPS = {"floor": floordiv, "mod": mod, "min": minimum, "max": maximum}
 

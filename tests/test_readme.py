@@ -19,7 +19,7 @@ import pytest
 
 from toolkit.cli import demo_model
 from toolkit.cli.main import main
-from toolkit.registry import catalogue
+from toolkit.pass_manager.registry import catalogue
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

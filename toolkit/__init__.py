@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolkit.api import load, optimize
     from toolkit.calibrate.data import Calib
-    from toolkit.context import Context, Pass
     from toolkit.errors import ModelError, NotProven, SaveError, ToolkitError, UsageError
-    from toolkit.export import Exported, export
-    from toolkit.graph import Graph
-    from toolkit.model import Model
+    from toolkit.frontends.export import Exported, export
+    from toolkit.ir.graph import Graph
+    from toolkit.ir.model import Model
+    from toolkit.ir.tensor_type import TensorType
+    from toolkit.pass_manager.pipeline import Pipeline
+    from toolkit.pass_manager.protocol import Context, Pass
+    from toolkit.pass_manager.result import PassResult, Result
     from toolkit.pattern import const, maybe_cast, number, op, optional, product, total, var
-    from toolkit.pipeline import Pipeline
-    from toolkit.result import PassResult, Result
-    from toolkit.rules import Miss, Rule, Rules, explain, rewrite
-    from toolkit.tolerance import EXACT, FLOAT, QUANT, Tolerance
-    from toolkit.types import TensorType
-    from toolkit.verification import verify
+    from toolkit.rewriting.rule import Miss, Rule, Rules, explain, rewrite
+    from toolkit.verification.models import verify
+    from toolkit.verification.tolerance import EXACT, FLOAT, QUANT, Tolerance
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "toolkit.api": ("load", "optimize"),
     "toolkit.calibrate.data": ("Calib",),
-    "toolkit.context": ("Context", "Pass"),
+    "toolkit.pass_manager.protocol": ("Context", "Pass"),
     "toolkit.errors": ("ModelError", "NotProven", "SaveError", "ToolkitError", "UsageError"),
-    "toolkit.export": ("Exported",),
-    "toolkit.graph": ("Graph",),
-    "toolkit.model": ("Model",),
+    "toolkit.frontends.export": ("Exported",),
+    "toolkit.ir.graph": ("Graph",),
+    "toolkit.ir.model": ("Model",),
     "toolkit.pattern": (
         "const",
         "maybe_cast",
@@ -44,12 +44,12 @@ _HOMES = {
         "total",
         "var",
     ),
-    "toolkit.pipeline": ("Pipeline",),
-    "toolkit.result": ("PassResult", "Result"),
-    "toolkit.rules": ("Miss", "Rule", "Rules", "explain", "rewrite"),
-    "toolkit.tolerance": ("EXACT", "FLOAT", "QUANT", "Tolerance"),
-    "toolkit.types": ("TensorType",),
-    "toolkit.verification": ("verify",),
+    "toolkit.pass_manager.pipeline": ("Pipeline",),
+    "toolkit.pass_manager.result": ("PassResult", "Result"),
+    "toolkit.rewriting.rule": ("Miss", "Rule", "Rules", "explain", "rewrite"),
+    "toolkit.verification.tolerance": ("EXACT", "FLOAT", "QUANT", "Tolerance"),
+    "toolkit.ir.tensor_type": ("TensorType",),
+    "toolkit.verification.models": ("verify",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -95,7 +95,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "export":  # the package is the function: importing it binds the name here
-        return import_module("toolkit.export")
+        return import_module("toolkit.frontends.export")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'toolkit' has no attribute '{name}'")

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.calibrate.data import Calib
-from toolkit.choices import OpsetLimit, Prefer, Validate
-from toolkit.context import Pass, Progress
-from toolkit.model import Model, Source
-from toolkit.pipeline import Pipeline
-from toolkit.registry import parse_passes
-from toolkit.result import Result
+from toolkit.ir.model import Model, Source
+from toolkit.pass_manager.pipeline import Pipeline
+from toolkit.pass_manager.protocol import Pass, Progress
+from toolkit.pass_manager.registry import parse_passes
+from toolkit.pass_manager.result import Result
+from toolkit.settings import OpsetLimit, Prefer, Validate
 
 if TYPE_CHECKING:
+    from toolkit.accuracy.requirement import Function
     from toolkit.feeds import Feed, Sample
-    from toolkit.quality.demand import Function
 
 
 def load(path: str | os.PathLike[str]) -> Model:

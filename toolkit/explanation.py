@@ -17,17 +17,17 @@ from typing import Any
 
 from onnx import NodeProto
 
-from toolkit import nodes as nd
-from toolkit.choices import OpsetLimit
-from toolkit.context import Pass
-from toolkit.cores import Core, cores_of, downstream, find_cores, is_about
 from toolkit.errors import UsageError
-from toolkit.misses import Misses, NearMiss
-from toolkit.model import Model, Source
-from toolkit.pipeline import Pipeline
-from toolkit.result import PassResult
-from toolkit.rules import Rule, Rules
-from toolkit.wording import suggestion
+from toolkit.ir import node as nd
+from toolkit.ir.model import Model, Source
+from toolkit.messages import suggestion
+from toolkit.pass_manager.pipeline import Pipeline
+from toolkit.pass_manager.protocol import Pass
+from toolkit.pass_manager.result import PassResult
+from toolkit.rewriting.anchors import Core, cores_of, downstream, find_cores, is_about
+from toolkit.rewriting.match_failure import Misses, NearMiss
+from toolkit.rewriting.rule import Rule, Rules
+from toolkit.settings import OpsetLimit
 
 _FAR = 16
 """How many nodes behind its core a pattern may end."""

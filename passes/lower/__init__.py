@@ -16,27 +16,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from passes.lower import (
-    activations,
-    attention,
-    bias_gelu,
-    capped,
-    mask_trials,
-    masks,
-    powers,
-    ranges,
-    repeated,
-    residual,
-)
-from passes.lower.choice import SHIPPED, Choice, choice_for
-from toolkit.costs import Costs, Progress, costs_in_use
+from passes.lower import activations, bias_gelu, mask_trials, powers, residual
+from passes.lower import attention_kernel as attention
+from passes.lower import gather_to_slice as ranges
+from passes.lower import mask_floor as masks
+from passes.lower import softcap_attention as capped
+from passes.lower.cost_query import SHIPPED, Choice, choice_for
+from passes.motion import sink_expand as repeated
 from toolkit.errors import UsageError
-from toolkit.model import Model
-from toolkit.rules import Rule, apply_rules
-from toolkit.tolerance import FLOAT, Tolerance
+from toolkit.ir.model import Model
+from toolkit.rewriting.rule import Rule, apply_rules
+from toolkit.runtime.cost_table import Costs, Progress, costs_in_use
+from toolkit.verification.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.context import Context
+    from toolkit.pass_manager.protocol import Context
 
 
 def rules_for(choice: Choice) -> tuple[Rule, ...]:

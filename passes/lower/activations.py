@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.fuse.quick_gelu import scaled_silu
-from passes.lower.choice import Choice
-from toolkit import nodes as nd
-from toolkit.graph import Array, Graph
-from toolkit.misses import Miss
+from passes.fuse.activation.quick_gelu import scaled_silu
+from passes.lower.cost_query import Choice
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
 from toolkit.pattern import const, op, product, var
-from toolkit.rules import Rule, rewrite
+from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.rule import Rule, rewrite
 
 x = var("x")
 _MISH_IS_LINEAR = 20.0

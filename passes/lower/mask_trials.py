@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from passes.lower.choice import Choice
-from passes.lower.masks import SHOWN, Site, require_gain, rules
-from toolkit import nodes as nd
-from toolkit.misses import Miss
-from toolkit.model import Model
-from toolkit.rules import apply_rules
+from passes.lower.cost_query import Choice
+from passes.lower.mask_floor import SHOWN, Site, require_gain, rules
+from toolkit.ir import node as nd
+from toolkit.ir.model import Model
+from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.rule import apply_rules
 
 _MOST_TRIALS = 32
 

@@ -23,9 +23,17 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from passes.lower.spellings import COMPUTATIONS, Computation
-from toolkit.costs import Costs, Progress, Regime, Spelling, cores, cpu_name, runtime_version
+from passes.lower.candidates import COMPUTATIONS, Computation
 from toolkit.errors import RuntimeRefused, one_line
+from toolkit.runtime.cost_table import (
+    Costs,
+    Progress,
+    Regime,
+    Spelling,
+    cores,
+    cpu_name,
+    runtime_version,
+)
 
 SCRIPT = "benchmarks/spellings.py"
 _QUANTIZERS = {"scale": 1 / 32, "zero": 128, "ws": 1 / 2048, "wz": 0}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from onnx import NodeProto, TensorProto
 
-from passes.lower.choice import Choice
-from toolkit import nodes as nd
-from toolkit.graph import Graph
-from toolkit.misses import Miss
+from passes.lower.cost_query import Choice
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
 from toolkit.pattern import number, op, var
-from toolkit.rules import Rule, rewrite
+from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.rule import Rule, rewrite
 
 _SPELLINGS = {2: "mul", 3: "mul", 4: "mul", 0.5: "sqrt", -1: "reciprocal", -0.5: "sqrt"}
 

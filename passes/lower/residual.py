@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from onnx import NodeProto, TensorProto
 
-from passes.lower.choice import Choice
-from toolkit import nodes as nd
-from toolkit.graph import Graph
-from toolkit.misses import Miss
+from passes.lower.cost_query import Choice
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
 from toolkit.pattern import op, var
-from toolkit.rules import Rule, rewrite
+from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.rule import Rule, rewrite
 
 
 def rules(choice: Choice) -> tuple[Rule, ...]:

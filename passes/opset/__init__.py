@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from onnx import NodeProto, defs, helper
 
-from passes.opset.bodies import Body, import_version
-from passes.opset.site import CannotLift, Site, Types
-from passes.opset.table import (
+from passes.opset.adapter_context import CannotLift, Site, Types
+from passes.opset.function_bodies import Body, import_version
+from tests.passes.opset.compatible_changes import (
     EXPERIMENTAL,
     NEEDS_TYPES,
     NO_KERNEL,
@@ -25,14 +25,14 @@ from passes.opset.table import (
     Adapter,
     adapters_of,
 )
-from toolkit import nodes as nd
-from toolkit.choices import OpsetLimit
-from toolkit.context import Context
 from toolkit.errors import UsageError
-from toolkit.graph import Graph
-from toolkit.model import Model
-from toolkit.runtime import MAX_IR, MAX_OPSET
-from toolkit.tolerance import FLOAT, Tolerance
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context
+from toolkit.runtime.session import MAX_IR, MAX_OPSET
+from toolkit.settings import OpsetLimit
+from toolkit.verification.tolerance import FLOAT, Tolerance
 
 __all__ = ["Opset"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.opset.site import CannotLift, Site
+from passes.opset.adapter_context import CannotLift, Site
 
 _END = np.iinfo(np.int64).max
 

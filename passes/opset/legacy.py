@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from passes.opset.site import CannotLift, Site
+from passes.opset.adapter_context import CannotLift, Site
 
 
 def drop_consumed_inputs(site: Site) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from passes.opset.site import CannotLift, Site
+from passes.opset.adapter_context import CannotLift, Site
 
 
 def upsample_scales(site: Site) -> None:

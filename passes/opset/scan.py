@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
 
-from passes.opset.site import CannotLift, Site
+from passes.opset.adapter_context import CannotLift, Site
 
 
 def scan_without_batch(site: Site) -> None:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onnx import TensorProto
 
-from passes.precision.choice import Choice, choose
-from passes.precision.writing import Halves, store_weights
-from passes.selection import Selection
-from passes.shapes import Shapes
-from toolkit import nodes as nd
+from passes.analysis.node_filter import Selection
+from passes.analysis.shapes import Shapes
+from passes.precision.half_selection import Choice, choose
+from passes.precision.half_writer import Halves, store_weights
 from toolkit.calibrate.observers import MinMax
 from toolkit.errors import UsageError
-from toolkit.model import Model
-from toolkit.tolerance import QUANT, Tolerance
-from toolkit.wording import by_reason
+from toolkit.ir import node as nd
+from toolkit.ir.model import Model
+from toolkit.messages import by_reason
+from toolkit.verification.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
     from toolkit.calibrate.statistics import Range
-    from toolkit.context import Context
+    from toolkit.pass_manager.protocol import Context
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolkit.context import Context
+    from toolkit.pass_manager.protocol import Context
 
 Words = Mapping[str, str]
 

@@ -270,7 +270,7 @@ def test_nothing_that_is_read_is_written_over(refused, tmp_path, tiny, sample, m
     onnx.save(with_external("b.onnx.data"), "b.onnx")
     (tmp_path / "helper_of_p.py").write_text("")
     (tmp_path / "p.py").write_text(
-        "import helper_of_p\nfrom passes.cse import CommonSubexpressions as x\n"
+        "import helper_of_p\nfrom passes.simplify.cse import CommonSubexpressions as x\n"
     )
     (tmp_path / "link").symlink_to("b.onnx.data")
     os.link("p.py", "hard.py")

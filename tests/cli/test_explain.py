@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from tests.cli.models import listing, parse
-from toolkit.cores import find_cores
 from toolkit.explanation import explain_passes
-from toolkit.model import Model
-from toolkit.registry import parse_passes
+from toolkit.ir.model import Model
+from toolkit.pass_manager.registry import parse_passes
+from toolkit.rewriting.anchors import find_cores
 
 RULES = """
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from math import sqrt
 from typing import ClassVar
 
 from toolkit import FLOAT, Tolerance, op, product, rewrite, var
-from toolkit.rules import apply_rules
+from toolkit.rewriting.rule import apply_rules
 
 x, q, k, v = var("x"), var("q"), var("k"), var("v")
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-DEEPFLOW = (Path(__file__).parents[1] / "toolkit" / "export" / "deepflow.py").read_text()
+DEEPFLOW = (Path(__file__).parents[1] / "toolkit" / "frontends" / "deepflow.py").read_text()
 
 FRONT_END = """
 from pathlib import Path
@@ -19,8 +19,8 @@ from types import SimpleNamespace
 
 import deepflow
 import numpy as np
-from toolkit.export import Draft, InOrder, Plan
-from toolkit.export.cases import cases_from
+from toolkit.frontends.export import Draft, InOrder, Plan
+from toolkit.frontends.test_inputs import cases_from
 
 
 class Brand:

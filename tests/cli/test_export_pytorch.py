@@ -17,7 +17,7 @@ MODELS = """
 import torch
 from torch import nn
 
-from toolkit.export.pytorch import CustomOp
+from toolkit.frontends.pytorch import CustomOp
 
 
 class Block(nn.Module):

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.models import listing, parse, with_external
 from toolkit.cli import demo_model
-from toolkit.inspect import inspect
-from toolkit.model import Model
+from toolkit.inspection import inspect
+from toolkit.ir.model import Model
 
 
 def facts_of(text: str):

@@ -195,7 +195,7 @@ def test_no_model_without_its_report(tiny, tmp_path, report):
 
 def test_no_report_without_its_model(run, tiny, tmp_path, monkeypatch):
     from toolkit.errors import SaveError
-    from toolkit.model import Model
+    from toolkit.ir.model import Model
 
     def full(*_):
         raise SaveError("the disk is full")

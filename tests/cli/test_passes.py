@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from toolkit import registry
 from toolkit.cli.main import main
-from toolkit.options import OptionInfo
-from toolkit.registry import PassInfo
+from toolkit.pass_manager import registry
+from toolkit.pass_manager.pass_options import OptionInfo
+from toolkit.pass_manager.registry import PassInfo
 
 LIMIT = OptionInfo("limit", "int", "1024", "Largest [bold]thing[/bold] to squash.")
 NEEDED = OptionInfo("path", "str", None, "")

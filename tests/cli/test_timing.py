@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from tests.cli.models import parse
-from toolkit import bench
-from toolkit.bench import Timing
+from toolkit.runtime import latency as bench
+from toolkit.runtime.latency import Timing
 
 STRANGE = """
     <ir_version: 8, opset_import: ["" : 17, "acme" : 1]>

@@ -8,7 +8,7 @@ import pytest
 
 from passes import lower
 from tests.passes.lower.tables import spelling, table
-from toolkit.costs import Costs, cache_path
+from toolkit.runtime.cost_table import Costs, cache_path
 
 PASS = "passes.lower:Lower"
 MEASURED = table(
@@ -68,7 +68,7 @@ def test_json(run):
 
 
 def test_a_pass_without_costs(refused):
-    refused("tune", "passes.dead:RemoveDead", says="does not choose by costs")
+    refused("tune", "passes.simplify.dce:RemoveDead", says="does not choose by costs")
 
 
 def test_an_unknown_pass(refused):

@@ -6,13 +6,13 @@ Cases are written in the opset that last changed their operator: 1 to 26 and lat
 import pytest
 
 from passes.opset import Opset
-from passes.opset.table import NO_KERNEL
 from tests.conformance.suite import agree, cases, feeds, loadable
 from tests.ort import run
-from toolkit.context import Context
-from toolkit.model import Model
-from toolkit.optypes import is_random
-from toolkit.runtime import MAX_OPSET
+from tests.passes.opset.compatible_changes import NO_KERNEL
+from toolkit.ir.model import Model
+from toolkit.ir.op_traits import is_random
+from toolkit.pass_manager.protocol import Context
+from toolkit.runtime.session import MAX_OPSET
 
 pytestmark = pytest.mark.conformance
 

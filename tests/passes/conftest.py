@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit import costs
+from toolkit.runtime import cost_table as costs
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from passes import CATALOGUE
 from tests import ort
 from tests.checks import assert_rollback, assert_same_outputs, knowledge, text_of, written
 from tests.random_graphs import feeds, models
-from toolkit.context import Context
-from toolkit.model import Model
-from toolkit.registry import parse_passes
+from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context
+from toolkit.pass_manager.registry import parse_passes
 
 EXTERNAL = ("onnxsim", "onnxruntime")
 NEED_DATA = ("smooth", "correct-bias", "quantize-static")

@@ -12,13 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.calibrate.collect import Calibration, Feeds, Progress, collect
+from toolkit.calibrate.collector import Calibration, Feeds, Progress, collect
 from toolkit.calibrate.observers import Observer
 
 if TYPE_CHECKING:
     from toolkit.calibrate.readers import ReaderOptions
     from toolkit.feeds import Feed
-    from toolkit.model import Model
+    from toolkit.ir.model import Model
 
 
 @dataclass(frozen=True, slots=True)

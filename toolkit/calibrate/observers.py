@@ -15,17 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
 
-from toolkit.calibrate import clipping
+from toolkit.calibrate import range_selection as clipping
 from toolkit.calibrate.histogram import Histogram
-from toolkit.calibrate.statistics import (
-    Average,
-    Extremes,
-    Magnitudes,
-    Range,
-    Statistic,
-)
+from toolkit.calibrate.statistics import Average, Extremes, Magnitudes, Range, Statistic
 from toolkit.errors import UsageError
-from toolkit.wording import suggestion
+from toolkit.messages import suggestion
 
 MOST_LEVELS = 1024
 """Twice the bins that a histogram has at least would tell nothing of more levels than this."""

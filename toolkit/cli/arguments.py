@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from toolkit.choices import OpsetLimit
 from toolkit.errors import UsageError
+from toolkit.settings import OpsetLimit
 
 NO_VALUE = ""
 """What stands for a flag's value in the help: typer would show `<bool>`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit.errors import UsageError
-from toolkit.wording import suggestion
+from toolkit.messages import suggestion
 
 if TYPE_CHECKING:
     from toolkit.calibrate.data import Calib
@@ -113,12 +113,7 @@ class Given:
             raise UsageError(f"{idle} is of no use without --calib: name the samples")
 
     def _options(self, seed: int) -> ReaderOptions:
-        from toolkit.calibrate.readers import (
-            AudioOptions,
-            Preprocess,
-            ReaderOptions,
-            TextOptions,
-        )
+        from toolkit.calibrate.readers import AudioOptions, Preprocess, ReaderOptions, TextOptions
 
         read: dict[str, dict[str, Any]] = {"images": {}, "text": {}, "audio": {}}
         preset = Preprocess()
@@ -145,7 +140,7 @@ class Given:
         )
 
     def _cache_folder(self) -> Path | None:
-        from toolkit.files import cache_folder
+        from toolkit.storage.atomic_write import cache_folder
 
         if self.cache == "off":
             return None
@@ -154,7 +149,7 @@ class Given:
             if folder.exists() and not folder.is_dir():
                 raise UsageError(f"--calib-cache '{self.cache}' is no folder")
             return folder
-        from toolkit.calibrate.store import require_cache
+        from toolkit.calibrate.cache import require_cache
 
         folder = cache_folder() / "toolkit" / "calibration"
         try:

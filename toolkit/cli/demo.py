@@ -10,12 +10,12 @@ import typer
 
 from toolkit.cli.interrupts import Interrupted
 from toolkit.errors import NotProven
-from toolkit.files import require_writable
+from toolkit.storage.atomic_write import require_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from toolkit.model import Model
+    from toolkit.ir.model import Model
 
 
 def demo(
@@ -50,7 +50,7 @@ def demo(
 def _run(screen: Console, folder: Path) -> None:
     from toolkit.api import load
     from toolkit.cli.demo_model import build
-    from toolkit.model import Model
+    from toolkit.ir.model import Model
 
     original = folder / "demo.onnx"
     Model.from_proto(build()).save(original)

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from toolkit import nodes as nd
-from toolkit.graph import Graph
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
 from toolkit.pattern import var
-from toolkit.rules import Rule, rewrite
+from toolkit.rewriting.rule import Rule, rewrite
 
 Array = NDArray[Any]
 

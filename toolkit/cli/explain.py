@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from toolkit.choices import Target
 from toolkit.cli import arguments as args
-from toolkit.cli.output import JsonReport
-from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.inputs import read_model, require_apart
+from toolkit.cli.output_file import JsonReport
+from toolkit.settings import Target
 
 
 def explain(
@@ -40,7 +40,7 @@ def explain(
     report.require()
 
     from toolkit.explanation import explain_passes
-    from toolkit.registry import parse_passes
+    from toolkit.pass_manager.registry import parse_passes
     from toolkit.report.console import console
     from toolkit.report.explanation import print_explanation
 

@@ -12,14 +12,14 @@ import typer
 
 from toolkit.cli import arguments as args
 from toolkit.cli.interrupts import Interrupted
-from toolkit.cli.output import JsonReport
+from toolkit.cli.output_file import JsonReport
 from toolkit.errors import NotProven, UsageError
-from toolkit.files import require_writable, same_file
+from toolkit.storage.atomic_write import require_writable, same_file
 
 if TYPE_CHECKING:
-    from toolkit.export.exported import Exported
-    from toolkit.export.operators import OperatorMap
-    from toolkit.export.request import Request
+    from toolkit.frontends.exported import Exported
+    from toolkit.frontends.operator_map import OperatorMap
+    from toolkit.frontends.request import Request
 
 _QUANTIZE = "quantize"
 
@@ -133,11 +133,11 @@ def export(
     listed = ",".join(filter(None, [passes, _QUANTIZE if quantize else None]))
 
     with _progress(shown) as progress, redirect_stdout(sys.stderr):
-        from toolkit.export.examples import read_examples
-        from toolkit.export.request import Request, parse_dynamic
+        from toolkit.frontends.examples import read_examples
+        from toolkit.frontends.request import Request, parse_dynamic
 
         if listed:
-            from toolkit.registry import parse_passes
+            from toolkit.pass_manager.registry import parse_passes
 
             parse_passes(listed)  # a misspelled pass shows before the work starts
         request = Request(
@@ -167,7 +167,7 @@ def export(
 
 
 def _exported(source: str, request: Request, passes: str) -> Exported:
-    from toolkit.export import export_as
+    from toolkit.frontends.export import export_as
 
     exported = export_as(source, request)
     if not passes:
@@ -179,7 +179,7 @@ def _exported(source: str, request: Request, passes: str) -> Exported:
 
 
 def _maps(exported: Exported, request: Request) -> dict[str, OperatorMap]:
-    from toolkit.export.operators import map_operators
+    from toolkit.frontends.operator_map import map_operators
 
     request.progress("looking where nodes come from")
     return {
@@ -247,7 +247,7 @@ def _table(address: str | None) -> dict[Any, Any]:
     """The user's table of translations; a function that makes one is called."""
     if address is None:
         return {}
-    from toolkit.export.frontends import build, object_at
+    from toolkit.frontends.select import build, object_at
 
     found = object_at(address)
     table = cast("Any", found) if isinstance(found, Mapping) else build(found, address)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from toolkit.cli import arguments as args
-from toolkit.cli.output import JsonReport
-from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.inputs import read_model, require_apart
+from toolkit.cli.output_file import JsonReport
 
 
 def inspect(
@@ -23,7 +23,7 @@ def inspect(
     report = JsonReport(json_file)
     report.require()
 
-    from toolkit.inspect import inspect as look
+    from toolkit.inspection import inspect as look
     from toolkit.report.console import console
     from toolkit.report.facts import print_facts
 

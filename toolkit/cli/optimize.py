@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolkit.choices import Prefer, Target, Validate
 from toolkit.cli import arguments as args
 from toolkit.cli import calibration
-from toolkit.cli.destinations import Destinations
+from toolkit.cli.inputs import read_model, require_apart
 from toolkit.cli.interrupts import Interrupted
-from toolkit.cli.output import JsonReport, SideFile, output_file
-from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.output_file import JsonReport, SideFile, output_file
+from toolkit.cli.outputs import Destinations
 from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import NotProven, UsageError
+from toolkit.settings import Prefer, Target, Validate
 
 if TYPE_CHECKING:
-    from toolkit.context import Pass
+    from toolkit.pass_manager.protocol import Pass
 
 _QUANTIZING = "Quantizing"
 _NO_PLAN = "nothing was quantized: it is not written"
@@ -109,8 +109,8 @@ def optimize(
         raise UsageError("--sample is of no use with --validate off")
     given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
 
-    from toolkit.pipeline import Pipeline
-    from toolkit.registry import parse_passes
+    from toolkit.pass_manager.pipeline import Pipeline
+    from toolkit.pass_manager.registry import parse_passes
     from toolkit.report.console import console, line, print_passes, print_result, progress_bar
 
     shown = not quiet and not report.on_stdout
@@ -175,7 +175,7 @@ def optimize(
 
 def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:
     """What is asked of quantizing is a mistake where nothing quantizes."""
-    from toolkit.tolerance import QUANT
+    from toolkit.verification.tolerance import QUANT
 
     if any(item.tolerance is QUANT for item in passes):
         return
@@ -187,7 +187,7 @@ def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:
 
 def _failed(model: Path, error: NotProven) -> dict[str, Any]:
     """The report of a run that wrote nothing; the model in memory is no longer the input."""
-    from toolkit.result import ModelStats
+    from toolkit.pass_manager.result import ModelStats
 
     return {
         "input": ModelStats.of(read_model(model)).to_json(model),

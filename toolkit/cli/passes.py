@@ -20,7 +20,7 @@ def passes(
     ] = False,
 ) -> None:
     """List the passes and groups that --passes understands, with their options."""
-    from toolkit.registry import catalogue, find
+    from toolkit.pass_manager.registry import catalogue, find
     from toolkit.report.catalogue import print_catalogue, print_pass
     from toolkit.report.console import console
 

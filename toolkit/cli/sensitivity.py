@@ -9,14 +9,14 @@ import typer
 
 from toolkit.cli import arguments as args
 from toolkit.cli import calibration
-from toolkit.cli.output import JsonReport
-from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.inputs import read_model, require_apart
+from toolkit.cli.output_file import JsonReport
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from toolkit.context import Context, Pass
-    from toolkit.model import Model
-    from toolkit.quality.variants import Quantized
+    from toolkit.accuracy.ablation import Quantized
+    from toolkit.ir.model import Model
+    from toolkit.pass_manager.protocol import Context, Pass
 
 _DEFAULT, _WITH_DATA = "fuse,quantize-dynamic", "fuse,quantize-static"
 """Linear layers need no data; convolutions do."""
@@ -52,15 +52,15 @@ def sensitivity(
     report = JsonReport(json_file)
     report.require()
 
-    from toolkit.context import Context
-    from toolkit.pipeline import Pipeline
-    from toolkit.quality.samples import samples_of
-    from toolkit.quality.sensitivity import added_up, alone
-    from toolkit.quality.variants import quantize_by
-    from toolkit.registry import parse_passes
+    from toolkit.accuracy.ablation import quantize_by
+    from toolkit.accuracy.samples import samples_of
+    from toolkit.accuracy.sensitivity import added_up, alone
+    from toolkit.pass_manager.pipeline import Pipeline
+    from toolkit.pass_manager.protocol import Context
+    from toolkit.pass_manager.registry import parse_passes
     from toolkit.report.console import console, steps_bar
     from toolkit.report.sensitivity import print_sensitivity
-    from toolkit.validate import Validator
+    from toolkit.verification.validator import Validator
 
     before, quantizer = _split(parse_passes(passes or _DEFAULT), passes or _DEFAULT)
     given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
@@ -102,8 +102,8 @@ def _quantized_by_default(
     quantizer: Pass, floats: Model, context: Callable[[], Context]
 ) -> Quantized:
     """By the pass that needs no data; where that finds nothing, by static ranges."""
-    from toolkit.quality.variants import quantize_by
-    from toolkit.registry import parse_passes
+    from toolkit.accuracy.ablation import quantize_by
+    from toolkit.pass_manager.registry import parse_passes
 
     try:
         return quantize_by(quantizer, floats, context)
@@ -116,7 +116,7 @@ def _quantized_by_default(
 
 def _split(passes: Sequence[Pass], text: str) -> tuple[list[Pass], Pass]:
     """The passes before the first one that quantizes, and that one."""
-    from toolkit.tolerance import QUANT
+    from toolkit.verification.tolerance import QUANT
 
     at = next((i for i, item in enumerate(passes) if item.tolerance is QUANT), None)
     if at is None:

@@ -12,7 +12,7 @@ import typer
 from toolkit.cli.arguments import NO_VALUE
 
 if TYPE_CHECKING:
-    from toolkit.model import Model
+    from toolkit.ir.model import Model
 
 TimeBoth = Annotated[
     bool,
@@ -75,10 +75,10 @@ def speed_of(
     shown: bool,
 ) -> Speed | Untimed:
     """Time a model and its original in turn, on the samples, else on inputs that are made up."""
-    from toolkit.bench import latency
     from toolkit.errors import RuntimeRefused
     from toolkit.feeds import make_feeds
     from toolkit.report.console import steps_bar
+    from toolkit.runtime.latency import latency
 
     try:
         with steps_bar(shown, "timing both models"):

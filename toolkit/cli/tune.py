@@ -13,7 +13,7 @@ from toolkit.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from toolkit.costs import Costs, Regime, Spelling, Tunable
+    from toolkit.runtime.cost_table import Costs, Regime, Spelling, Tunable
 
 
 def tune(
@@ -32,9 +32,9 @@ def tune(
     ] = False,
 ) -> None:
     """Measure what spellings cost on this machine; optimize then chooses by it."""
-    from toolkit.costs import cache_path
-    from toolkit.files import require_writable
     from toolkit.report.console import console, line, steps_bar
+    from toolkit.runtime.cost_table import cache_path
+    from toolkit.storage.atomic_write import require_writable
 
     chosen = _tunable(name)
     if show:
@@ -58,8 +58,8 @@ def tune(
 
 
 def _tunable(name: str) -> Tunable:
-    from toolkit.costs import Tunable
-    from toolkit.registry import parse_passes
+    from toolkit.pass_manager.registry import parse_passes
+    from toolkit.runtime.cost_table import Tunable
 
     found = [one for one in parse_passes(name) if isinstance(one, Tunable)]
     if not found:

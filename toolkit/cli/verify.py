@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolkit.cli import arguments as args
-from toolkit.cli.output import JsonReport
-from toolkit.cli.reading import read_model, require_apart
+from toolkit.cli.inputs import read_model, require_apart
+from toolkit.cli.output_file import JsonReport
 from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import RuntimeRefused, UsageError
 
 if TYPE_CHECKING:
-    from toolkit.model import Model
+    from toolkit.ir.model import Model
 
 
 def verify(
@@ -41,7 +41,7 @@ def verify(
 
     from toolkit.report.comparison import print_comparison
     from toolkit.report.console import console, line
-    from toolkit.verification import verify as compare
+    from toolkit.verification.models import verify as compare
 
     libraries = args.libraries(custom_ops)
     models = [read_model(path) for path in (reference, other)]
@@ -72,7 +72,7 @@ def _worded(
     refusal: RuntimeRefused, models: list[Model], libraries: tuple[str, ...]
 ) -> RuntimeRefused:
     """The refusal with the model's name and all causes, if it is a whole model that is refused."""
-    from toolkit.obstacles import why_refused
+    from toolkit.runtime.diagnose import why_refused
 
     for model in models:
         causes = why_refused(model, libraries)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toolkit.errors import RuntimeRefused, UsageError
-from toolkit.feeds.samples import Feed, Sample, read_sample
-from toolkit.feeds.search import Run, Search, Trial
-from toolkit.model import Model
+from toolkit.feeds.generate import Run, Search, Trial
+from toolkit.feeds.user_samples import Feed, Sample, read_sample
+from toolkit.ir.model import Model
 
 __all__ = ["Feed", "Feeds", "Sample", "Search", "find_feeds", "make_feeds"]
 
@@ -56,7 +56,7 @@ def make_feeds(
     Raises RuntimeRefused when the model cannot be loaded, and UsageError for a sample that does
     not fit or that the model refuses.
     """
-    from toolkit.runtime import Session
+    from toolkit.runtime.session import Session
 
     search = Search(model, seed)
     return find_feeds(model, search, Session(model, custom_ops=custom_ops).run, samples, count)

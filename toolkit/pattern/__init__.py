@@ -10,8 +10,8 @@ state of one attempt.
 
 from __future__ import annotations
 
+from toolkit.pattern.associative_dsl import product, total
 from toolkit.pattern.dsl import Pattern, const, maybe_cast, number, op, optional, var
-from toolkit.pattern.formulas import product, total
 
 __all__ = [
     "Pattern",

@@ -40,10 +40,10 @@ from numbers import Real
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Union
 
-from toolkit import nodes as nd
+from toolkit.ir import node as nd
 
 if TYPE_CHECKING:
-    from toolkit.graph import Array, Graph
+    from toolkit.ir.graph import Array, Graph
 
 Predicate = Callable[["Graph", str], bool]
 """Asked with the graph and the name of the value that matched."""

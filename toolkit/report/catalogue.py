@@ -10,8 +10,8 @@ from rich.text import Text
 from toolkit.report.console import table
 
 if TYPE_CHECKING:
-    from toolkit.options import OptionInfo
-    from toolkit.registry import PassInfo
+    from toolkit.pass_manager.pass_options import OptionInfo
+    from toolkit.pass_manager.registry import PassInfo
 
 
 def print_catalogue(out: Console, rows: list[PassInfo]) -> None:

@@ -11,7 +11,7 @@ from toolkit.report import text
 from toolkit.report.console import line, table
 
 if TYPE_CHECKING:
-    from toolkit.verification import Comparison
+    from toolkit.verification.models import Comparison
 
 
 def print_comparison(out: Console, comparison: Comparison, tolerance: float) -> None:

@@ -15,8 +15,8 @@ from rich.text import Text
 from toolkit.report import text
 
 if TYPE_CHECKING:
-    from toolkit.context import Progress
-    from toolkit.result import ModelStats, PassResult, Result, Status
+    from toolkit.pass_manager.protocol import Progress
+    from toolkit.pass_manager.result import ModelStats, PassResult, Result, Status
 
 _STATUS_STYLE: dict[Status, str] = {
     "applied": "green",

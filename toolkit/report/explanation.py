@@ -14,7 +14,7 @@ from toolkit.report.console import line, table
 
 if TYPE_CHECKING:
     from toolkit.explanation import Explanation, Fused, Unfused
-    from toolkit.misses import NearMiss
+    from toolkit.rewriting.match_failure import NearMiss
 
 _LABEL_WIDTH = 11
 _PLACES = 3

@@ -12,9 +12,9 @@ from toolkit.report import text
 from toolkit.report.console import line, print_result, table
 
 if TYPE_CHECKING:
-    from toolkit.export.exported import Exported, ExportedGraph
-    from toolkit.export.operators import OperatorMap, Row
-    from toolkit.export.proof import Run
+    from toolkit.frontends.exported import Exported, ExportedGraph
+    from toolkit.frontends.operator_map import OperatorMap, Row
+    from toolkit.verification.framework import Run
 
 _STYLES = {"equal": "green", "differs": "red", "refused": "red", "skipped": "dim"}
 
@@ -60,7 +60,7 @@ def _print_graph(out: Console, graph: ExportedGraph) -> None:
 
 
 def _describe(graph: ExportedGraph, name: str) -> tuple[str, str]:
-    from toolkit.types import dtype_name
+    from toolkit.ir.tensor_type import dtype_name
 
     declared = graph.model.graph.type(name)
     if declared is None:

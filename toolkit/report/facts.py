@@ -12,7 +12,7 @@ from toolkit.report import text
 from toolkit.report.console import line, table
 
 if TYPE_CHECKING:
-    from toolkit.inspect import ModelFacts, TensorFacts, ValueFacts
+    from toolkit.inspection import ModelFacts, TensorFacts, ValueFacts
 
 _LONGEST_METADATA = 60
 

@@ -12,7 +12,7 @@ from toolkit.report import text
 from toolkit.report.console import table
 
 if TYPE_CHECKING:
-    from toolkit.quality.sensitivity import Row
+    from toolkit.accuracy.sensitivity import Row
 
 
 def print_sensitivity(

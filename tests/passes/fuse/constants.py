@@ -8,7 +8,7 @@ import numpy as np
 from onnx import printer, shape_inference
 
 from tests.checks import check, parse
-from toolkit.model import Model
+from toolkit.ir.model import Model
 
 OPSET = '<ir_version: 10, opset_import: ["" : 23]>\n'
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from onnx import printer, shape_inference
 
-from passes.lower.choice import Choice
+from passes.lower.cost_query import Choice
 from tests.checks import check, parse
-from toolkit.costs import Costs, Regime, Spelling
-from toolkit.rules import Rule, Rules
+from toolkit.rewriting.rule import Rule, Rules
+from toolkit.runtime.cost_table import Costs, Regime, Spelling
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
 Factory = Callable[[Choice], tuple[Rule, ...]]

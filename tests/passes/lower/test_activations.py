@@ -8,7 +8,7 @@ import pytest
 from passes.lower import activations
 from tests.checks import check
 from tests.passes.lower.tables import choice, lowered, stays, typed
-from toolkit.rules import Rules
+from toolkit.rewriting.rule import Rules
 
 X = "g (float[N, 4] x) => (float[N, 4] y)"
 ONE, TWO, ZERO = (f"Constant <value = float {{{n}}}> ()" for n in ("1.0", "2.0", "0.0"))

@@ -10,13 +10,15 @@ import pytest
 
 import toolkit
 from passes.lower import Lower
-from passes.lower.choice import SHIPPED
+from passes.lower.candidates import COMPUTATIONS, Computation
+from passes.lower.cost_query import SHIPPED
 from passes.lower.measure import chain, contents, load, measure
-from passes.lower.spellings import COMPUTATIONS, Computation
 from tests.checks import check, model, parse
 from tests.passes.lower.tables import spelling, table, typed
-from toolkit.context import Context
-from toolkit.costs import (
+from toolkit.errors import UsageError
+from toolkit.pass_manager.pipeline import Pipeline
+from toolkit.pass_manager.protocol import Context
+from toolkit.runtime.cost_table import (
     Costs,
     Regime,
     Tunable,
@@ -25,8 +27,6 @@ from toolkit.costs import (
     nearest_table,
     shipped_path,
 )
-from toolkit.errors import UsageError
-from toolkit.pipeline import Pipeline
 
 POST_NORM = """g (float[N, S, 8] x, float[N, S, 8] r, float[8] w) => (float[N, S, 8] y) {
     s = Add (x, r)

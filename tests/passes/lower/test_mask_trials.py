@@ -9,26 +9,18 @@ import pytest
 from onnx import numpy_helper, shape_inference
 
 import toolkit
-from passes.lower import Lower, mask_trials, masks
-from passes.lower.choice import Choice
+from passes.lower import Lower, mask_trials
+from passes.lower import mask_floor as masks
+from passes.lower.cost_query import Choice
 from tests import ort
 from tests.checks import model, parse, text_of
-from tests.passes.lower.mask_cases import (
-    CAUSAL,
-    HEADS,
-    QKV,
-    SIGNATURE,
-    STORED,
-    TWO,
-    feeds,
-    low_at,
-)
+from tests.passes.lower.mask_cases import CAUSAL, HEADS, QKV, SIGNATURE, STORED, TWO, feeds, low_at
 from tests.passes.lower.tables import HEADER, choice, spelling, table, typed
-from toolkit.context import Context
-from toolkit.costs import cache_path
-from toolkit.journal import Rewrite
-from toolkit.model import Model
-from toolkit.rules import Rules
+from toolkit.ir.journal import Rewrite
+from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context
+from toolkit.rewriting.rule import Rules
+from toolkit.runtime.cost_table import cache_path
 
 
 class Runs:

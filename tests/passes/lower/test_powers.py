@@ -8,7 +8,7 @@ import pytest
 from passes.lower import powers
 from tests.checks import check
 from tests.passes.lower.tables import choice, stays, typed
-from toolkit.rules import Rules
+from toolkit.rewriting.rule import Rules
 
 X = "g (float[N, 4] x) => (float[N, 4] y)"
 

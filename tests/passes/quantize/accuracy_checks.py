@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from passes.quantize.dynamic import QuantizeDynamic
+from passes.quantize.schemes.dynamic.quantize_dynamic import QuantizeDynamic
 from tests import ort
 from tests.checks import model
 from toolkit.calibrate.data import Calib
-from toolkit.context import Context
-from toolkit.model import Model
+from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context
 
 Feeds = Sequence[dict[str, Any]]
 

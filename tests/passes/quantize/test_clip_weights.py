@@ -5,23 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from passes.quantize import clip as clipping
-from passes.quantize.clip import ClipWeights, clip
+from passes.quantize import clip_weights as clipping
+from passes.quantize.clip_weights import ClipWeights, clip
 from tests import ort
-from tests.checks import (
-    assert_rollback,
-    check,
-    knowledge,
-    model,
-    random_feeds,
-    written,
-)
+from tests.checks import assert_rollback, check, knowledge, model, random_feeds, written
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import notes_of
-from toolkit.context import Context
 from toolkit.errors import UsageError
-from toolkit.graph import Array
-from toolkit.model import Model
+from toolkit.ir.graph import Array
+from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context
 
 ROWS = "g (float[N, 256] x) => (float[N, 4] y)"
 LAYER = "y = MatMul (x, w)"
@@ -78,7 +71,7 @@ def test_the_error_is_about_the_least_there_is(axis: int | None, limit: int) -> 
 def test_in_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = heavy(64, 8, 3, 3)
     whole = [clip(weights, axis, 7) for axis in (0, 1, None)]
-    monkeypatch.setattr("passes.quantize.large._BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr("passes.quantize.layers.row_blocks._BLOCK_BYTES", 1 << 10)
     for axis, wanted in zip((0, 1, None), whole, strict=True):
         found = clip(weights, axis, 7)
         assert found is not None

@@ -29,7 +29,7 @@ from toolkit.calibrate.readers.reader import Reader, Source
 from toolkit.calibrate.readers.synthetic import RandomFeeds
 from toolkit.calibrate.readers.text import TEXT_ENDINGS, TextFile, TextOptions
 from toolkit.errors import UsageError
-from toolkit.model import Model
+from toolkit.ir.model import Model
 
 __all__ = ["AudioOptions", "Preprocess", "Reader", "ReaderOptions", "TextOptions", "reader_for"]
 

@@ -18,7 +18,7 @@ from toolkit.calibrate.readers.fit import Inputs, describe
 from toolkit.calibrate.readers.reader import file_bytes
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError
-from toolkit.model import Model
+from toolkit.ir.model import Model
 
 _BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile)
 

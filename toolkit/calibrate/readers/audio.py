@@ -14,8 +14,8 @@ from toolkit.calibrate.readers.fit import describe
 from toolkit.calibrate.readers.reader import file_bytes
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError
-from toolkit.model import Model
-from toolkit.types import FLOATS
+from toolkit.ir.model import Model
+from toolkit.ir.tensor_type import FLOATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 from toolkit.calibrate.statistics import Array, is_float
 from toolkit.errors import UsageError
 from toolkit.feeds import Feed
-from toolkit.model import Model
-from toolkit.types import TensorType, dtype_name
+from toolkit.ir.model import Model
+from toolkit.ir.tensor_type import TensorType, dtype_name
 
 _ALL_INTEGERS = 2.0**53
 """Up to here 64-bit floats have all integers."""

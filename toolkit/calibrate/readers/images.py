@@ -19,7 +19,7 @@ from toolkit.calibrate.readers.reader import file_bytes
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError, summarize
 from toolkit.extras import require
-from toolkit.model import Model
+from toolkit.ir.model import Model
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 

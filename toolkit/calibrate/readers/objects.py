@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from toolkit.errors import ToolkitError, UsageError, summarize
-from toolkit.userfile import get_object, load_file, load_module
+from toolkit.user_code import get_object, load_file, load_module
 
 
 class Spool:

@@ -13,7 +13,7 @@ import numpy as np
 from toolkit.calibrate.readers.fit import Inputs
 from toolkit.errors import UsageError
 from toolkit.feeds import Feed
-from toolkit.model import Model
+from toolkit.ir.model import Model
 
 _PIECE = 1 << 20
 

@@ -8,7 +8,7 @@ from typing import Any
 from toolkit.calibrate.readers.objects import Spool
 from toolkit.errors import UsageError
 from toolkit.feeds import Search
-from toolkit.model import Model
+from toolkit.ir.model import Model
 
 _AT_ONCE = 8
 """Feeds of one search; it holds all of them in memory."""
@@ -33,7 +33,7 @@ class RandomFeeds:
             yield f"random feed {index}", feed
 
     def _draw(self) -> Iterator[dict[str, Any]]:
-        from toolkit.runtime import Session
+        from toolkit.runtime.session import Session
 
         session = Session(self._model)
 

@@ -19,7 +19,7 @@ import numpy as np
 from toolkit.calibrate.readers.reader import file_bytes
 from toolkit.errors import UsageError, one_line, summarize
 from toolkit.extras import require
-from toolkit.model import Model
+from toolkit.ir.model import Model
 
 TEXT_ENDINGS = (".txt", ".csv", ".jsonl")
 

@@ -1,0 +1,1 @@
+"""Facts about a graph: analyses compute them and never edit."""

@@ -1,0 +1,47 @@
+"""Which nodes a pass considers, by the patterns of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from onnx import NodeProto
+
+from toolkit.ir import node as nd
+from toolkit.ir.model import Model
+
+if TYPE_CHECKING:
+    from toolkit.pass_manager.protocol import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which nodes to consider: patterns of an operator's name, a node's, or its first output's."""
+
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+
+    def takes(self, node: NodeProto) -> bool:
+        return matches(node, self.include) and not matches(node, self.exclude)
+
+    def idle(self, nodes: Iterable[NodeProto]) -> list[str]:
+        """The patterns that no node matches: most likely mistyped."""
+        waiting = dict.fromkeys((*self.include, *self.exclude))
+        for node in nodes:
+            for pattern in [p for p in waiting if p == "*" or matches(node, (p,))]:
+                del waiting[pattern]
+            if not waiting:
+                break
+        return [pattern for pattern in waiting if pattern != "*"]
+
+    def note_idle(self, model: Model, ctx: Context) -> None:
+        for pattern in self.idle(model.nodes()):
+            ctx.note(f"no node matches '{pattern}'")
+
+
+def matches(node: NodeProto, patterns: Iterable[str]) -> bool:
+    """Whether any pattern (`Gemm`, `*/attention/*`) fits the operator, the name or the output."""
+    names = [nd.qualified(node), node.name, *nd.outputs_of(node)[:1]]
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names if name)

@@ -1,0 +1,258 @@
+"""Rules of onnxruntime's own operators (domain com.microsoft)."""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from passes.analysis.axes import positive_axis
+from passes.analysis.shapes import linear, reduction, windows
+from passes.analysis.shapes import slice_concat as pieces
+from passes.analysis.shapes.dims import best, broadcast, plus, product
+from passes.analysis.shapes.facts import (
+    FLOAT,
+    INT32,
+    Answer,
+    Fact,
+    Op,
+    Rule,
+    Size,
+    Sizes,
+    blank,
+    same_as_input,
+)
+from toolkit.symbolic import floordiv
+
+# -- products
+
+
+def fused_matmul(op: Op) -> Answer:
+    if op.int("transBatchA") or op.int("transBatchB"):
+        return Fact(op.dtype(0), None)
+    a, b = (_swapped(op, i, name) for i, name in enumerate(("transA", "transB")))
+    return Fact(op.dtype(0), linear.matmul_shape(a, b))
+
+
+def _swapped(op: Op, index: int, name: str) -> Sizes | None:
+    shape = op.shape(index)
+    if shape is None or len(shape) < 2 or not op.int(name):
+        return shape
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def matmul_integer_to_float(op: Op) -> Answer:
+    return Fact(op.dtype(2), linear.matmul_shape(op.shape(0), op.shape(1)))
+
+
+def dynamic_quantize_matmul(op: Op) -> Answer:
+    return Fact(op.dtype(0), linear.matmul_shape(op.shape(0), op.shape(1)))
+
+
+def matmul_block_quantized(op: Op) -> Answer:
+    """MatMulNBits and its relatives: the weight's columns are the attribute N."""
+    shape = op.shape(0)
+    return Fact(op.dtype(0), None if shape is None else (*shape[:-1], op.int("N")))
+
+
+def qgemm(op: Op) -> Answer:
+    dtype = op.dtype(8) if op.given(8) else FLOAT
+    return Fact(dtype, linear.gemm_shape(op, op.shape(0), op.shape(3)))
+
+
+# -- attention
+
+
+def attention(op: Op) -> Answer:
+    """One weight [in, q + k + v]; present is [2, batch, heads, ...]."""
+    return _attention(op, op.dtype(0), past_at=4)
+
+
+def qattention(op: Op) -> Answer:
+    return _attention(op, op.dtype(3), past_at=8)
+
+
+def _attention(op: Op, dtype: int, past_at: int) -> Answer:
+    x, weight, past = op.shape(0), op.shape(1), op.shape(past_at)
+    heads = op.int("num_heads")
+    hidden: Size = None
+    widths = op.ints("qkv_hidden_sizes")
+    if widths is not None:
+        hidden = widths[2]
+    elif weight is not None:
+        hidden = floordiv(weight[1], 3)
+    batch, length = (x[0], x[1]) if x is not None else (None, None)
+    total = None if op.given(past_at) else length
+    if past is not None and not op.int("past_present_share_buffer"):
+        total = plus(past[3], length)
+    size = floordiv(hidden, heads) if isinstance(hidden, int) and heads else None
+    return [
+        Fact(dtype, (batch, length, hidden)),
+        Fact(dtype, (2, batch, heads or None, total, size)),
+    ]
+
+
+def multi_head_attention(op: Op) -> Answer:
+    """query [batch, length, width], or packed as [batch, length, heads, 3, size]."""
+    dtype, query, key, value = op.dtype(0), op.shape(0), op.shape(1), op.shape(2)
+    heads = op.int("num_heads")
+    if query is None:
+        return [Fact(dtype, blank(3))]
+    if len(query) == 5:
+        return [Fact(dtype, (query[0], query[1], product((query[2], query[4]))))]
+    width: Size = query[2]
+    if value is not None:
+        width = value[2] if len(value) == 3 else product((value[1], value[3]))
+    elif op.given(2):
+        width = None
+    if op.given(6) or op.given(7) or key is None or value is None or len(key) != 3:
+        return [Fact(dtype, (query[0], query[1], width)), Fact(dtype, None), Fact(dtype, None)]
+    length = best((key[1], value[1])) if len(value) == 3 else key[1]
+    sizes = [floordiv(side, heads) for side in (key[2], width) if side is not None and heads]
+    present = [Fact(dtype, (query[0], heads or None, length, size)) for size in sizes]
+    return [Fact(dtype, (query[0], query[1], width)), *present]
+
+
+def group_query_attention(op: Op) -> Answer:
+    """query [batch, length, heads * size], with keys and values packed in where they are left out.
+
+    The presents may share the buffer of the pasts: their length is not known here.
+    """
+    dtype, query, past = op.dtype(0), op.shape(0), op.shape(3)
+    if query is None:
+        return [Fact(dtype, blank(3))]
+    heads, shared = op.int("num_heads"), op.int("kv_num_heads")
+    width: Size = query[2]
+    size: Size = past[3] if past is not None and len(past) == 4 else None
+    if not op.given(1):
+        size = floordiv(query[2], heads + 2 * shared)
+        width = size * heads
+    present = (query[0], shared or None, None, size)
+    cache = op.dtype(3) or dtype
+    return [Fact(dtype, (query[0], query[1], width)), Fact(cache, present), Fact(cache, present)]
+
+
+def embed_layer_normalization(op: Op) -> Answer:
+    ids, table = op.shape(0), op.shape(2)
+    quantized = op.node.op_type == "QEmbedLayerNormalization"
+    dtype = FLOAT if quantized else op.dtype(2)
+    batch, length = (ids[0], ids[1]) if ids is not None else (None, None)
+    hidden = table[1] if table is not None else None
+    embedded = Fact(dtype, (batch, length, hidden))
+    return [embedded, Fact(INT32, (batch,)), embedded]
+
+
+def skip_layer_normalization(op: Op) -> Answer:
+    """Y, mean, inverse deviation, and the sum that was normalized."""
+    same = same_as_input(op)
+    statistic = Fact(FLOAT, None if same.shape is None else (*same.shape[:-1], 1))
+    return [same, statistic, statistic, same]
+
+
+def bias_split_gelu(op: Op) -> Answer:
+    shape = op.shape(0)
+    if shape is None:
+        return Fact(op.dtype(0), None)
+    return Fact(op.dtype(0), (*shape[:-1], floordiv(shape[-1], 2)))
+
+
+# -- quantized spellings of standard operators
+
+
+def qlinear_binary(op: Op) -> Answer:
+    a, b = op.shape(0), op.shape(3)
+    return Fact(op.dtype(0), None if a is None or b is None else broadcast(a, b))
+
+
+def qlinear_concat(op: Op) -> Answer:
+    """y_scale, y_zero_point, then (x, scale, zero_point) for each operand."""
+    shapes = [op.shape(i) for i in range(2, len(op.inputs), 3)]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or not known:
+        return Fact(op.dtype(1), None)
+    axis = positive_axis(op.int("axis"), len(known[0]))
+    sizes: list[Size] = [best(column) for column in zip(*known, strict=True)]
+    sizes[axis] = plus(*(shape[axis] for shape in known))
+    return Fact(op.dtype(1), sizes)
+
+
+def qlinear_pool(op: Op) -> Answer:
+    if op.int("channels_last"):
+        return Fact(op.dtype(0), None)
+    rule = windows.global_pool if "Global" in op.node.op_type else windows.pool
+    return rule(op)
+
+
+def qlinear_reduce(op: Op) -> Answer:
+    shape, axes = op.shape(0), op.ints("axes")
+    if shape is None:
+        return Fact(op.dtype(0), None)
+    gone = {positive_axis(a, len(shape)) for a in (axes if axes is not None else range(len(shape)))}
+    return Fact(op.dtype(0), reduction.reduced(shape, gone, op.int("keepdims", 1) != 0))
+
+
+def dynamic_quantize_lstm(op: Op) -> Answer:
+    return linear.recurrent(1)(op) if op.int("hidden_size") else None
+
+
+def dequantize_linear(op: Op) -> Answer:
+    return Fact(op.dtype(1), op.shape(0))
+
+
+def quantize_linear(op: Op) -> Answer:
+    return Fact(op.dtype(2) if op.given(2) else TensorProto.UINT8, op.shape(0))
+
+
+_SAME = (
+    "BiasAdd",
+    "BiasGelu",
+    "BiasSoftmax",
+    "FastGelu",
+    "Gelu",
+    "GemmaRotaryEmbedding",
+    "GroupNorm",
+    "Inverse",
+    "QLinearLeakyRelu",
+    "QLinearSigmoid",
+    "QLinearSoftmax",
+    "QuickGelu",
+    "RotaryEmbedding",
+    "ScaledSiLU",
+    "Trilu",
+)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SAME, same_as_input),
+    "Attention": attention,
+    "BiasSplitGelu": bias_split_gelu,
+    "DequantizeLinear": dequantize_linear,
+    "DynamicQuantizeLSTM": dynamic_quantize_lstm,
+    "DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "EmbedLayerNormalization": embed_layer_normalization,
+    "FusedConv": windows.conv,
+    "FusedGemm": linear.gemm,
+    "FusedMatMul": fused_matmul,
+    "FusedMatMulActivation": fused_matmul,
+    "GatherND": pieces.gather_nd,
+    "GroupQueryAttention": group_query_attention,
+    "MatMulBnb4": matmul_block_quantized,
+    "MatMulInteger16": linear.matmul_integer,
+    "MatMulIntegerToFloat": matmul_integer_to_float,
+    "MatMulNBits": matmul_block_quantized,
+    "MultiHeadAttention": multi_head_attention,
+    "Pad": pieces.pad,
+    "QAttention": qattention,
+    "QEmbedLayerNormalization": embed_layer_normalization,
+    "QGemm": qgemm,
+    "QLinearAdd": qlinear_binary,
+    "QLinearAveragePool": qlinear_pool,
+    "QLinearConcat": qlinear_concat,
+    "QLinearConv": windows.qlinear_conv,
+    "QLinearGlobalAveragePool": qlinear_pool,
+    "QLinearMul": qlinear_binary,
+    "QLinearReduceMean": qlinear_reduce,
+    "QuantizeLinear": quantize_linear,
+    "Range": pieces.range_,
+    "SkipGroupNorm": same_as_input,
+    "SkipLayerNormalization": skip_layer_normalization,
+    "SkipSimplifiedLayerNormalization": skip_layer_normalization,
+    "TransposeMatMul": fused_matmul,
+}

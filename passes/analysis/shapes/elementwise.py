@@ -1,0 +1,346 @@
+"""Rules of element-wise operators, and their arithmetic on contents."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, cast
+
+import numpy as np
+from onnx import TensorProto
+
+from passes.analysis.shapes.dims import broadcast_all
+from passes.analysis.shapes.facts import (
+    BOOL,
+    CONTENT_TYPES,
+    INT32,
+    INT64,
+    Answer,
+    Array,
+    Fact,
+    Op,
+    Rule,
+    Size,
+    in_range,
+    same_as_input,
+    scalar,
+)
+from toolkit.ir.op_traits import ELEMENTWISE
+from toolkit.symbolic import Dim, Expr, floordiv, is_nonneg, is_positive, maximum, minimum, mod
+
+Function = Callable[..., Any]
+
+
+def apply(function: Function, *arrays: Array) -> Array:
+    """`function` element by element, with broadcasting."""
+    result: Any = np.frompyfunc(function, len(arrays), 1)(*arrays)
+    return cast(Array, result) if isinstance(result, np.ndarray) else scalar(result)
+
+
+def _operands(op: Op, count: int) -> list[Array] | None:
+    """The contents of all inputs, when those of at least one are known."""
+    if all(op.data(i) is None for i in range(count)):
+        return None
+    found = [op.contents(i) for i in range(count)]
+    known = [data for data in found if data is not None]
+    return known if len(known) == count else None
+
+
+def _computed(op: Op, dtype: int, function: Function, count: int) -> Array | None:
+    if dtype not in CONTENT_TYPES:
+        return None
+    operands = _operands(op, count)
+    if operands is None:
+        return None
+    return apply(lambda *items: in_range(function(*items), dtype), *operands)
+
+
+def _broadcast_fact(op: Op, dtype: int = 0) -> Fact:
+    types = op.types()
+    for known in types:
+        if dtype:
+            break
+        dtype = known.dtype
+    if op.version < 7:  # before, the second operand was fitted to the first
+        return Fact(dtype, types[0].shape)
+    return Fact(dtype, broadcast_all([known.shape for known in types]))
+
+
+def binary(function: Function | None = None) -> Rule:
+    """An operator whose operands and result have one element type."""
+
+    def rule(op: Op) -> Answer:
+        fact = _broadcast_fact(op)
+        if function is None or op.version < 7:
+            return fact
+        return fact._replace(data=_computed(op, fact.dtype, function, 2))
+
+    return rule
+
+
+def power(op: Op) -> Answer:
+    return _broadcast_fact(op, op.dtype(0))
+
+
+def comparison(function: Function | None = None) -> Rule:
+    """An operator that answers with truth values."""
+
+    def rule(op: Op) -> Answer:
+        fact = _broadcast_fact(op, BOOL)
+        if function is None or op.version < 7 or op.dtype(0) not in CONTENT_TYPES:
+            return fact
+        return fact._replace(data=_computed(op, BOOL, function, 2))
+
+    return rule
+
+
+def variadic(function: Callable[[Dim, Dim], Dim] | None = None) -> Rule:
+    """Max, Min, Sum, Mean: any number of operands."""
+
+    def rule(op: Op) -> Answer:
+        fact = _broadcast_fact(op)
+        if function is None or op.version < 8:
+            return fact
+
+        folded = partial(_fold, function)
+        return fact._replace(data=_computed(op, fact.dtype, folded, len(op.inputs)))
+
+    return rule
+
+
+def _fold(function: Callable[[Dim, Dim], Dim], *items: Dim) -> Dim:
+    return reduce(function, items)
+
+
+def unary(function: Function | None = None) -> Rule:
+    """Type and shape of the input."""
+    if function is None:
+        return same_as_input
+
+    def rule(op: Op) -> Answer:
+        fact = same_as_input(op)
+        return fact._replace(data=_computed(op, fact.dtype, function, 1))
+
+    return rule
+
+
+def to_bool(op: Op) -> Answer:
+    return Fact(BOOL, op.shape(0))
+
+
+def logical_not(op: Op) -> Answer:
+    return Fact(BOOL, op.shape(0), _computed(op, BOOL, _negation, 1))
+
+
+def where(op: Op) -> Answer:
+    dtype = op.dtype(1) or op.dtype(2)
+    shape = broadcast_all([known.shape for known in op.types()])
+    data = None
+    condition, x, y = op.data(0), op.data(1), op.data(2)
+    if dtype in CONTENT_TYPES and condition is not None and (x is not None or y is not None):
+        x, y = op.contents(1), op.contents(2)
+        if x is not None and y is not None:
+            data = apply(_choose, condition, x, y)
+    return Fact(dtype, shape, data)
+
+
+def _choose(condition: Dim, x: Dim, y: Dim) -> Size:
+    if condition == 1 or x == y:
+        return x
+    return y if condition == 0 else None
+
+
+def cast_to_type(op: Op) -> Answer:
+    target = op.attribute("to")
+    if target is None:
+        return None
+    # The first version named the type in words.
+    dtype = target.i or (TensorProto.DataType.Value(target.s.decode()) if target.s else 0)
+    return _cast_to(op, dtype)
+
+
+def cast_like(op: Op) -> Answer:
+    return _cast_to(op, op.dtype(1))
+
+
+def _cast_to(op: Op, dtype: int) -> Fact:
+    fact = Fact(dtype, op.shape(0))
+    source = op.dtype(0)
+    if source not in CONTENT_TYPES or dtype not in CONTENT_TYPES:
+        return fact
+    data = op.data(0) if dtype == BOOL else op.contents(0)
+    if data is None:
+        return fact
+    if dtype == BOOL:
+        return fact._replace(data=apply(_truth, data))
+    if dtype == INT32 and source == INT64:
+        data = apply(_narrowed, data)
+    return fact._replace(data=data)
+
+
+def _narrowed(item: Dim) -> Size:
+    """A size that 32 bits do not hold would break the model; any other integer may wrap around."""
+    if isinstance(item, Expr) and item.anonymous and not is_nonneg(item):
+        return None
+    return in_range(item, INT32)
+
+
+def _truth(item: Dim) -> Size:
+    if isinstance(item, int):
+        return int(item != 0)
+    return 1 if is_positive(item) or is_positive(0 - item) else None
+
+
+# -- functions on contents; None for what depends on sizes in a way that cannot be told
+
+
+def _divide(a: Dim, b: Dim) -> Size:
+    """Integer division rounds towards zero, floor division down: equal for a/b >= 0 or exact."""
+    if b == 0:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    quotient = floordiv(a, b)
+    if quotient * b == a or (is_nonneg(a) and is_nonneg(b)):
+        return quotient
+    return None
+
+
+def modulo(op: Op) -> Answer:
+    truncating = op.int("fmod") != 0
+
+    def function(a: Dim, b: Dim) -> Size:
+        if b == 0 or (truncating and not (is_nonneg(a) and is_nonneg(b))):
+            return None
+        return mod(a, b)
+
+    return binary(function)(op)
+
+
+def _equal(a: Dim, b: Dim) -> Size:
+    if a == b:
+        return 1
+    difference = a - b
+    return 0 if is_positive(difference) or is_positive(0 - difference) else None
+
+
+def _less(a: Dim, b: Dim) -> Size:
+    if is_positive(b - a):
+        return 1
+    return 0 if is_nonneg(a - b) else None
+
+
+def _less_or_equal(a: Dim, b: Dim) -> Size:
+    if is_nonneg(b - a):
+        return 1
+    return 0 if is_positive(a - b) else None
+
+
+def _greater(a: Dim, b: Dim) -> Size:
+    return _less(b, a)
+
+
+def _greater_or_equal(a: Dim, b: Dim) -> Size:
+    return _less_or_equal(b, a)
+
+
+def _and(a: Dim, b: Dim) -> Size:
+    return a * b
+
+
+def _or(a: Dim, b: Dim) -> Size:
+    return a + b - a * b
+
+
+def _absolute(a: Dim) -> Size:
+    if is_nonneg(a):
+        return a
+    return 0 - a if is_nonneg(0 - a) else None
+
+
+def _positive_part(a: Dim) -> Size:
+    return maximum(a, 0)
+
+
+def _negation(a: Dim) -> Size:
+    return 1 - a
+
+
+def _sign(a: Dim) -> Size:
+    if a == 0:
+        return 0
+    if is_positive(a):
+        return 1
+    return -1 if is_positive(0 - a) else None
+
+
+def clip(op: Op) -> Answer:
+    """min(max(x, low), high), for integers of a new enough opset."""
+    fact = same_as_input(op)
+    data = op.data(0)
+    if data is None or fact.dtype not in CONTENT_TYPES:
+        return fact
+    for index, function in ((1, maximum), (2, minimum)):
+        if op.given(index):
+            bound = op.data(index)
+            if bound is None or bound.ndim:
+                return fact
+            data = apply(function, data, bound)
+    return fact._replace(data=data)
+
+
+_SAME_SHAPE = (
+    "CumProd",
+    "CumSum",
+    "GroupNormalization",
+    "Hardmax",
+    "InstanceNormalization",
+    "LRN",
+    "LogSoftmax",
+    "LpNormalization",
+    "MeanVarianceNormalization",
+    "PRelu",
+    "ReverseSequence",
+    "Softmax",
+    "Trilu",
+)
+"""Not element by element, but what comes out has the shape and type of what goes in."""
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys((*sorted(ELEMENTWISE), *_SAME_SHAPE), same_as_input),
+    # Those of them that change the type, or whose contents are followed:
+    "Abs": unary(_absolute),
+    "Neg": unary(operator.neg),
+    "Sign": unary(_sign),
+    "Relu": unary(_positive_part),
+    "Clip": clip,
+    "Add": binary(operator.add),
+    "Sub": binary(operator.sub),
+    "Mul": binary(operator.mul),
+    "Div": binary(_divide),
+    "Mod": modulo,
+    "Pow": power,
+    "BitShift": binary(),
+    "BitwiseAnd": binary(),
+    "BitwiseOr": binary(),
+    "BitwiseXor": binary(),
+    "Max": variadic(maximum),
+    "Min": variadic(minimum),
+    "Sum": variadic(),
+    "Mean": variadic(),
+    "Equal": comparison(_equal),
+    "Less": comparison(_less),
+    "LessOrEqual": comparison(_less_or_equal),
+    "Greater": comparison(_greater),
+    "GreaterOrEqual": comparison(_greater_or_equal),
+    "And": comparison(_and),
+    "Or": comparison(_or),
+    "Xor": comparison(),
+    "Not": logical_not,
+    "IsInf": to_bool,
+    "IsNaN": to_bool,
+    "Where": where,
+    "Cast": cast_to_type,
+    "CastLike": cast_like,
+}

@@ -1,0 +1,201 @@
+"""What a rule sees of a node (`Op`), and what it answers (`Fact`).
+
+A rule is a function of an Op. It answers with one Fact, with one for each output, or with None for
+"ask ONNX's own inference". In a Fact, None stands for what the rule cannot know: a dimension of a
+shape, an element of the contents, or all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import AttributeProto, NodeProto, TensorProto
+
+from toolkit.ir.graph import Graph
+from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.symbolic import Dim, Expr
+
+Array = NDArray[Any]
+Size: TypeAlias = int | Expr | None
+Sizes: TypeAlias = Sequence[Size]
+
+NOTHING = TensorType(0, None)
+"""The type of a value of which nothing is known."""
+
+BOOL, INT32, INT64 = TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64
+FLOAT = TensorProto.FLOAT
+CONTENT_TYPES = (INT64, INT32, BOOL)
+"""Element types whose contents are followed; truth values as 0 and 1."""
+
+MOST_CONTENTS = 64
+"""Values with more elements than this are no shapes, axes or sizes: contents are not followed."""
+
+_RANGES: dict[int, tuple[int, int]] = {
+    INT64: (-(1 << 63), (1 << 63) - 1),
+    INT32: (-(1 << 31), (1 << 31) - 1),
+    BOOL: (0, 1),
+}
+
+
+class Fact(NamedTuple):
+    """What is known of one output."""
+
+    dtype: int
+    shape: Sizes | None
+    data: Array | None = None
+    """Contents, as an object array of Dim, or None where an element is not known."""
+
+
+Answer: TypeAlias = Fact | Sequence[Fact] | None
+
+
+class Knowledge(Protocol):
+    """Where an Op looks its inputs up."""
+
+    @property
+    def graph(self) -> Graph: ...
+    def type(self, value: str) -> TensorType: ...
+    def data(self, value: str) -> Array | None: ...
+    def contents(self, value: str) -> Array | None: ...
+
+
+class Op:
+    """One node, with what is known of its inputs."""
+
+    __slots__ = ("inputs", "known", "node")
+
+    def __init__(self, node: NodeProto, known: Knowledge) -> None:
+        self.node = node
+        self.known = known
+        self.inputs: list[str] = list(node.input)
+
+    @property
+    def version(self) -> int:
+        """The opset of ONNX's own domain."""
+        return self.known.graph.opset()
+
+    @property
+    def outputs(self) -> int:
+        return len(self.node.output)
+
+    def given(self, index: int) -> bool:
+        """Whether the input is there; optional ones may be blank or left out."""
+        return index < len(self.inputs) and self.inputs[index] != ""
+
+    def type(self, index: int) -> TensorType:
+        return self.known.type(self.inputs[index]) if self.given(index) else NOTHING
+
+    def types(self) -> list[TensorType]:
+        return [self.known.type(value) if value else NOTHING for value in self.inputs]
+
+    def dtype(self, index: int) -> int:
+        return self.type(index).dtype
+
+    def shape(self, index: int) -> Shape | None:
+        return self.type(index).shape
+
+    def rank(self, index: int) -> int | None:
+        shape = self.type(index).shape
+        return None if shape is None else len(shape)
+
+    def data(self, index: int) -> Array | None:
+        """The symbolic contents of an input, where they are known."""
+        return self.known.data(self.inputs[index]) if self.given(index) else None
+
+    def contents(self, index: int) -> Array | None:
+        """Like `data`; a few integers that nobody knows are given anonymous names first."""
+        return self.known.contents(self.inputs[index]) if self.given(index) else None
+
+    def sizes(self, index: int) -> list[Dim] | None:
+        """The contents of a scalar or vector as a list."""
+        data = self.data(index)
+        if data is None or data.ndim > 1:
+            return None
+        return data.reshape(-1).tolist()
+
+    def numbers(self, index: int) -> list[int] | None:
+        """The contents of a scalar or vector, when all of them are numbers."""
+        sizes = self.sizes(index)
+        if sizes is None:
+            return None
+        numbers = [size for size in sizes if isinstance(size, int)]
+        return numbers if len(numbers) == len(sizes) else None
+
+    def const(self, index: int) -> Array | None:
+        """The contents of a constant input, of any type."""
+        return self.known.graph.const(self.inputs[index]) if self.given(index) else None
+
+    def attribute(self, name: str) -> AttributeProto | None:
+        for attribute in self.node.attribute:
+            if attribute.name == name:
+                return attribute
+        return None
+
+    def int(self, name: str, default: int = 0) -> int:
+        found = self.attribute(name)
+        return default if found is None else found.i
+
+    def ints(self, name: str) -> list[int] | None:
+        found = self.attribute(name)
+        return None if found is None else list(found.ints)
+
+    def text(self, name: str, default: str = "") -> str:
+        found = self.attribute(name)
+        return default if found is None else found.s.decode("utf-8", "replace")
+
+    def axes(self, index: int, name: str = "axes") -> list[int] | None:
+        """Axes given as attribute in old opsets, as input in new ones."""
+        found = self.ints(name)
+        return found if found is not None else self.numbers(index)
+
+
+Rule: TypeAlias = Callable[[Op], Answer]
+
+
+def vector(items: Sequence[Any]) -> Array:
+    """A 1-D object array."""
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
+
+
+def scalar(item: object) -> Array:
+    """A 0-D object array."""
+    array = np.empty((), dtype=object)
+    array[()] = item
+    return array
+
+
+def in_range(value: Size, dtype: int) -> Size:
+    """`value` if the element type holds it; a number that would wrap around is not known."""
+    if isinstance(value, int):
+        low, high = _RANGES[dtype]
+        return value if low <= value <= high else None
+    return value
+
+
+def same_as_input(op: Op) -> Fact:
+    """Element type and shape of the first input."""
+    known = op.type(0)
+    return Fact(known.dtype, known.shape)
+
+
+def numeric(data: Array) -> bool:
+    """Whether all of the contents are numbers."""
+    items: list[Dim] = data.reshape(-1).tolist()
+    return all(isinstance(item, int) for item in items)
+
+
+def few(sizes: Sizes) -> tuple[int, ...] | None:
+    """The shape as numbers, when it is known and small enough for contents to be followed."""
+    numbers = tuple(size for size in sizes if isinstance(size, int))
+    return numbers if len(numbers) == len(sizes) and prod(numbers) <= MOST_CONTENTS else None
+
+
+def blank(rank: int) -> list[Size]:
+    """A shape of which only the rank is known."""
+    return [None] * rank

@@ -1,0 +1,1 @@
+"""Fuse activation functions."""

@@ -1,0 +1,1 @@
+"""Fuse and fold chains of elementwise arithmetic."""

@@ -1,0 +1,1 @@
+"""Fuse scaled dot-product attention."""

@@ -1,0 +1,297 @@
+"""The bias of an attention: all that is added to the scores, as one value of the shape it needs.
+
+The runtime takes a mask [batch or 1, heads or 1, queries, keys] with all of its rows and columns.
+A row of minus infinity gives 0, and so does a row of the lowest finite number: but a model that
+masks with that number means a softmax of equal scores, the mean of all values. Such masks are
+written with a number that is nearly as low: limited to it, or, where minus infinity must stay what
+it is, made smaller by the last bit of every number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from passes.analysis.affine_index import size_in_inputs, truth
+from passes.analysis.operands import int_vector, reshape
+from passes.fuse.attention.scores import Bias
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.rewriting.match_failure import Miss
+from toolkit.symbolic import Dim
+
+_FLOOR = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
+"""The lowest mask value of 32 bits that the runtime adds like any other. Nearly the lowest number
+there is: two that differ in a model stay different."""
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_LEAST_HALF = float(np.finfo(np.float16).min)
+_LOWEST_HALF = 0.9 * _LEAST_HALF
+_FURTHER = 1e25
+"""By this a number that takes the place of scores in half precision does so in full, too."""
+
+_MOST_ANCESTORS = 64
+_LARGEST_MASK = 1 << 22
+"""Elements of a constant that is searched for mask values."""
+
+
+def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
+    """Whether an attention in half precision has to be computed in full.
+
+    Where a row is masked as a whole by the lowest number of half precision, what is left of its
+    scores is in bits that half precision has not. The runtime has them: it computes such models in
+    full, but for the attention's own kernel.
+    """
+    for bias in biases:
+        if bias.masked is not None:
+            if np.isfinite(bias.masked) and bias.masked <= _LOWEST_HALF:
+                return True
+        else:
+            lowest, _, unknown = _mask_values(g, bias.value, TensorProto.FLOAT16)
+            if lowest or unknown:
+                return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The scores of an attention: their sizes, and the element type that it computes in."""
+
+    batch: Dim
+    heads: int
+    queries: Dim
+    keys: Dim
+    dtype: int
+    guarded: bool
+    """Whether the original gives 0 for a row that is masked as a whole by minus infinity."""
+
+
+@dataclass(slots=True)
+class BiasWriter:
+    """Writes the terms of a bias into a graph, next to `at`."""
+
+    g: Graph
+    layout: Layout
+    query: str
+    at: NodeProto
+
+    def total(self, biases: list[Bias], least: float) -> tuple[str, Shape]:
+        """The sum of the terms and its shape; the first term is the last that was added.
+
+        Blank where nothing is left: conditions that are the same everywhere mask nothing. `least`
+        is what the sum is limited to.
+        """
+        g = self.g
+        whole, shape = "", ()
+        for bias in reversed(biases):
+            condition, its_shape = self._with_heads(bias)
+            if bias.masked is not None:
+                keeps = truth(g, condition)
+                if keeps is not None and keeps is not bias.where_true:
+                    continue  # nothing is masked
+            if bias.masked is None:
+                term = self._plain(bias, condition)
+            else:
+                term = self._select(bias, condition, whole if bias.replaces else "")
+            if whole:
+                shape = self._both(shape, its_shape)
+                whole = term if bias.replaces else g.op("Add", whole, term, at=self.at)
+            else:
+                whole, shape = term, its_shape
+            g.learn_type(whole, TensorType(self.layout.dtype, shape))
+        if whole and np.isfinite(least):
+            whole = g.op("Max", whole, self._constant(max(least, _FLOOR)), at=self.at)
+            g.learn_type(whole, TensorType(self.layout.dtype, shape))
+        return whole, shape
+
+    def full(self, value: str, shape: Shape, key: str, axis: int) -> str:
+        """The bias with a row for each query and a column for each key, which `axis` counts."""
+        g = self.g
+        rows = shape[-2] if len(shape) > 1 else 1
+        columns = shape[-1] if shape else 1
+        if (rows, columns) == (self.layout.queries, self.layout.keys) and len(shape) > 1:
+            return value
+        one = int_vector(g, [1])
+        sizes = [one, one]
+        for known, wanted, operand in (
+            (rows, self.layout.queries, self.query),
+            (columns, self.layout.keys, key),
+        ):
+            place = size_in_inputs(g, wanted) or (operand, axis)
+            sizes.append(one if known == wanted else self._size(*place))
+        target = g.op("Concat", *sizes, at=self.at, axis=0)
+        return g.op("Expand", value, target, at=self.at)
+
+    def _size(self, value: str, axis: int) -> str:
+        return self.g.op("Shape", value, at=self.at, start=axis, end=axis + 1)
+
+    def _both(self, first: Shape, second: Shape) -> Shape:
+        """The shape of a sum. Sizes that are not known to be equal fit the scores all the same."""
+        layout = self.layout
+        scores: Shape = (layout.batch, layout.heads, layout.queries, layout.keys)
+        rank = max(len(first), len(second))
+        sizes: list[Dim] = []
+        for place in range(-rank, 0):
+            pair = [shape[place] if -place <= len(shape) else 1 for shape in (first, second)]
+            known = [size for size in pair if size != 1] or [1]
+            sizes.append(scores[place] if scores[place] in known else known[0])
+        return tuple(sizes)
+
+    # -- one term
+
+    def _select(self, bias: Bias, condition: str, kept: str) -> str:
+        """`masked` where the condition says so, elsewhere `kept`, or 0."""
+        low = bias.masked or 0.0
+        if np.isfinite(low):
+            if bias.replaces and _LEAST_HALF <= low <= _LOWEST_HALF:
+                low *= _FURTHER
+            low = max(low, _FLOOR)
+        kept, low = kept or self._constant(0.0), self._constant(low)
+        pair = (low, kept) if bias.where_true else (kept, low)
+        return self.g.op("Where", condition, *pair, at=self.at)
+
+    def _plain(self, bias: Bias, value: str) -> str:
+        g, dtype, factor = self.g, self.layout.dtype, bias.factor
+        lowest, infinite, unknown = _mask_values(g, bias.value, dtype)
+        narrowed = g.dtype(bias.value) != dtype
+        if lowest and infinite and narrowed:
+            raise Miss(f"the bias '{bias.value}' masks with the lowest number and with -inf")
+        if unknown:
+            lowest, infinite = True, infinite or self.layout.guarded
+        if lowest and infinite:
+            factor *= 1.0 - float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).eps)
+        if narrowed:
+            value = g.op("Cast", value, at=self.at, to=dtype)
+        if factor != 1.0:
+            value = g.op("Mul", value, self._constant(factor), at=self.at)
+        if lowest and not infinite:
+            value = g.op("Max", value, self._constant(_FLOOR), at=self.at)
+        return value
+
+    def _constant(self, number: float) -> str:
+        kind = helper.tensor_dtype_to_np_dtype(self.layout.dtype)
+        return self.g.constant(np.array(number, kind), "bias")
+
+    def _with_heads(self, bias: Bias) -> tuple[str, Shape]:
+        """What is added, a value or a condition, as [batch, heads, queries, keys]."""
+        g, layout, value, rank = self.g, self.layout, bias.value, bias.rank
+        shape = g.shape(value)
+        if shape is None:
+            raise Miss(f"the shape of the bias '{value}' is not known")
+        if len(shape) > min(rank, 5):
+            raise Miss(f"the bias '{value}' has more axes than the scores")
+        scores = (*bias.matrices, layout.queries, layout.keys)
+        pairs = zip(reversed(shape), reversed(scores), strict=False)
+        if any(_enlarges(size, own) for size, own in pairs):
+            raise Miss(f"the bias '{value}' makes the scores larger")
+        if bias.masked is not None and rank > 3:
+            value = _decisive(g, value, bias.where_true)
+            stripped = g.shape(value)
+            shape = shape if stripped is None else stripped
+        if all(size == 1 for size in shape[:-2]):
+            return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
+        if rank > 3 and bias.matrices[-1] != layout.heads:
+            raise Miss(f"the bias '{value}' is for {bias.matrices[-1]} heads")
+        if rank == 5 and len(shape) == 4 and shape[0] != 1:
+            raise Miss(f"the bias '{value}' is for windows, of an unknown number of images")
+        if rank > 3:
+            return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
+        matrices = shape[-3]
+        if matrices != layout.batch * layout.heads:
+            raise Miss(f"the bias '{value}' is for {matrices} matrices")
+        apart = (layout.batch, layout.heads, *shape[-2:])
+        rest = g.op("Shape", value, at=self.at, start=1)
+        target = g.op(
+            "Concat", int_vector(g, [-1, layout.heads], "heads"), rest, at=self.at, axis=0
+        )
+        reshaped = g.op("Reshape", value, target, at=self.at)
+        g.learn_type(reshaped, TensorType(g.dtype(value), apart))
+        return reshaped, apart
+
+    def _for_windows(self, value: str, shape: Shape) -> tuple[str, Shape]:
+        """A bias [1, windows, heads, queries, keys] for a batch of images, window by window.
+
+        The batch of the attention is images times windows: the bias is repeated for every image.
+        """
+        g, layout = self.g, self.layout
+        _, windows, *rest = shape
+        sizes = [size for size in rest if isinstance(size, int)]
+        if shape[0] != 1 or not isinstance(windows, int) or len(sizes) != 3:
+            raise Miss(f"the bias '{value}' has more axes than the scores")
+        batch = g.op("Shape", self.query, at=self.at, start=0, end=1)
+        images = g.op("Div", batch, int_vector(g, [windows], "windows"), at=self.at)
+        target = g.op("Concat", images, int_vector(g, [1, 1, 1, 1]), at=self.at, axis=0)
+        repeated = g.op("Expand", value, target, at=self.at)
+        flat = reshape(g, repeated, (-1, *sizes), at=self.at)
+        whole: Shape = (layout.batch, *sizes)
+        g.learn_type(flat, TensorType(g.dtype(value), whole))
+        return flat, whole
+
+
+def _decisive(g: Graph, condition: str, where_true: bool) -> str:
+    """What a condition depends on: it is broadcast against the scores in any case.
+
+    A term that is true everywhere adds nothing to an And but a shape, and one that is false
+    everywhere nothing to an Or.
+    """
+    for _ in range(_MOST_ANCESTORS):
+        node = g.producer(condition)
+        if node is None or g.shape(condition) is None:
+            break
+        if nd.is_op(node, "Expand") and g.shape(node.input[0]) is not None:
+            condition = node.input[0]
+        elif nd.is_op(node, "Or" if where_true else "And"):
+            idle = [truth(g, name) is (not where_true) for name in node.input]
+            if not any(idle):
+                break
+            other = node.input[1 if idle[0] else 0]
+            if g.shape(other) is None:
+                break
+            condition = other
+        else:
+            break
+    return condition
+
+
+def _enlarges(size: Dim, own: Dim) -> bool:
+    """Whether a bias of this size surely does not leave the size of the scores as it is."""
+    if own == 1 or (isinstance(size, int) and isinstance(own, int)):
+        return size not in (1, own)
+    return False
+
+
+def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
+    """What a bias may contain: the lowest finite number, minus infinity, anything the caller says.
+
+    They are looked for among the constants that the bias is computed from, with either sign: what
+    is large may be subtracted. The lowest number of the element type that the attention computes in
+    is what lower ones become.
+    """
+    lowest = infinite = unknown = False
+    most = 0.99 * float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).max)
+    pending, seen = [value], {value}
+    while pending:
+        name = pending.pop()
+        constant = g.const(name)
+        node = g.producer(name)
+        if constant is not None:
+            if constant.dtype.kind == "f" and 0 < constant.size <= _LARGEST_MASK:
+                size = np.abs(constant)
+                infinite = infinite or bool(np.isinf(size).any())
+                finite = size[np.isfinite(size)] if infinite else size
+                lowest = lowest or (finite.size > 0 and float(finite.max()) >= most)
+        elif node is None:
+            unknown = unknown or g.dtype(name) in _FLOATS
+        elif len(seen) > _MOST_ANCESTORS:
+            unknown = True
+        else:
+            inputs = node.input[1:] if nd.is_op(node, "Where") else node.input
+            if nd.is_op(node, "Cast") and g.dtype(node.input[0]) not in _FLOATS:
+                continue  # booleans and integers mask nothing by themselves
+            fresh = [one for one in inputs if one and one not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+    return lowest, infinite, unknown

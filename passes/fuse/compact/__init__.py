@@ -1,0 +1,1 @@
+"""Rewrite a model in fewer operators, for targets without a cost table."""

@@ -1,0 +1,1 @@
+"""Fold biases, batch normalization and scales into convolutions."""

@@ -1,0 +1,253 @@
+"""The cores of normalizations, before scale and bias.
+
+    layer norm   d = x - mean(x),  d / sqrt(mean(d^2) + eps)
+    the same     x * r + (b - mean(x) * r),  r = w / sqrt(mean(d^2) + eps)          (TensorFlow)
+    fast         variance as mean(x^2) - mean(x)^2                                  (Flax)
+    rms norm     x / sqrt(mean(x^2) + eps)
+    l2 norm      x / sqrt(sum(x^2) + eps) = rms norm / sqrt(n), with eps / n
+    the same     x / max(sqrt(sum(x^2)), tiny), with tiny^2 for eps                 (torch)
+
+A square is a Mul or a Pow; an inverse root is a Div by Sqrt, a Reciprocal, a Pow of -0.5 or a Sqrt
+of a Reciprocal. Constants on the way are multiplied into the scale.
+"""
+
+from __future__ import annotations
+
+import math
+
+from onnx import NodeProto, TensorProto
+
+from passes.fuse.cast_types import require_type_kept
+from passes.fuse.norm.norm_writer import (
+    LAYER,
+    RMS,
+    Core,
+    reduced_axes,
+    sizes_of,
+    write_instance_norm,
+    write_norm,
+)
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.tensor_type import Shape
+from toolkit.pattern import Pattern, const, maybe_cast, number, op, product, total, var
+from toolkit.rewriting.rule import Match, Miss, rewrite
+
+x = var("x")
+epsilon = number("epsilon", where=lambda eps: eps >= 0)
+factor = number("factor")
+weight = const("weight")
+
+
+def square(value: Pattern) -> Pattern:
+    return value * value | value**2
+
+
+def mean(value: Pattern, name: str) -> Pattern:
+    return (op.ReduceMean(value, ...) | op.GlobalAveragePool(value)).named(name)
+
+
+def over_root(numerator: Pattern, spread: Pattern) -> tuple[Pattern, ...]:
+    """numerator / sqrt(spread), times constants: a number, and perhaps a weight on the way."""
+    root = op.Sqrt(spread) | spread**0.5
+    inverse = spread**-0.5 | op.Sqrt(op.Reciprocal(spread) | 1 / spread)
+    inverse_cast = op.Cast(op.Reciprocal(root) | 1 / root)
+    return (
+        product(numerator, factor, 1 / maybe_cast(root)),
+        product(numerator, factor, maybe_cast(inverse) | inverse_cast),
+        product(numerator, factor, weight, 1 / root),
+        product(numerator, factor, weight, inverse),
+    )
+
+
+# -- rms norm
+
+
+@rewrite(
+    *over_root(x, total(mean(square(maybe_cast(x)), "mean_square"), epsilon)),
+    opset=23,
+)
+def rms_norm(
+    g: Graph,
+    x: str,
+    factor: float,
+    epsilon: float,
+    weight: str | None,
+    mean_square: NodeProto,
+    node: NodeProto,
+    match: Match,
+) -> str:
+    """x / sqrt(mean(x^2) + eps)"""
+    require_type_kept(g, x, match)
+    core = Core(x, reduced_axes(g, x, mean_square), epsilon, factor)
+    normal = write_norm(g, RMS, core, node)
+    return g.op("Mul", normal, weight, at=node) if weight else normal
+
+
+_TINY = 1e-8
+"""A limit below this is there for zeros: no other vector is that short."""
+
+length = op.ReduceL2(x, ...).named("sum")
+limit = number("limit", where=lambda limit: 0 < limit <= _TINY)
+limited_length = op.Max(length, limit) | op.Clip(length, limit, None) | op.Clip(length, limit)
+square_sum = (op.ReduceSum(square(x), ...) | op.ReduceSumSquare(x, ...)).named("sum")
+
+
+@rewrite(
+    *over_root(x, total(square_sum, epsilon)),
+    product(x, factor, 1 / length),
+    product(x, factor, 1 / limited_length),
+    opset=23,
+)
+def l2_norm(
+    g: Graph,
+    x: str,
+    factor: float,
+    epsilon: float | None,
+    limit: float | None,
+    weight: str | None,
+    sum: NodeProto,
+    node: NodeProto,
+) -> str:
+    """x / sqrt(sum(x^2) + eps), which is an rms norm but for the number of elements"""
+    axes = reduced_axes(g, x, sum)
+    if limit is not None:
+        epsilon = limit * limit
+        if g.dtype(x) != TensorProto.FLOAT:
+            raise Miss(f"the square of {limit:g} is nothing in the type of '{x}'")
+    count = math.prod(sizes_of(g, Core(x, axes, 0)))
+    if not count:
+        raise Miss("there is nothing to normalize")
+    core = Core(x, axes, (epsilon or 0.0) / count, factor / math.sqrt(count))
+    normal = write_norm(g, RMS, core, node)
+    return g.op("Mul", normal, weight, at=node) if weight else normal
+
+
+# -- layer norm
+
+difference = x - mean(x, "mean")
+other_difference = x - mean(x, "other_mean")
+variance = mean(square(other_difference), "variance")
+fast_difference = total(mean(square(x), "variance"), -square(mean(x, "other_mean")))
+fast_variance = fast_difference | op.Max(fast_difference, 0) | op.Relu(fast_difference)
+
+
+cast_difference = op.Cast(difference)
+cast_variance = mean(square(op.Cast(other_difference)), "variance")
+
+
+@rewrite(
+    *over_root(difference, total(variance, epsilon)),
+    *over_root(difference, total(fast_variance, epsilon)),
+    *over_root(cast_difference, total(cast_variance, epsilon)),
+    opset=17,
+)
+def layer_norm(
+    g: Graph,
+    x: str,
+    factor: float,
+    epsilon: float,
+    weight: str | None,
+    mean: NodeProto,
+    other_mean: NodeProto,
+    variance: NodeProto,
+    node: NodeProto,
+) -> str:
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)"""
+    axes = reduced_axes(g, x, mean, other_mean, variance)
+    core = Core(x, axes, epsilon, factor)
+    normal = _write_layer_norm(g, core, _shape_of_scale(g, weight, node), node)
+    normal = _cast_as_before(g, normal, x, node)
+    return g.op("Mul", normal, weight, at=node) if weight else normal
+
+
+bias = var("bias")
+spread = total(variance, epsilon)
+root = op.Sqrt(spread) | spread**0.5
+inverse_root = spread**-0.5 | op.Sqrt(op.Reciprocal(spread) | 1 / spread)
+rate = (
+    product(weight, 1 / root)
+    | product(weight, inverse_root)
+    | op.Reciprocal(root)
+    | 1 / root
+    | inverse_root
+)
+shared_mean = mean(x, "mean")
+
+
+@rewrite(
+    total(x * rate, bias, -(shared_mean * rate)),
+    total(x * rate, bias, -shared_mean * rate),
+    total(x * rate, -(shared_mean * rate)),
+    total(x * rate, -shared_mean * rate),
+    opset=17,
+)
+def layer_norm_as_line(
+    g: Graph,
+    x: str,
+    epsilon: float,
+    weight: str | None,
+    bias: str | None,
+    mean: NodeProto,
+    other_mean: NodeProto,
+    variance: NodeProto,
+    node: NodeProto,
+) -> str:
+    """x * r + (b - mean(x) * r),  r = w / sqrt(mean((x - mean(x))^2) + eps)"""
+    axes = reduced_axes(g, x, mean, other_mean, variance)
+    core = Core(x, axes, epsilon)
+    result = _write_layer_norm(g, core, _shape_of_scale(g, weight, node), node)
+    if weight:
+        result = _typed(g, g.op("Mul", result, weight, at=node), node)
+    return g.op("Add", result, bias, at=node) if bias else result
+
+
+def _write_layer_norm(g: Graph, core: Core, scale: Shape | None, node: NodeProto) -> str:
+    """Over all axes but two it may be an InstanceNormalization: if scaled so, or not inside."""
+    rank = g.rank(core.x) or 0
+    scaled_inside = scale is not None and bool(scale) and scale[-1] != 1
+    scaled_by_channel = scale is not None and not scaled_inside and any(s != 1 for s in scale)
+    by_channel = scaled_by_channel or (rank > 3 and not scaled_inside)
+    written = write_instance_norm(g, core, node) if by_channel else None
+    return written or write_norm(g, LAYER, core, node)
+
+
+def _cast_as_before(g: Graph, normal: str, x: str, node: NodeProto) -> str:
+    """The norm in the type that its readers expect, if they go back to the type of `x` at once.
+
+    TorchScript takes the difference in half precision, and all after it in double.
+    """
+    before, after = g.dtype(x), g.dtype(node.output[0])
+    if before == after:
+        return normal
+    readers = g.users(node.output[0])
+    back = all(nd.is_op(one, "Cast") and nd.attr(one, "to") == before for one in readers)
+    if not before or not after or not back or g.is_output(node.output[0]):
+        raise Miss(f"the norm is not read in the type of '{x}'")
+    known = g.type(x)
+    if known is not None:
+        g.learn_type(normal, known)
+    return g.op("Cast", normal, at=node, to=after)
+
+
+def _shape_of_scale(g: Graph, weight: str | None, node: NodeProto) -> Shape | None:
+    """The shape of the constant that a normalized value is multiplied with, here or next."""
+    if weight:
+        return g.shape(weight)
+    for user in g.users(node.output[0]):
+        if nd.is_op(user, "Mul"):
+            scale = next((value for value in user.input if g.is_const(value)), None)
+            return None if scale is None else g.shape(scale)
+    return None
+
+
+def _typed(g: Graph, value: str, node: NodeProto) -> str:
+    """`value`, known to be of the type of what `node` gives."""
+    known = g.type(node.output[0])
+    if known is not None:
+        g.learn_type(value, known)
+    return value
+
+
+RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm)
+"""Layer norms first: each is the rms norm of a difference."""

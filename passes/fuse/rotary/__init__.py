@@ -1,0 +1,1 @@
+"""Fuse rotary position embeddings."""

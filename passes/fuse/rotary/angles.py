@@ -1,0 +1,116 @@
+"""The angles of rotary embeddings: what `cos` and `sin` are the same along.
+
+A pair of elements is turned as a whole: where there is an angle for each element, the two of a pair
+must be equal, by their numbers or by how they are computed. And all heads are turned alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import NodeProto
+
+from passes.analysis.operands import given
+from passes.analysis.view_algebra import Trace, leaves, size_of
+from passes.fuse.rotary.last_axis_elements import last_size
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
+from toolkit.ir.tensor_type import Shape
+from toolkit.rewriting.match_failure import Miss
+from toolkit.symbolic import Dim, Expr, minimum, substitute
+
+_LONGEST_CHAIN = 12
+_FAR = 1 << 40
+_ELEMENTWISE = ("Cos", "Sin", "Neg", "Cast", "Identity")
+
+
+def heads_axis(g: Graph, cos: str, sin: str, shape: Shape) -> int:
+    """Which axis of x has the heads: the one along which all angles are the same."""
+    one, other = (_same_along(g, angles, shape) for angles in (cos, sin))
+    if one != other:
+        raise Miss("cos and sin are for different axes")
+    return one
+
+
+def _same_along(g: Graph, angles: str, shape: Shape) -> int:
+    own = g.shape(angles)
+    if own is None or not 2 <= len(own) <= 4:
+        raise Miss(f"the shape of '{angles}' is not known")
+    own = (1,) * (4 - len(own)) + own
+    if own[3] != shape[3] or own[0] not in (1, shape[0]):
+        raise Miss(f"'{angles}' has not one angle for each element of a head")
+    if own[1] == 1 and _is_cut_to(own[2], shape[2]):
+        return 1
+    if own[2] == 1 and _is_cut_to(own[1], shape[1]):
+        return 2
+    raise Miss(f"'{angles}' has not one row for each position")
+
+
+def _is_cut_to(own: Dim, length: Dim) -> bool:
+    """Whether there are as many rows as positions, or the model does not run.
+
+    The first rows of a table are min(rows, length): with fewer than `length` there is no product.
+    """
+    if own == length or not isinstance(own, Expr) or not isinstance(length, Expr):
+        return own == length
+    rows = substitute(own, dict.fromkeys(length.symbols, _FAR))
+    return isinstance(rows, int) and 1 < rows < _FAR and own == minimum(rows, length)
+
+
+def is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
+    """Whether both elements of a pair have the same angle."""
+    size = last_size(g, value)
+    for _ in range(_LONGEST_CHAIN):
+        constant = g.const(value)
+        if constant is not None:
+            return _array_is_doubled(constant, interleaved)
+        if _is_repeated(g, value, interleaved):
+            return True
+        node = g.producer(value)
+        if node is None or node.domain not in nd.STANDARD_DOMAINS:
+            return False
+        following = _angle_source(g, node)
+        if following is None or last_size(g, following) != size:
+            return False
+        value = following
+    return False
+
+
+def _angle_source(g: Graph, node: NodeProto) -> str | None:
+    """The value whose last axis decides; None for operators that may mix it."""
+    if node.op_type in _ELEMENTWISE:
+        return node.input[0]
+    if node.op_type in ("Mul", "Div", "Add", "Sub"):
+        numbers = [g.const(name) for name in node.input]
+        for index, number in enumerate(numbers):
+            if number is not None and number.size == 1:
+                return node.input[1 - index]
+        return None
+    if node.op_type == "Gather":
+        rank = g.rank(node.input[0])
+        axis = nd.attr(node, "axis", 0)
+        return None if rank is None or axis % rank == rank - 1 else node.input[0]
+    if node.op_type in ("Squeeze", "Unsqueeze", "Reshape", "Slice", "Expand"):
+        # The last axis keeps its size (see above), and so the groups of elements behind it.
+        return node.input[0] if given(node, 1) or node.op_type == "Squeeze" else None
+    return None
+
+
+def _is_repeated(g: Graph, value: str, interleaved: bool) -> bool:
+    """Whether the last axis is one of half the size, repeated element by element or as a whole."""
+    trace = Trace(g, value)
+    for source in trace.sources:
+        own = {factor for axis in source.axes for factor in leaves(axis)}
+        last = leaves(trace.axes[-1])
+        repeats = [factor for factor in last if factor not in own]
+        if size_of(repeats) == 2 and len(last) > 1:
+            return last[-1] in repeats if interleaved else last[0] in repeats
+    return False
+
+
+def _array_is_doubled(array: Array, interleaved: bool) -> bool:
+    size = array.shape[-1] if array.ndim else 0
+    if size < 2 or size % 2:
+        return False
+    if interleaved:
+        return bool(np.array_equal(array[..., ::2], array[..., 1::2]))
+    return bool(np.array_equal(array[..., : size // 2], array[..., size // 2 :]))

@@ -1,0 +1,43 @@
+"""A Gather of neighbours, which copies one by one, as a Slice, which copies in blocks."""
+
+from __future__ import annotations
+
+from onnx import NodeProto
+
+from passes.analysis.axes import positive_axes
+from passes.analysis.operands import int_vector, ints
+from passes.lower.cost_query import Choice
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.pattern import const, op, var
+from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.rule import Rule, rewrite
+
+
+def rules(choice: Choice) -> tuple[Rule, ...]:
+    @rewrite(op.Gather(var("x"), const("at", rank=1)), opset=10)
+    def gather_of_a_range(g: Graph, x: str, at: str, node: NodeProto) -> str:
+        """Gather(x, [a, a + 1, ... b]) = Slice(x, a, b + 1)."""
+        shape = g.shape(x)
+        axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
+        indices = ints(g, at)
+        if shape is None or axes is None or not indices:
+            raise Miss("the axis or the indices are not known")
+        size = shape[axes[0]]
+        first, last = indices[0], indices[-1]
+        if indices != list(range(first, last + 1)) or (first < 0 <= last):
+            raise Miss("the indices are not neighbours in their order")
+        if not isinstance(size, int) or not -size <= first <= last < size:
+            raise Miss("a Slice ends where the axis does, a Gather fails")
+        if axes[0] != len(shape) - 1 and len(indices) == 1:
+            raise Miss("one entry of an outer axis is one block as it is")
+        choice.require("half-split", "slice", g, x)
+        first, last = first % size, last % size
+        return g.op(
+            "Slice",
+            x,
+            *(int_vector(g, [value], "slice") for value in (first, last + 1, axes[0])),
+            at=node,
+        )
+
+    return (gather_of_a_range,)

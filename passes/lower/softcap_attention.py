@@ -1,0 +1,148 @@
+"""Attention whose scores are capped, written out.
+
+    softmax(cap * tanh(scale / cap * Q K^T) + mask) V
+
+The kernel bends the scores number by number; the operator Tanh takes many at once. Queries that
+share a key (grouped ones) get an axis of their own, along which keys and values are broadcast:
+
+    tokens [batch, length, groups * queries * size]  =  [batch, groups, queries, length, size]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.analysis.operands import reshape, transpose, unsqueeze
+from passes.lower.cost_query import Choice
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
+from toolkit.pattern import op, var
+from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.rule import Rule, rewrite
+
+_KNOWN = {"q_num_heads", "kv_num_heads", "scale", "softcap"}
+"""Attributes that are written out here."""
+
+_VIEWS = ("Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Identity")
+_DEEPEST = 8
+
+
+def rules(choice: Choice) -> tuple[Rule, ...]:
+    tokens = (var(name, rank=3, dtype=TensorProto.FLOAT) for name in "qkv")
+
+    @rewrite(op.Attention(*tokens, ...), opset=23)
+    def capped_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
+        """Attention of three [batch, length, heads x size] with a softcap"""
+        attributes = nd.attrs(node)
+        if attributes.get("softcap", 0.0) <= 0:
+            raise Miss("its scores are not capped")
+        if not set(attributes) <= _KNOWN or "scale" not in attributes:
+            raise Miss("it is causal, or computes in another precision")
+        if any(node.input[4:]) or len(nd.outputs_of(node)) != 1:
+            raise Miss("it has a cache, or its scores are read")
+        heads = Heads.of(g, (q, k, v), attributes)
+        mask = _mask(g, node, heads)
+        choice.require("capped-attention", "decomposed", g, q)
+        return heads.attend(g, (q, k, v), mask, attributes, node)
+
+    return (capped_attention,)
+
+
+def _mask(g: Graph, node: NodeProto, heads: Heads) -> str:
+    """The mask, for scores of one axis more where queries share a key; blank without one."""
+    mask = node.input[3] if len(node.input) > 3 else ""
+    if not mask:
+        return mask
+    if g.dtype(mask) != TensorProto.FLOAT:
+        raise Miss("a boolean mask, or one of 16 bits")
+    if not _has_floor(g, mask):
+        raise Miss("a row that is masked as a whole is 0 for the operator alone")
+    shape = g.shape(mask)
+    if shape is None:
+        raise Miss("the shape of the mask is not known")
+    if heads.queries == 1 or len(shape) == 2:
+        return mask
+    if len(shape) != 4 or shape[1] != 1:
+        raise Miss("the heads of one group have masks of their own")
+    return unsqueeze(g, mask, [1], at=node)
+
+
+def _has_floor(g: Graph, mask: str, depth: int = 0) -> bool:
+    """Whether all of a mask is surely above the lowest number there is, and minus infinity."""
+    stored, node = g.const(mask), g.producer(mask)
+    if stored is not None:
+        return bool(stored.min(initial=0.0) > np.finfo(np.float32).min)
+    if node is None or depth > _DEEPEST:
+        return False
+    if nd.is_op(node, "Where"):
+        return all(_has_floor(g, value, depth + 1) for value in node.input[1:])
+    if nd.is_op(node, "Max"):
+        return any(_has_floor(g, value, depth + 1) for value in node.input)
+    return nd.is_op(node, *_VIEWS) and _has_floor(g, node.input[0], depth + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """`groups` keys with their values, and `queries` for each of them."""
+
+    groups: int
+    queries: int
+    size: int
+    value_size: int
+
+    @classmethod
+    def of(cls, g: Graph, operands: tuple[str, str, str], attributes: dict[str, Any]) -> Heads:
+        widths = [shape[2] for name in operands if (shape := g.shape(name)) is not None]
+        known = [width for width in widths if isinstance(width, int)]
+        if len(known) != len(operands):
+            raise Miss("the size of the heads is not known")
+        count, groups = (attributes.get(f"{name}_num_heads", 0) for name in ("q", "kv"))
+        if not groups or count % groups:
+            raise Miss("the heads of the queries are no groups of those of the keys")
+        return cls(groups, count // groups, known[1] // groups, known[2] // groups)
+
+    def attend(
+        self,
+        g: Graph,
+        operands: tuple[str, str, str],
+        mask: str,
+        attributes: dict[str, Any],
+        node: NodeProto,
+    ) -> str:
+        q, k, v = operands
+        cap: float = attributes["softcap"]
+        query = self._apart(g, q, self.queries, self.size, False, node)
+        key = self._apart(g, k, 1, self.size, True, node)
+        value = self._apart(g, v, 1, self.value_size, False, node)
+        scores = g.op("MatMul", query, key, at=node)
+        inside = g.op("Mul", scores, _number(g, attributes["scale"] / cap), at=node)
+        scores = g.op("Mul", g.op("Tanh", inside, at=node), _number(g, cap), at=node)
+        if mask:
+            scores = g.op("Add", scores, mask, at=node)
+        weights = g.op("Softmax", scores, at=node, axis=-1)
+        return self._joined(g, g.op("MatMul", weights, value, at=node), node)
+
+    def _apart(
+        self, g: Graph, x: str, queries: int, size: int, turned: bool, node: NodeProto
+    ) -> str:
+        """Tokens as [batch, groups, queries, length, size], or with the last two turned around."""
+        if self.queries == 1:
+            apart = reshape(g, x, (0, 0, self.groups, size), at=node)
+            return transpose(g, apart, (0, 2, 3, 1) if turned else (0, 2, 1, 3), at=node)
+        apart = reshape(g, x, (0, 0, self.groups, queries, size), at=node)
+        return transpose(g, apart, (0, 2, 3, 4, 1) if turned else (0, 2, 3, 1, 4), at=node)
+
+    def _joined(self, g: Graph, x: str, node: NodeProto) -> str:
+        """Back to tokens."""
+        perm = (0, 2, 1, 3) if self.queries == 1 else (0, 3, 1, 2, 4)
+        width = self.groups * self.queries * self.value_size
+        return reshape(g, transpose(g, x, perm, at=node), (0, 0, width), at=node)
+
+
+def _number(g: Graph, value: float) -> str:
+    array: Array = np.array(value, dtype=np.float32)
+    return g.constant(array, "number")

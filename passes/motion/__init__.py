@@ -1,0 +1,1 @@
+"""Move data movement to where it costs less, or cancels."""

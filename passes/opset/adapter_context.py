@@ -1,0 +1,132 @@
+"""What an adapter works on: one node, what is known of its values, and how to give up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, NodeProto, helper, shape_inference
+
+from passes.analysis.operands import given
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.ir.tensor_type import TensorType, from_proto
+
+Array = NDArray[Any]
+
+
+class CannotLift(Exception):
+    """A node means something that the next opset cannot say; the message says what."""
+
+
+class Types:
+    """Types of values: those the graph knows, else what ONNX's inference finds in a snapshot.
+
+    Take it while all nodes of the model are still at one opset.
+    """
+
+    def __init__(self, model: Model, infer: bool) -> None:
+        """`infer` runs the inference, now: later, nodes will be of two opsets."""
+        self._inferred: dict[tuple[int, str], TensorType] = {}
+        if infer:
+            try:
+                proto = shape_inference.infer_shapes(model.to_proto(), data_prop=True)
+            except (shape_inference.InferenceError, ValueError):
+                return  # then only what the graph knows is known
+            self._read(model.graph, proto.graph)
+
+    def of(self, graph: Graph, value: str) -> TensorType | None:
+        known = graph.type(value)
+        if known is not None and known.dtype and known.shape is not None:
+            return known
+        scope = graph.scope_of(value)
+        return self._inferred.get((id(scope), value), known)
+
+    def _read(self, graph: Graph, proto: GraphProto) -> None:
+        for declared in proto.value_info:
+            found = from_proto(declared.type)
+            if found is not None:
+                self._inferred[id(graph), declared.name] = found
+        for node, written in zip(graph.nodes, proto.node, strict=True):
+            for child, inner in zip(graph.subgraphs(node), nd.graphs_of(written), strict=True):
+                self._read(child, inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One node that its next version reads differently."""
+
+    graph: Graph
+    node: NodeProto
+    types: Types
+
+    # -- reading
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return nd.attr(self.node, name, default)
+
+    def input(self, index: int) -> str:
+        """The name of an input; blank when it is left out."""
+        return given(self.node, index)
+
+    def used_outputs(self, start: int) -> list[str]:
+        """The outputs from `start` on that somebody reads."""
+        return [v for v in self.node.output[start:] if v and not self.graph.is_unused(v)]
+
+    def rank(self, value: str) -> int | None:
+        found = self.types.of(self.graph, value)
+        return None if found is None else found.rank
+
+    def sizes(self, value: str) -> tuple[int | None, ...] | None:
+        """The dimensions of `value`, None for one that is no number; None for an unknown rank."""
+        found = self.types.of(self.graph, value)
+        if found is None or found.shape is None:
+            return None
+        return tuple(d if isinstance(d, int) else None for d in found.shape)
+
+    def dtype(self, value: str) -> np.dtype[Any]:
+        """The element type of `value`, for constants that must match it."""
+        found = self.types.of(self.graph, value)
+        if found is None or not found.dtype:
+            raise CannotLift(f"the element type of '{value}' is unknown")
+        return helper.tensor_dtype_to_np_dtype(found.dtype)
+
+    # -- editing
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """Remove an attribute and return its value."""
+        value = self.attr(name, None)
+        if value is None:
+            return default
+        self.graph.del_attr(self.node, name)
+        return value
+
+    def set(self, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            self.graph.set_attr(self.node, name, value)
+
+    def constant(self, values: Any, dtype: Any = np.int64, hint: str = "const") -> str:
+        return self.graph.constant(np.asarray(values, dtype=dtype), hint)
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """A new node beside this one; its output."""
+        return self.graph.op(op_type, *inputs, at=self.node, **attributes)
+
+    def set_inputs(self, *values: str) -> None:
+        """Set the inputs; blanks at the end are left away."""
+        self.graph.set_inputs(self.node, nd.without_blanks(values))
+
+    def hand_over(self, index: int = 0) -> tuple[str, str]:
+        """Give an output a new name; (new name, old name), the old one for others to define."""
+        outputs = list(self.node.output)
+        old = outputs[index]
+        outputs[index] = self.graph.fresh(old)
+        self.graph.set_outputs(self.node, outputs)
+        return outputs[index], old
+
+    def define(self, value: str, op_type: str, *inputs: str, **attributes: Any) -> None:
+        """A new node beside this one that defines `value`."""
+        self.graph.add(op_type, inputs, [value], attributes, at=self.node)

@@ -1,0 +1,226 @@
+"""Quantized layers with a bias that can be moved, in whichever form they were written.
+
+    Conv, ConvTranspose, Gemm     weights behind a DequantizeLinear; the bias is input 2: integers
+                                  behind a DequantizeLinear, or floats, or not there yet
+    MatMul, MatMulInteger, ...    the bias is a constant that an Add puts to the product
+
+`value` is where the layer's output can be seen, and `counterpart` the value of the float model that
+it is: it has the name of the output, or of what is read of it in 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from passes.analysis.operands import given
+from passes.fuse.linear.affine import only_reader
+from passes.quantize.layers.weight_storage import drop_unused
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
+
+_WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
+_INTEGERS = ("MatMulInteger", "com.microsoft::MatMulIntegerToFloat", "com.microsoft::MatMulNBits")
+_MOST = 2**31 - 1
+_OWN_BIAS = 6
+"""Where MatMulIntegerToFloat may have a bias of its own: that of a layer that was written with it
+corrected."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Biased:
+    """A quantized layer: `node` reads the bias in `slot`, outputs lie along `axis`."""
+
+    layer: NodeProto
+    node: NodeProto
+    slot: int
+    value: str
+    counterpart: str
+    axis: int
+    outputs: int
+
+    @property
+    def label(self) -> str:
+        return nd.label(self.layer)
+
+    def bias(self, g: Graph) -> Array:
+        """The bias in floats, one for each output."""
+        name = given(self.node, self.slot)
+        if not name:
+            return np.zeros(self.outputs, np.float32)
+        found = _integers(g, name)
+        known = g.const(name) if found is None else found[0] * found[1]
+        assert known is not None
+        return np.broadcast_to(known.reshape(-1), (self.outputs,)).astype(np.float32)
+
+    def rounded(self, g: Graph, wanted: Array) -> tuple[Array, Array]:
+        """The bias as it will be stored, and in floats, as near to `wanted` as it can be."""
+        scale = self._scale(g)
+        if scale is None:
+            floats = wanted.astype(np.float32)
+            return floats, floats
+        steps = np.rint(wanted.astype(np.float64) / scale)
+        integers = np.clip(steps, -_MOST, _MOST).astype(np.int32)
+        return integers, (integers * scale).astype(np.float32)
+
+    def put(self, g: Graph, wanted: Array) -> None:
+        """Write the bias."""
+        stored, _ = self.rounded(g, wanted)
+        name, scale = given(self.node, self.slot), self._scale(g)
+        old = g.producer(name) if name and scale is not None else None
+        shape = g.shape(old.input[0] if old is not None else name) if name else None
+        if shape is not None and all(isinstance(size, int) for size in shape):
+            stored = stored.reshape([size for size in shape if isinstance(size, int)])
+        made = g.constant(stored, "bias")
+        if old is not None:
+            inputs = [made, *old.input[1:]]
+            made = g.op("DequantizeLinear", *inputs, at=self.node, **nd.attrs(old))
+        elif scale is not None:
+            axis = 0 if scale.ndim else None
+            by = g.constant(scale, "bias_scale")
+            made = g.op("DequantizeLinear", made, by, at=self.node, axis=axis)
+        inputs = [*self.node.input]
+        inputs.extend([""] * (self.slot + 1 - len(inputs)))
+        inputs[self.slot] = made
+        g.set_inputs(self.node, inputs)
+        if old is not None:
+            name = old.input[0]
+            g.prune(old)
+        if name:
+            drop_unused(g, name)
+
+    def _scale(self, g: Graph) -> Array | None:
+        """The scale of an integer bias, that of the one there or of the products; None: floats."""
+        name = given(self.node, self.slot)
+        if name:
+            found = _integers(g, name)
+            return None if found is None else found[1]
+        if not nd.is_op(self.node, *_WITH_BIAS):
+            return None
+        scales = [_scale_behind(g, self.node.input[place]) for place in (0, 1)]
+        if scales[0] is None or scales[1] is None or scales[0].size != 1:
+            return None
+        x, w = scales[0].reshape(()), scales[1]
+        if w.size not in (1, self.outputs):
+            return None
+        return np.asarray(w.reshape(() if w.size == 1 else -1) * x, np.float32)
+
+
+def biased_layers(g: Graph, names: Container[str]) -> tuple[list[Biased], list[NodeProto]]:
+    """The quantized layers in their order, and those without a value among `names`.
+
+    A product that nothing is added to has no bias to be corrected: it is neither.
+    """
+    found: list[Biased] = []
+    left: list[NodeProto] = []
+    for node in g.nodes:
+        if not _is_quantized(g, node):
+            continue
+        layer = _with_input(g, node, names) or _with_sum(g, node, names)
+        if layer is not None:
+            found.append(layer)
+        elif nd.is_op(node, *_WITH_BIAS):
+            left.append(node)
+    return found, left
+
+
+def _is_quantized(g: Graph, node: NodeProto) -> bool:
+    if nd.qualified(node) in _INTEGERS:
+        return not given(node, _OWN_BIAS)
+    if not nd.is_op(node, "MatMul", *_WITH_BIAS):
+        return False
+    maker = g.producer(node.input[1])
+    return nd.is_op(maker, "DequantizeLinear") and maker is not None and g.is_const(maker.input[0])
+
+
+def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
+    if not nd.is_op(node, *_WITH_BIAS):
+        return None
+    maker = g.producer(node.input[1])
+    weights = g.const(maker.input[0]) if maker is not None else None
+    if weights is None or nd.attr(node, "alpha", 1.0) != 1 or nd.attr(node, "beta", 1.0) != 1:
+        return None
+    if nd.is_op(node, "Gemm"):
+        outputs, axis = weights.shape[0 if nd.attr(node, "transB", 0) else 1], -1
+    elif nd.is_op(node, "ConvTranspose"):
+        outputs, axis = weights.shape[1] * nd.attr(node, "group", 1), 1
+    else:
+        outputs, axis = weights.shape[0], 1
+    name = given(node, 2)
+    if name and not _is_vector(g, name, outputs):
+        return None
+    seen = _comparable(g, node.output[0], names)
+    return Biased(node, node, 2, *seen, axis, outputs) if seen is not None else None
+
+
+def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
+    """A product, through a Cast and factors of its scale, then an Add of a constant."""
+    value = node.output[0]
+    while (user := only_reader(g, value)) is not None:
+        if nd.is_op(user, "Add", "Sum") and len(user.input) == 2:
+            slot = 1 - list(user.input).index(value)
+            known = g.const(user.input[slot])
+            if known is None or known.ndim < 1 or known.dtype != np.float32:
+                return None
+            outputs = known.shape[-1]
+            seen = _comparable(g, user.output[0], names)
+            if known.size != outputs or seen is None or outputs == 1:
+                return None
+            return Biased(node, user, slot, *seen, -1, outputs)
+        integer = node.op_type == "MatMulInteger" and nd.is_op(user, "Cast", "Mul")
+        if not integer and not nd.is_op(user, "QuantizeLinear", "DequantizeLinear"):
+            return None
+        value = user.output[0]
+    return None
+
+
+def _comparable(g: Graph, value: str, names: Container[str]) -> tuple[str, str] | None:
+    """Where to look, and which value of the float model it is.
+
+    What is only read in 8 bits is looked at there: a quantizer may have left out a Relu in front,
+    whose work the zero point does.
+    """
+    read = _in_8_bits(g, value)
+    if value in names:
+        return read or value, value
+    return (read, read) if read in names else None
+
+
+def _in_8_bits(g: Graph, value: str) -> str:
+    """The value behind its QuantizeLinear and DequantizeLinear, if that is how all read it."""
+    users = g.users(value)
+    if len(users) != 1 or not nd.is_op(users[0], "QuantizeLinear") or g.is_output(value):
+        return ""
+    readers = g.users(users[0].output[0])
+    views = [user for user in readers if nd.is_op(user, "DequantizeLinear")]
+    return views[0].output[0] if views else ""
+
+
+def _is_vector(g: Graph, name: str, outputs: int) -> bool:
+    found = _integers(g, name)
+    known = g.const(name) if found is None else found[0]
+    if known is None or (found is None and known.dtype != np.float32):
+        return False
+    return known.size == outputs and known.shape[-1] == outputs
+
+
+def _integers(g: Graph, name: str) -> tuple[Array, Array] | None:
+    """The integers and the scale of a bias behind a DequantizeLinear."""
+    maker = g.producer(name)
+    if maker is None or not nd.is_op(maker, "DequantizeLinear"):
+        return None
+    values, scale = g.const(maker.input[0]), g.const(maker.input[1])
+    zero = g.const(maker.input[2]) if given(maker, 2) else None
+    if values is None or scale is None or values.dtype != np.int32:
+        return None
+    return None if zero is not None and zero.any() else (values, scale)
+
+
+def _scale_behind(g: Graph, name: str) -> Array | None:
+    maker = g.producer(name)
+    if maker is None or not nd.is_op(maker, "DequantizeLinear"):
+        return None
+    return g.const(maker.input[1])

@@ -1,0 +1,196 @@
+"""Weights clipped where that lowers the error of their quantization.
+
+    e(t) = sum (w - Q_t(w))^2,   Q_t: clamp to -t..t, then steps of t / limit
+
+A few large weights widen the steps of all others. Each channel gets the t with the least e, found
+on a histogram of its weights (what is inside loses a twelfth of a squared step each, what is
+outside its distance) and then counted on the weights themselves: where e does not fall, the channel
+stays. What comes out are floats whose largest is t, so that any quantizer that divides by max |w|
+gains by it. Once: what was clipped already looks as if it could be clipped further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from passes.analysis.node_filter import Selection
+from passes.quantize.diagnostics import note_troubles, weight_troubles
+from passes.quantize.layers.channel_weights import Kernel, kernel_of
+from passes.quantize.layers.row_blocks import blocks
+from passes.quantize.layers.weight_storage import drop_unused
+from toolkit.errors import UsageError
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
+from toolkit.ir.model import Model
+from toolkit.storage.spill import allocate
+from toolkit.verification.tolerance import QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pass_manager.protocol import Context
+
+_BINS = 512
+_MOST_COUNTS = 1 << 22
+"""Bins of all channels together; with many channels each has fewer."""
+_FEWEST_BINS = 64
+_GAIN = 0.97
+"""The error must fall to this share of what it was."""
+_NARROWEST = 1 / 64
+"""Of the largest weight, t is at least this."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipWeights:
+    """Clamp weights where it lowers the error of their quantization."""
+
+    name: ClassVar[str] = "clip-weights"
+    tolerance: ClassVar[Tolerance] = QUANT
+    bits: int = field(default=8, metadata={"help": "Bits of the weights to come, 2 to 8."})
+    per_channel: bool = field(
+        default=True, metadata={"help": "A limit for each output of a layer, or one for all."}
+    )
+    include: tuple[str, ...] = field(
+        default=("*",), metadata={"help": "Patterns of the layers to clip the weights of."}
+    )
+    exclude: tuple[str, ...] = field(
+        default=(), metadata={"help": "Patterns of layers to leave as they are."}
+    )
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise UsageError(f"clip-weights: bits is {self.bits}; it must be from 2 to 8")
+
+    def run(self, model: Model, ctx: Context) -> None:
+        note_troubles(weight_troubles(model), ctx)
+        limit = 2 ** (self.bits - 1) - 1
+        selection = Selection(self.include, self.exclude)
+        done: set[tuple[int, str]] = set()
+        for g in list(model.graphs()):
+            for node in g.nodes:
+                kernel = kernel_of(g, node)
+                scope = g.scope_of(node.input[1]) if kernel is not None else None
+                if kernel is None or scope is None or not selection.takes(node):
+                    continue
+                key = id(scope), kernel.name
+                if key in done or kernel.name not in scope.initializers:
+                    continue
+                done.add(key)
+                if scope.is_pinned(kernel.name) or scope.is_output(kernel.name):
+                    continue
+                self._clip(scope, kernel, limit, ctx)
+                done.add((id(scope), kernel.name))  # by its new name
+
+    def _clip(self, g: Graph, kernel: Kernel, limit: int, ctx: Context) -> None:
+        name, axis = kernel.name, _axis(kernel)
+        users = g.users(name)
+        layers = [kernel_of(g, user) for user in users]
+        if g.is_captured(name) or any(
+            k is None or k.name != name or _axis(k) != axis for k in layers
+        ):
+            ctx.note(f"'{name}' is not clipped: others read it too")
+            return
+        weights = g.const(name)
+        assert weights is not None
+        clipped = clip(weights, axis if self.per_channel else None, limit)
+        if clipped is None or not g.begin(self.name, kernel.node):
+            return
+        made = g.constant(clipped, name)
+        for node in users:
+            g.set_input(node, 1, made)
+        drop_unused(g, name)
+
+
+def _axis(kernel: Kernel) -> int:
+    """The axis of the outputs, as stored: that which quantizers have scales along."""
+    if kernel.is_matrix:
+        return kernel.out_axes[0]
+    return 1 if nd.is_op(kernel.node, "ConvTranspose") else 0
+
+
+def clip(weights: Array, axis: int | None, limit: int) -> Array | None:
+    """The weights, clamped by channel along `axis` or all alike; None where it does not pay."""
+    view = _Channels(weights, axis)
+    largest = view.gather(lambda block, _: np.abs(block), np.maximum)
+    if not np.isfinite(largest).all():
+        return None
+    limits = _limits(view, largest, limit)
+    falls = _error(view, limits, limit) < _GAIN * _error(view, largest, limit)
+    limits = np.where(falls, limits, largest)
+    if (limits >= largest).all():
+        return None
+    result = allocate(weights.shape, weights.dtype)
+    for rows, block in blocks(weights):
+        by = view.along(limits.astype(weights.dtype), rows)
+        result[rows] = np.clip(block, -by, by)
+    result.flags.writeable = False
+    return result
+
+
+class _Channels:
+    """Weights, read in blocks of rows, and numbers by channel."""
+
+    def __init__(self, weights: Array, axis: int | None) -> None:
+        self.weights, self.axis = weights, axis
+        self.count = 1 if axis is None else weights.shape[axis]
+        self._others = tuple(a for a in range(weights.ndim) if a != axis)
+
+    def along(self, numbers: Array, rows: slice) -> Array:
+        """Numbers by channel, laid along a block of rows."""
+        if self.axis is None:
+            return numbers
+        shaped = numbers.reshape([-1 if a == self.axis else 1 for a in range(self.weights.ndim)])
+        return shaped[rows] if self.axis == 0 else shaped
+
+    def gather(self, numbers: Callable[[Array, slice], Array], how: np.ufunc) -> Array:
+        """What `how` makes of the numbers of each channel, from 0 on."""
+        found = np.zeros(self.count)
+        for rows, block in blocks(self.weights):
+            made = how.reduce(numbers(block.astype(np.float32), rows), axis=self._others)
+            at = rows if self.axis == 0 else slice(None)
+            found[at] = how(found[at], made)
+        return found
+
+
+def _error(view: _Channels, limits: Array, limit: int) -> Array:
+    """The squared error of each channel, counted."""
+    step = np.where(limits > 0, limits / limit, 1.0).astype(np.float32)
+
+    def squares(block: Array, rows: slice) -> Array:
+        by = view.along(step, rows)
+        return (np.clip(np.rint(block / by), -limit, limit) * by - block) ** 2
+
+    return view.gather(squares, np.add)
+
+
+def _limits(view: _Channels, largest: Array, limit: int) -> Array:
+    """The t of each channel with the least error, by its histogram of |w| / max |w|."""
+    bins = int(np.clip(_MOST_COUNTS // view.count, _FEWEST_BINS, _BINS))
+    counts = _histogram(view, largest, bins)
+    centres = (np.arange(bins) + 0.5) / bins
+    edges = np.arange(1, bins + 1) / bins
+    # Sums over the bins above each edge: of 1, of the distance to zero, of its square.
+    number, first, second = (_above(counts * power) for power in (1.0, centres, centres**2))
+    outside = second - 2 * edges * first + edges**2 * number
+    inside = counts.sum(axis=1, keepdims=True) - number
+    error = outside + inside * (edges / limit) ** 2 / 12
+    error[:, edges < _NARROWEST] = np.inf
+    return largest * edges[np.argmin(error, axis=1)]
+
+
+def _above(counts: Array) -> Array:
+    return counts.sum(axis=1, keepdims=True) - np.cumsum(counts, axis=1)
+
+
+def _histogram(view: _Channels, largest: Array, bins: int) -> Array:
+    """How many weights of each channel lie in each part of 0..max |w|; zeros lose nothing."""
+    counts = np.zeros(view.count * bins, np.int64)
+    unit = np.where(largest > 0, largest, 1.0).astype(np.float32)
+    first = np.arange(view.count) * bins
+    for rows, block in blocks(view.weights):
+        share = np.abs(block.astype(np.float32)) / view.along(unit, rows)
+        places = np.minimum((share * bins).astype(np.int64), bins - 1) + view.along(first, rows)
+        counts += np.bincount(places[block != 0], minlength=counts.size)
+    return counts.reshape(view.count, bins).astype(np.float64)

@@ -1,0 +1,207 @@
+"""Weights and ranges that 8 bits do not hold sensibly, each in a line: what, and what to do.
+
+not finite       NaN or infinity: there is no scale
+outliers         the largest is so far above the rest that most of the steps are for it alone
+near-constant    values far from zero that hardly differ: zero is in the range, so that all of
+                 them fall on a few steps
+features         a few channels of what a layer reads are far above the rest, which shares their
+                 scale; one that hardly varies takes the steps for nothing
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from passes.quantize.layers.channel_weights import Kernel, kernel_of
+from toolkit.calibrate import range_selection as clipping
+from toolkit.calibrate.histogram import Histogram
+from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Range, Statistic
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.rewriting.match_failure import Miss
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.collector import Calibration
+    from toolkit.calibrate.data import CalibrationData
+    from toolkit.pass_manager.protocol import Context
+
+WEIGHT_RATIO = 64.0
+"""max |w| over the root mean square of the others of its channel, which it would hide behind
+itself. At 127 the rest is below one step."""
+_UNHEARD = 1e-3
+"""The others of a channel beside those of the usual one: with less, the channel is that one weight,
+as where a normalization has all but switched it off, and what 8 bits lose of it is nothing."""
+RANGE_RATIO = 16.0
+"""max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
+FEWEST_STEPS = 8
+FEATURES = 16
+"""Of so many channels one may be far above the others; of fewer, one of all."""
+_FEWEST_FEATURES = 4
+_SAMPLES = 8
+_ROUNDING = 1e-14
+_MILLION = 1e6
+_PERCENT = 99.9
+_LEVELS = 255
+_MOST_NOTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong with a tensor, and what to do."""
+
+    tensor: str
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"'{self.tensor}': {self.what}; {self.advice}"
+
+
+def note_troubles(troubles: Iterable[Trouble], ctx: Context) -> None:
+    """The first few as notes, and how many more there are."""
+    listed = list(troubles)
+    for trouble in listed[:_MOST_NOTES]:
+        ctx.note(str(trouble))
+    if len(listed) > _MOST_NOTES:
+        ctx.note(f"and {len(listed) - _MOST_NOTES} more tensors that 8 bits do not hold well")
+
+
+def note_hard(model: Model, ctx: Context) -> None:
+    """Name the weights that 8 bits do not hold, and by real samples the features."""
+    note_troubles(weight_troubles(model), ctx)
+    if ctx.calibration is not None and ctx.calibration.real:
+        note_troubles(feature_troubles(model, ctx.calibration), ctx)
+
+
+def feature_troubles(model: Model, data: CalibrationData) -> Iterator[Trouble]:
+    """The inputs of layers in which a few channels take the range, on the first samples."""
+    read: dict[str, int] = {}
+    for node in model.graph.nodes:
+        kernel = kernel_of(model.graph, node)
+        if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
+            read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
+    observers = {name: _ByChannel(axis) for name, axis in read.items()}
+    found = data.first(_SAMPLES).collect(model, observers)
+    for tensor, statistic in found.statistics.items():
+        trouble = _feature_trouble(tensor, statistic)
+        if trouble is not None:
+            yield trouble
+
+
+@dataclass(frozen=True, slots=True)
+class _ByChannel:
+    """The observer that gathers ChannelExtremes."""
+
+    name: ClassVar[str] = "channels"
+    axis: int
+
+    def start(self, tensor: str) -> Statistic:
+        return ChannelExtremes(tensor, self.axis)
+
+    def range(self, statistic: Statistic) -> Range:
+        raise NotImplementedError("features are looked at one by one")
+
+
+def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
+    assert isinstance(statistic, ChannelExtremes)
+    low, high = statistic.low, statistic.high
+    if low.size < _FEWEST_FEATURES:
+        return None
+    reach = np.maximum(np.abs(low), np.abs(high))
+    far = reach > reach.max() / RANGE_RATIO
+    if not far.any() or far.sum() > max(1, low.size // FEATURES):
+        return None
+    rest = reach[~far].max()
+    what = f"{far.sum()} of {low.size} features reach {reach.max():.4g}, the others {rest:.4g}"
+    if (_LEVELS * (high - low)[far] < FEWEST_STEPS * reach[far]).all():
+        advice = "they hardly vary: take them out before, or leave what reads it float"
+    else:
+        advice = "try smooth, or leave what reads it float"
+    return Trouble(tensor, what, advice)
+
+
+def weight_troubles(model: Model) -> Iterator[Trouble]:
+    """The weights of linear layers and convolutions that are hard to quantize by channel."""
+    seen: set[tuple[int, str]] = set()
+    for g in model.graphs():
+        for node in g.nodes:
+            kernel = kernel_of(g, node)
+            if kernel is None:
+                continue
+            key = (id(g.scope_of(kernel.name)), kernel.name)
+            if key in seen:
+                continue
+            seen.add(key)
+            trouble = _weight_trouble(g, kernel)
+            if trouble is not None:
+                yield trouble
+
+
+def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
+    try:
+        largest = kernel.largest(g, kernel.out_axes)
+    except Miss:
+        return Trouble(kernel.name, "not finite weights", "the layer has to stay float")
+    squares = kernel.gather(
+        g, kernel.out_axes, lambda w, _: np.square(w.astype(np.float64)), np.add
+    )
+    share = math.prod(kernel.shape) // squares.size
+    rest = squares - np.square(largest)
+    there = rest > _ROUNDING * squares  # a channel of one number is exact
+    size = np.sqrt(np.where(there, rest, 1) / max(share - 1, 1))
+    heard = size > _UNHEARD * np.median(np.where(there, size, 0))
+    ratio = np.where(there & heard, largest / size, 0)
+    bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
+    if not bad:
+        return None
+    what = f"in {bad} of {ratio.size} outputs the largest weight is up to {_times(ratio.max())}"
+    advice = "try clip-weights, or leave the layer float"
+    return Trouble(kernel.name, f"{what} the usual one", advice)
+
+
+def range_troubles(found: Calibration) -> Iterator[Trouble]:
+    """The tensors whose calibrated range is hard to quantize, by histograms or magnitudes."""
+    for tensor, why in found.failed.items():
+        yield Trouble(tensor, why.removeprefix(f"tensor '{tensor}' "), "it has to stay float")
+    for tensor, statistic in found.statistics.items():
+        trouble = _range_trouble(tensor, statistic)
+        if trouble is not None:
+            yield trouble
+
+
+def _range_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
+    if isinstance(statistic, Magnitudes) and statistic.seen:
+        low, high = statistic.low, statistic.high
+        inner = statistic.below(_PERCENT)
+    elif isinstance(statistic, Histogram) and statistic.seen:
+        low, high = map(float, statistic.state()["bounds"])
+        inner = max(map(abs, clipping.percentile(statistic, _PERCENT)))
+    else:
+        return None
+    found = _near_constant(tensor, low, high)
+    if found is not None:
+        return found
+    outer = max(abs(low), abs(high))
+    if inner <= 0 or outer / inner <= RANGE_RATIO:
+        return None
+    what = f"its largest value is {_times(outer / inner)} its {_PERCENT}th percentile"
+    advice = "try smooth, observer=percentile, or leave what reads it float"
+    return Trouble(tensor, what, advice)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio < _MILLION else "over a million times"
+
+
+def _near_constant(tensor: str, low: float, high: float) -> Trouble | None:
+    reach = max(high, 0.0) - min(low, 0.0)
+    steps = _LEVELS * (high - low) / reach if reach else _LEVELS
+    if high == low or steps >= FEWEST_STEPS:
+        return None
+    what = f"nearly constant: {low:.4g} to {high:.4g} is {max(1, round(steps))} of 255 steps"
+    return Trouble(tensor, what, "leave what reads it float, or take its mean out before")

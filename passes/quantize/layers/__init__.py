@@ -1,0 +1,1 @@
+"""Find the layers that can be quantized, and read their weights."""

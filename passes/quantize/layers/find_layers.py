@@ -1,0 +1,95 @@
+"""The nodes of a model that have constant weights, and those of them that a plan is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from onnx import NodeProto
+
+from passes.quantize.layers.layers import Layer, Linear, Table, layer_of, readers_of
+from passes.quantize.layers.packed_attention import PackedAttention, packed_attention_of
+from passes.quantize.layers.recurrent import Recurrent, recurrent_of
+from passes.quantize.schemes.dynamic.conv import Convolution, convolution_of
+from toolkit.errors import UsageError
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.quantization.plan import Entry, Plan, Scheme
+from toolkit.rewriting.match_failure import Miss
+
+AnyLayer: TypeAlias = Layer | Recurrent | PackedAttention | Convolution
+LayerT = TypeVar("LayerT")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted(Generic[LayerT]):
+    """A node with weights, where it is, and why it cannot be quantized, if so."""
+
+    graph: Graph
+    node: NodeProto
+    layer: LayerT | None
+    reason: str = ""
+
+
+def weighted_in(model: Model, convolutions: bool = False) -> Iterator[Weighted[AnyLayer]]:
+    """Linear layers, tables, recurrent layers and packed attention, in all graphs; convolutions
+    for who asks."""
+    for graph in list(model.graphs()):
+        for node in list(graph.nodes):
+            try:
+                layer = layer_of(graph, node) or recurrent_of(graph, node)
+                layer = layer or packed_attention_of(graph, node)
+                if layer is None and convolutions:
+                    layer = convolution_of(graph, node)
+            except Miss as miss:
+                yield Weighted(graph, node, None, str(miss))
+            else:
+                if layer is not None:
+                    yield Weighted(graph, node, layer)
+
+
+def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
+    """Linear layers and tables; others are there with a reason alone."""
+    for item in weighted_in(model):
+        if item.layer is None or isinstance(item.layer, Linear | Table):
+            yield Weighted(item.graph, item.node, item.layer, item.reason)
+        else:
+            recurrent = isinstance(item.layer, Recurrent)
+            what = "a recurrent layer" if recurrent else "packed attention"
+            yield Weighted(item.graph, item.node, None, what)
+
+
+def leave_float_tables(found: Iterable[Weighted[LayerT]], entries: dict[int, Entry]) -> None:
+    """Turn tables that others read as floats to float: int8 would come on top.
+
+    `entries` are those of all nodes that were found, by `id`.
+    """
+    for item in found:
+        if not isinstance(item.layer, Table) or entries[id(item.node)].scheme == "float":
+            continue
+        readers = readers_of(item.layer.weight)
+        if readers is None or any(
+            id(n) not in entries or entries[id(n)].scheme == "float" for n in readers
+        ):
+            reason = "a table that others read as floats"
+            entries[id(item.node)] = Entry.of(item.node, reason=reason)
+
+
+def planned(
+    found: Iterable[Weighted[LayerT]], plan: Plan, scheme: Scheme, kinds: str
+) -> list[tuple[Weighted[LayerT], LayerT, Entry]]:
+    """What the plan gives a scheme to, with its entry; UsageError for what cannot have it."""
+    chosen: list[tuple[Weighted[LayerT], LayerT, Entry]] = []
+    waiting = {id(entry): entry for entry in plan.entries if entry.scheme == scheme}
+    for item in found:
+        entry = plan.find(item.node)
+        if entry is None or entry.scheme != scheme:
+            continue
+        waiting.pop(id(entry), None)
+        if item.layer is None:
+            raise UsageError(f"{entry.label} cannot be {scheme}: it has {item.reason}")
+        chosen.append((item, item.layer, entry))
+    for entry in waiting.values():
+        raise UsageError(f"{entry.label} cannot be {scheme}: it is no {kinds} of constants")
+    return chosen

@@ -1,0 +1,106 @@
+"""Whether int8 sums overflow on x86 processors without VNNI.
+
+There, two products of an unsigned and a signed byte are added in 16 bits, which saturate:
+
+    255 (w1 + w2) > 32767   or   255 (w1 + w2) < -32768
+
+for two weights that lie side by side in a sum: inputs 2k and 2k + 1 of a matrix, channels 2k and
+2k + 1 of a convolution. Weights within -64..64, a reduced range, never get there.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.analysis.operands import given
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
+from toolkit.ir.model import Model
+
+_MOST, _LEAST = 32767 // 255, -(32768 // 255)
+"""The sums of two weights that still fit."""
+_VNNI = ("avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni")
+_X86 = ("x86_64", "amd64", "i386", "i686")
+_BLOCK = 1 << 22
+
+_SLOTS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("MatMulInteger", "ConvInteger"), (1,)),
+    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"), (1,)),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3,)),
+    "DynamicQuantizeLSTM": (1, 2),
+}
+"""Where operators on integers read their weights."""
+
+
+def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool | None:
+    """Whether this processor adds products of bytes in 32 bits; None where nobody can say."""
+    if (machine or platform.machine()).lower() not in _X86:
+        return None
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    if flags is None:
+        return None
+    return any(flag in flags.group(1).split() for flag in _VNNI)
+
+
+def saturating(model: Model) -> list[str]:
+    """The layers of a quantized model whose sums can overflow without VNNI, by their labels."""
+    found: list[str] = []
+    for graph in model.graphs():
+        for node in graph.nodes:
+            rows = (part for w in _weights(graph, node) for part in _as_rows(node, w))
+            if any(map(overflows, rows)):
+                found.append(nd.label(node))
+    return found
+
+
+def overflows(rows: Array) -> bool:
+    """Whether two weights side by side in a row are too large together."""
+    even = rows[:, 0 : rows.shape[1] // 2 * 2 : 2].astype(np.int16)
+    pairs = even + rows[:, 1::2]
+    return bool(pairs.size) and bool(pairs.max() > _MOST or pairs.min() < _LEAST)
+
+
+def _weights(g: Graph, node: NodeProto) -> Iterator[Array]:
+    """The signed bytes that a layer multiplies with."""
+    names = [given(node, slot) for slot in _SLOTS.get(node.op_type, ())]
+    if nd.is_op(node, "Conv", "Gemm", "MatMul") and len(node.input) > 1:
+        maker = g.producer(node.input[1])
+        if maker is not None and nd.is_op(maker, "DequantizeLinear"):
+            names.append(maker.input[0])
+    for name in names:
+        known = _bytes(g, name)
+        if known is not None:
+            yield known
+
+
+def _bytes(g: Graph, name: str) -> Array | None:
+    maker = g.producer(name)
+    if maker is not None and nd.is_op(maker, "Transpose"):
+        turned = _bytes(g, maker.input[0])
+        return None if turned is None or turned.ndim != 2 else np.swapaxes(turned, 0, 1)
+    tensor = g.tensor(name)
+    if tensor is None or tensor.data_type != TensorProto.INT8 or len(tensor.dims) < 2:
+        return None
+    return g.const(name)
+
+
+def _as_rows(node: NodeProto, weight: Array) -> Iterator[Array]:
+    """The weights of one output a row, in the order in which they are summed up; in blocks."""
+    if node.op_type in ("Conv", "ConvInteger", "QLinearConv"):
+        rows = np.moveaxis(weight, 1, -1)
+        rows = rows.reshape(rows.shape[0], -1)
+    else:
+        rows = weight if nd.attr(node, "transB", 0) else np.swapaxes(weight, -1, -2)
+        rows = rows.reshape(-1, rows.shape[-1]) if rows.ndim > 2 else rows
+    step = max(1, _BLOCK // max(rows.shape[1], 1))
+    return (rows[start : start + step] for start in range(0, rows.shape[0], step))

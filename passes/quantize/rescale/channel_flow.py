@@ -1,0 +1,282 @@
+"""The operators that a positive factor by channel passes, and where its channels go.
+
+Each says, for an operator that reads a value in one of its slots, which values the factor is on
+behind it and along which of their elements; None where it does not pass. See `channels`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
+
+from passes.analysis.operands import given, int_operand, permutation, whole
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
+from toolkit.ir.tensor_type import Shape
+from toolkit.symbolic import Dim
+
+Index = NDArray[np.int64]
+Flow = tuple[str, Index]
+"""A value, and the channels of its elements."""
+Passer = Callable[[Graph, NodeProto, int, Index], "list[Flow] | None"]
+
+
+def along(index: Index, axis: int) -> Index | None:
+    """The channels along one axis, from the end; None if they vary along others too."""
+    if index.ndim < -axis:
+        return None
+    if index.size != index.shape[axis]:
+        return None
+    return index.reshape(-1)
+
+
+def _same(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    return [(node.output[0], index)] if slot == 0 else None
+
+
+def _only_output(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    if any(not g.is_unused(name) for name in node.output[1:] if name):
+        return None
+    return _same(g, node, slot, index)
+
+
+def _pool(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """What joins pixels, of which all have the same channels."""
+    kernel = nd.attr(node, "kernel_shape", ())
+    rank = len(kernel) + 2 if kernel else g.rank(node.input[0])
+    if rank is None or index.ndim > rank or any(n != 1 for n in _ranked(index, rank).shape[2:]):
+        return None
+    return _only_output(g, node, slot, index)
+
+
+def _prelu(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    return [(node.output[0], index)] if slot == 0 and g.is_const(node.input[1]) else None
+
+
+def _clip(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """From 0 (or nowhere) on, without an upper bound."""
+    bounds: list[float] = []
+    for place, (name, absent) in enumerate((("min", -math.inf), ("max", math.inf)), start=1):
+        bound = nd.attr(node, name)
+        if given(node, place):
+            known = g.const(node.input[place])
+            if known is None or known.size != 1:
+                return None
+            bound = float(known.reshape(-1)[0])
+        bounds.append(absent if bound is None or abs(bound) > _UNBOUNDED else bound)
+    passes = bounds[0] in (0.0, -math.inf) and bounds[1] == math.inf
+    return _same(g, node, slot, index) if passes else None
+
+
+_UNBOUNDED = 3e38
+"""Bounds that exporters write for none: the largest 32-bit floats."""
+
+
+def _term(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """A sum with constants, which get the factor as well (see `Spread.terms`)."""
+    others = [g.const(name) for place, name in enumerate(node.input) if place != slot]
+    may = all(known is not None and _may_grow(known, index) for known in others)
+    return [(node.output[0], index)] if may else None
+
+
+def _may_grow(constant: Array, index: Index) -> bool:
+    try:
+        shape = np.broadcast_shapes(constant.shape, index.shape)
+    except ValueError:
+        return False
+    return math.prod(shape) <= max(constant.size, index.size)
+
+
+def _factor(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """A product with anything, or a quotient by anything."""
+    return None if nd.is_op(node, "Div") and slot else [(node.output[0], index)]
+
+
+def _transpose(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    perm = permutation(g, node)
+    if perm is None or len(perm) < index.ndim:
+        return None
+    return [(node.output[0], np.transpose(_ranked(index, len(perm)), perm))]
+
+
+def _reshape(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """Reshape, Flatten, Squeeze, Unsqueeze, where last axes before and after hold the same."""
+    before, after = g.shape(node.input[0]), g.shape(node.output[0])
+    index = _trimmed(index)
+    if slot or after is None or (before is None and 1 in index.shape):
+        return None
+    sizes = _equal_ends(index.shape if before is None else before, after, index.ndim)
+    if sizes is None:
+        return None
+    full = np.ascontiguousarray(np.broadcast_to(index, sizes[0]))
+    return [(node.output[0], full.reshape(sizes[1]))]
+
+
+def _trimmed(index: Index) -> Index:
+    """Without axes of one element in front."""
+    while index.ndim and index.shape[0] == 1:
+        index = index[0]
+    return index
+
+
+def _equal_ends(before: Shape, after: Shape, least: int) -> tuple[list[int], list[int]] | None:
+    """The last sizes of both, `least` of the first at least, that hold as many elements.
+
+    What lies before them is another matter: a reshape keeps the order of elements.
+    """
+    inner, outer = list(before[len(before) - least :]), list[Dim]()
+    while True:
+        mine, other = whole(inner), whole(outer)
+        if mine is None or other is None or 0 in mine:
+            return None
+        if math.prod(mine) == math.prod(other):
+            return mine, other
+        grows, shape = (outer, after) if math.prod(other) < math.prod(mine) else (inner, before)
+        if len(grows) == len(shape):
+            return None
+        grows.insert(0, shape[len(shape) - len(grows) - 1])
+
+
+def _concat(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    rank = g.rank(node.output[0])
+    if rank is None or rank < index.ndim:
+        return None
+    axis = nd.attr(node, "axis", 1) % rank
+    index = _ranked(index, rank)
+    if index.shape[axis] == 1:  # beside others, which do not have the factor
+        return [(node.output[0], index)] if len(node.input) == 1 else None
+    parts: list[Index] = []
+    for place, name in enumerate(node.input):
+        size = _size(g.shape(name), axis)
+        if size is None:
+            return None
+        other = [size if a == axis else n for a, n in enumerate(index.shape)]
+        parts.append(index if place == slot else np.full(other, -1, np.int64))
+    return [(node.output[0], np.concatenate(parts, axis))]
+
+
+def _size(shape: Shape | None, axis: int) -> int | None:
+    size = shape[axis] if shape is not None else None
+    return size if isinstance(size, int) else None
+
+
+def _split(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    shapes = [g.shape(name) for name in node.output]
+    rank = next((len(shape) for shape in shapes if shape is not None), None)
+    if slot or rank is None or rank < index.ndim:
+        return None
+    axis = nd.attr(node, "axis", 0) % rank
+    index = _ranked(index, rank)
+    if index.shape[axis] == 1:
+        return [(name, index) for name in node.output if name]
+    flows: list[Flow] = []
+    at = 0
+    for name, shape in zip(node.output, shapes, strict=True):
+        size = _size(shape, axis)
+        if size is None:
+            return None
+        part = [slice(None)] * axis + [slice(at, at + size)]
+        at += size
+        if name:
+            flows.append((name, index[tuple(part)]))
+    return flows if at == index.shape[axis] else None
+
+
+def _reduce(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """A mean, sum or extreme along axes on which the channels do not vary."""
+    axes, rank = int_operand(g, node, "axes", 1), g.rank(node.input[0])
+    if slot or not axes or rank is None:
+        return None
+    index = _ranked(index, rank)
+    if any(index.shape[axis] != 1 for axis in axes):
+        return None
+    if not nd.attr(node, "keepdims", 1):
+        index = np.squeeze(index, tuple(axes))
+    return [(node.output[0], index)]
+
+
+def _pad(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """Zeros, or copies of what is there, along axes on which the channels do not vary."""
+    pads = int_operand(g, node, "pads", 1)
+    if slot or not pads or given(node, 3):
+        return None
+    if nd.attr(node, "mode", "constant") == "constant":
+        filled = g.const(node.input[2]) if given(node, 2) else np.array(nd.attr(node, "value", 0.0))
+        if filled is None or filled.any():
+            return None
+    rank = len(pads) // 2
+    if rank < index.ndim:
+        return None
+    index = _ranked(index, rank)
+    if any(index.shape[a] != 1 and (pads[a] or pads[a + rank]) for a in range(rank)):
+        return None
+    return [(node.output[0], index)]
+
+
+def _product(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """P V, where the rows that P weighs share their channels."""
+    if slot != 1 or (index.ndim > 1 and index.shape[-2] != 1):
+        return None
+    rank = max(index.ndim, g.rank(node.input[1]) or 0)
+    return [(node.output[0], index)] if rank > 1 else None
+
+
+def _attention(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """The values of an attention. Heads of queries share those of values in groups."""
+    heads = {
+        "Attention": ("q_num_heads", "kv_num_heads"),
+        "com.microsoft::MultiHeadAttention": ("num_heads", "num_heads"),
+        "com.microsoft::GroupQueryAttention": ("num_heads", "kv_num_heads"),
+    }[nd.qualified(node)]
+    queries, values = (nd.attr(node, name, 0) for name in heads)
+    cached = given(node, 4) or given(node, 5) if nd.is_op(node, "Attention") else ""
+    if node.op_type == "MultiHeadAttention":
+        cached = given(node, 3) or given(node, 6) or given(node, 7)
+    if node.op_type == "GroupQueryAttention":
+        cached = given(node, 3) or given(node, 4)
+    kept = node.output[2] if len(node.output) > 2 else ""
+    if slot != 2 or cached or (kept and not g.is_unused(kept)):
+        return None
+    if not queries or not values:  # four axes: heads are one of them
+        ranks = {g.rank(node.input[0]), g.rank(node.input[2]), 4}
+        shapes = [g.shape(node.input[place]) for place in (0, 2)]
+        alike = [shape[1] for shape in shapes if shape is not None and len(shape) == 4]
+        if ranks != {4} or len(alike) != 2 or alike[0] != alike[1]:
+            return None
+        return _product(g, node, 1, index)
+    found = along(index, -1)
+    if found is None or queries % values or found.size % values:
+        return None
+    if g.rank(node.input[2]) != 3:
+        return None
+    shared = np.repeat(found.reshape(values, -1), queries // values, axis=0)
+    return [(node.output[0], shared.reshape(-1))]
+
+
+def _ranked(index: Index, rank: int) -> Index:
+    return index.reshape((1,) * (rank - index.ndim) + index.shape)
+
+
+PASSERS: Mapping[str, Passer] = {
+    **dict.fromkeys(("Identity", "Relu", "LeakyRelu", "Abs", "Neg"), _same),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _pool),
+    "Dropout": _only_output,
+    "PRelu": _prelu,
+    "Clip": _clip,
+    **dict.fromkeys(("Add", "Sum", "Sub"), _term),
+    **dict.fromkeys(("Mul", "Div"), _factor),
+    "Transpose": _transpose,
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
+    "Concat": _concat,
+    "Split": _split,
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduce),
+    "Pad": _pad,
+    "MatMul": _product,
+    "Attention": _attention,
+    "com.microsoft::MultiHeadAttention": _attention,
+    "com.microsoft::GroupQueryAttention": _attention,
+}

@@ -1,0 +1,187 @@
+"""Cross-layer equalization: the channels between two layers get weights of one size. Without data.
+
+    r1_c = max |w| that makes channel c,   r2_c = max |w| that reads it
+    s_c = sqrt(r1_c r2_c) / r2_c = sqrt(r1_c / r2_c)
+
+The first layer divides its outputs by s, those behind it multiply their inputs, and both have
+weights up to sqrt(r1_c r2_c). Since a layer is the second of one pair and the first of another, it
+is done again and again until little changes. A channel without weights on a side keeps s = 1, and
+no channel is enlarged so far that its bias would be larger than the largest was: a dead channel
+with a bias would take the range of all others.
+
+Weights alone do not tell how large activations get, and where channels differ by little, making
+their weights alike makes activations unlike: a trained keyword spotter lost 3 dB by it. So factors
+are taken relative to the usual one of the pair, and only what they are beyond `slack` is applied.
+
+    M. Nagel et al., Data-free quantization through weight equalization and bias correction, 2019
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from onnx import NodeProto
+
+from passes.analysis.node_filter import Selection
+from passes.analysis.shapes import Shapes
+from passes.quantize.layers.channel_weights import Kernel
+from passes.quantize.rescale.apply import Group, group_of
+from toolkit.errors import UsageError
+from toolkit.ir.graph import Array, Graph
+from toolkit.ir.model import Model
+from toolkit.rewriting.match_failure import Miss
+from toolkit.verification.tolerance import FLOAT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pass_manager.protocol import Context
+
+_SETTLED = 0.02
+"""Factors this close to 1 are not worth another round, or a rewrite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equalize:
+    """Give the channels between two layers weights of one size; the same in floats."""
+
+    name: ClassVar[str] = "equalize"
+    tolerance: ClassVar[Tolerance] = FLOAT
+    slack: float = field(
+        default=4.0,
+        metadata={"help": "Channels this many times off the usual stay; 1 makes all alike."},
+    )
+    rounds: int = field(default=20, metadata={"help": "At most so many times over all layers."})
+    include: tuple[str, ...] = field(
+        default=("*",), metadata={"help": "Patterns of the first layers of pairs."}
+    )
+    exclude: tuple[str, ...] = field(
+        default=(), metadata={"help": "Patterns of first layers to leave as they are."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UsageError(f"equalize: rounds is {self.rounds}; it must be at least 1")
+        if not self.slack >= 1:
+            raise UsageError(f"equalize: slack is {self.slack}; it must be at least 1")
+
+    def run(self, model: Model, ctx: Context) -> None:
+        Shapes(annotate=False).run(model, ctx)
+        selection = Selection(self.include, self.exclude)
+        for g in list(model.graphs()):
+            nodes = filter(selection.takes, g.nodes)
+            for group, found in equalized(g, nodes, self.rounds, ctx):
+                factors = _beyond(group, found, self.slack)
+                try:
+                    if _distance(factors) >= _SETTLED:
+                        group.apply(g, self.name, factors)
+                except Miss as miss:
+                    ctx.note(f"{group.label} is not equalized: {miss}")
+
+
+def equalized(
+    g: Graph, nodes: Iterable[NodeProto], rounds: int, ctx: Context
+) -> list[tuple[Group, Array]]:
+    """The factors of every pair of layers, once they have settled."""
+    pairs: list[_Pair] = []
+    state = _State(g)
+    for node in nodes:
+        group = group_of(g, node)
+        if group is None or group.source.kernel is None:
+            continue
+        try:
+            pairs.append(_Pair(group, group.source.kernel, state))
+        except Miss as miss:
+            ctx.note(f"{group.label} is not equalized: {miss}")
+    for _ in range(rounds):
+        if max((pair.balance() for pair in pairs), default=0.0) < _SETTLED:
+            break
+    return [(pair.group, pair.factors) for pair in pairs]
+
+
+class _State:
+    """The factors that each layer has got so far, of its inputs and of its outputs."""
+
+    def __init__(self, g: Graph) -> None:
+        self.g = g
+        self._inputs: dict[int, Array] = {}
+        self._outputs: dict[int, Array] = {}
+
+    def inputs(self, kernel: Kernel) -> Array:
+        return self._inputs.setdefault(id(kernel.node), np.ones(kernel.inputs))
+
+    def outputs(self, kernel: Kernel) -> Array:
+        return self._outputs.setdefault(id(kernel.node), np.ones(kernel.outputs))
+
+    def by_output(self, kernel: Kernel) -> Array:
+        along = kernel.spread(self.inputs(kernel), kernel.in_axes)
+        return kernel.largest(self.g, kernel.out_axes, along) * self.outputs(kernel)
+
+    def by_input(self, kernel: Kernel) -> Array:
+        along = kernel.spread(self.outputs(kernel), kernel.out_axes)
+        return kernel.largest(self.g, kernel.in_axes, along) * self.inputs(kernel)
+
+
+class _Pair:
+    """A layer and those that read it."""
+
+    def __init__(self, group: Group, kernel: Kernel, state: _State) -> None:
+        self.group, self.kernel, self.state = group, kernel, state
+        self.factors = np.ones(group.spread.count)
+        self._least = _least_factors(state.g, group)
+        state.by_output(kernel)  # a Miss for weights that are not finite comes here
+        for sink in group.spread.sinks:
+            state.by_input(sink.kernel)
+
+    def balance(self) -> float:
+        """One step; how far it went."""
+        state, count = self.state, self.factors.size
+        made = state.by_output(self.kernel)
+        read = np.zeros(count)
+        for sink in self.group.spread.sinks:
+            read = np.maximum(read, sink.by_channel(state.by_input(sink.kernel), count))
+        there = (made > 0) & (read > 0)
+        step = np.sqrt(np.where(there, made, 1.0) / np.where(there, read, 1.0))
+        wanted = np.maximum(self.factors * step, self._least)
+        step = np.where(there, self.group.limited(wanted), 1.0) / self.factors
+        self.factors = self.factors * step
+        outputs = state.outputs(self.kernel)
+        outputs /= step
+        for sink in self.group.spread.sinks:
+            inputs = state.inputs(sink.kernel)
+            inputs *= sink.factors(step)
+        return _distance(step)
+
+
+def _least_factors(g: Graph, group: Group) -> Array:
+    """|b_c| / max |b|: with smaller ones a bias would grow beyond the largest."""
+    count = group.spread.count
+    sizes = np.zeros(count)
+    for part in group.source.parts[1:]:
+        bias = g.const(group.source.node.input[part.slot])
+        assert bias is not None
+        rows = np.abs(np.broadcast_to(bias, part.seen)).reshape(-1, count)
+        sizes = np.maximum(sizes, rows.max(axis=0))
+    for node, slot, index in group.spread.terms:
+        term = g.const(node.input[slot])
+        assert term is not None
+        shape = np.broadcast_shapes(term.shape, index.shape)
+        channels = np.broadcast_to(index, shape)
+        there = channels >= 0
+        np.maximum.at(sizes, channels[there], np.abs(np.broadcast_to(term, shape))[there])
+    largest = sizes.max(initial=0.0)
+    return sizes / largest if largest > 0 else sizes
+
+
+def _beyond(group: Group, factors: Array, slack: float) -> Array:
+    """What factors are beyond `slack` times the usual one, or below its inverse."""
+    if slack == 1:
+        return factors
+    sizes = np.log(factors)
+    sizes -= np.median(sizes[group.spread.free])
+    return group.limited(np.exp(np.sign(sizes) * np.maximum(np.abs(sizes) - np.log(slack), 0.0)))
+
+
+def _distance(factors: Array) -> float:
+    return float(np.abs(np.log(factors)).max(initial=0.0))

@@ -1,0 +1,213 @@
+"""Scale migration: channels of activations that are far larger than others hand it to weights.
+
+    s_j = max |x_j|^a / max |w_j|^(1 - a),   x W = (x / s) (s W)
+
+One scale for all of x is spoiled by a few large channels, while weights, with a scale for each
+output, hardly notice. x is divided where it is made (see `scaling`: scale and bias of a norm,
+weights of a layer, through whatever passes a factor), and every layer that reads it takes s into
+its weights. A channel in which nothing was seen, or that has no weights, keeps s = 1.
+
+`a` is searched by default: of several, the one with the least error of the layers' outputs, with
+activations and weights in int8, on rows of the calibration data; and nothing is done where that
+error does not fall.
+
+    G. Xiao et al., SmoothQuant: accurate and efficient post-training quantization for LLMs, 2022
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+
+import numpy as np
+
+from passes.analysis.node_filter import Selection
+from passes.analysis.shapes import Shapes
+from passes.quantize.layers.channel_weights import kernel_of
+from passes.quantize.rescale.apply import Group, Part, Source, group_of
+from passes.quantize.rescale.propagate import Sink, Spread
+from passes.quantize.rescale.samples import Sample, Sampling
+from passes.quantize.rescale.smooth_trial import Trial
+from toolkit.errors import UsageError
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Array, Graph
+from toolkit.ir.model import Model
+from toolkit.rewriting.match_failure import Miss
+from toolkit.verification.tolerance import FLOAT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.collector import Calibration
+    from toolkit.pass_manager.protocol import Context
+
+_ALPHAS = tuple(n / 20 for n in range(4, 20))
+_USUAL = 0.5
+_GAIN = 0.2
+"""What a search must bring, in dB, or nothing is done."""
+_SETTLED = 0.02
+"""Factors this close to 1 are not worth a rewrite."""
+_MOST = 2.0**20
+"""Factors stay between this and its inverse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smooth:
+    """Move the size of large activation channels into weights; the same in floats."""
+
+    name: ClassVar[str] = "smooth"
+    tolerance: ClassVar[Tolerance] = FLOAT
+    alpha: float | Literal["search"] = field(
+        default="search", metadata={"help": "How much moves, 0 to 1; by default searched."}
+    )
+    insert: float | None = field(
+        default=None,
+        metadata={
+            "help": "Where nothing before a layer takes the factor, put a Mul if it brings so many "
+            "dB of the layer's output; none: never."
+        },
+    )
+    include: tuple[str, ...] = field(
+        default=("*",), metadata={"help": "Patterns of the layers whose input is smoothed."}
+    )
+    exclude: tuple[str, ...] = field(
+        default=(), metadata={"help": "Patterns of layers whose input stays as it is."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.insert is not None and not self.insert >= 0:
+            raise UsageError(f"smooth: insert is {self.insert}; it must be at least 0 dB, or none")
+        if self.alpha != "search" and not 0 <= self.alpha <= 1:
+            raise UsageError(f"smooth: alpha is {self.alpha}; it must be from 0 to 1, or 'search'")
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if ctx.calibration is None:
+            raise UsageError("smooth needs calibration data: name their source with --calib")
+        Shapes(annotate=False).run(model, ctx)
+        g = model.graph
+        groups = list(self._groups(g))
+        if not groups:
+            return
+        axes: dict[str, Sampling] = {}
+        for group in groups:
+            for sink in group.spread.sinks:
+                axes[sink.node.input[0]] = Sampling(-1 if sink.kernel.is_matrix else 1)
+        found = ctx.calibration.collect(model, axes)
+        for group in groups:
+            try:
+                self._smooth(g, group, found)
+            except Miss as miss:
+                ctx.note(f"{group.label} is not smoothed: {miss}")
+
+    def _groups(self, g: Graph) -> Iterator[Group]:
+        """Every layer in one group at most, the first in the order of the graph."""
+        selection = Selection(self.include, self.exclude)
+        taken: set[int] = set()
+        for node in g.nodes:
+            group = group_of(g, node)
+            sinks = [] if group is None else group.spread.sinks
+            if group is None or any(id(s.node) in taken for s in sinks):
+                continue
+            if all(selection.takes(sink.node) for sink in sinks):
+                taken.update(id(sink.node) for sink in sinks)
+                yield group
+        if self.insert is not None:
+            yield from _inserted(g, taken, selection)
+
+    def _smooth(self, g: Graph, group: Group, found: Calibration) -> None:
+        samples = _samples(group, found)
+        sizes = _sizes(g, group, samples)
+        alphas = _ALPHAS if self.alpha == "search" else (self.alpha,)
+        candidates = [group.limited(_factors(*sizes, alpha)) for alpha in alphas]
+        least = 0.0
+        if isinstance(group, Inserted):
+            least = self.insert or 0.0
+        elif self.alpha == "search":
+            least = _GAIN
+        if not all(sink.kernel.is_matrix for sink in group.spread.sinks):
+            # No rows are tried on a convolution.
+            factors: Array | None = group.limited(_factors(*sizes, _USUAL))
+        elif len(candidates) == 1 and not least:
+            (factors,) = candidates
+        else:
+            factors = best_of(g, group, samples, candidates, least)
+        if factors is not None and np.abs(np.log(factors)).max() >= _SETTLED:
+            group.apply(g, self.name, factors)
+
+
+# -- factors
+
+
+def _samples(group: Group, found: Calibration) -> list[Sample]:
+    names = [sink.node.input[0] for sink in group.spread.sinks]
+    failed = next((found.failed[name] for name in names if name in found.failed), None)
+    if failed is not None:
+        raise Miss(failed)
+    samples = [cast(Sample, found.statistics[name]) for name in names]
+    if not all(sample.extremes.seen for sample in samples):
+        raise Miss("nothing was seen of its output")
+    return samples
+
+
+def _sizes(g: Graph, group: Group, samples: list[Sample]) -> tuple[Array, Array]:
+    """max |x| and max |w| of each channel, over all layers that read it."""
+    count = group.spread.count
+    largest, weights = np.zeros(count), np.zeros(count)
+    for sink, sample in zip(group.spread.sinks, samples, strict=True):
+        largest = np.maximum(largest, sink.by_channel(sample.largest, count))
+        size = sink.kernel.largest(g, sink.kernel.in_axes)
+        weights = np.maximum(weights, sink.by_channel(size, count))
+    return largest, weights
+
+
+def _factors(largest: Array, weights: Array, alpha: float) -> Array:
+    there = (largest > 0) & (weights > 0)
+    x, w = np.where(there, largest, 1.0), np.where(there, weights, 1.0)
+    return np.clip(np.where(there, x**alpha / w ** (1 - alpha), 1.0), 1 / _MOST, _MOST)
+
+
+def best_of(
+    g: Graph, group: Group, samples: list[Sample], candidates: list[Array], least: float
+) -> Array | None:
+    """The factors with the least error in int8; None where they do not bring so many dB."""
+    pairs = zip(group.spread.sinks, samples, strict=True)
+    trials = [Trial.of(g, sink, sample) for sink, sample in pairs]
+    errors = [sum(trial.error(factors) for trial in trials) for factors in candidates]
+    best = int(np.argmin(errors))
+    before = sum(trial.error(np.ones(group.spread.count)) for trial in trials)
+    return candidates[best] if errors[best] * 10 ** (least / 10) < before else None
+
+
+# -- a product where there is nothing to scale
+
+
+def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[Group]:
+    """For every value that layers read, and no group has: a product that is not yet there."""
+    readers: dict[str, list[Sink]] = {}
+    for node in g.nodes:
+        kernel = kernel_of(g, node)
+        if kernel is None or not kernel.is_matrix or not kernel.reads_channels:
+            continue
+        if id(node) not in taken and selection.takes(node):
+            sink = Sink(kernel, np.arange(kernel.inputs))
+            readers.setdefault(node.input[0], []).append(sink)
+    for value, sinks in readers.items():
+        counts = {sink.index.size for sink in sinks}
+        if len(counts) == 1:
+            count = counts.pop()
+            made = nd.make_node("Mul", [value, ""], [value])
+            source = Source(made, np.arange(count), (Part(1, (count,), (count,)),))
+            yield Inserted(source, Spread(np.zeros(count, bool), sinks))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inserted(Group):
+    """A group whose source is a product that is put into the graph with the factors."""
+
+    def write(self, g: Graph, factors: Array) -> None:
+        value, sinks = self.source.node.input[0], self.spread.sinks
+        kind = sinks[0].kernel.floats(g).dtype
+        ones = g.constant(np.ones(self.spread.count, kind), "smooth")
+        made = g.add("Mul", [value, ones])
+        for sink in sinks:
+            g.set_input(sink.node, 0, made.output[0])
+        Group(Source(made, self.source.index, self.source.parts), self.spread).write(g, factors)

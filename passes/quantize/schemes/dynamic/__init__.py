@@ -1,0 +1,1 @@
+"""Dynamic int8: activations are quantized while the model runs."""

@@ -1,0 +1,178 @@
+"""Parts of a graph with the channels last: where they go, and how they are written.
+
+A product of matrices reads and makes images as [N, H, W, C], a convolution as [N, C, H, W]. What is
+between them and works on each number by itself, or joins images, computes either way. Which way is
+decided for all of them at once, such that the fewest numbers are moved: a minimum cut, where the
+products are on one side and everything that knows its axes is on the other (see `choice.regions`).
+
+A value that is made one way and read the other is turned by a Transpose, once. Right behind a
+convolution the runtime takes that into its own change of layout, which it makes anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator
+
+import numpy as np
+from onnx import NodeProto
+
+from passes.analysis.operands import given
+from passes.quantize.search.min_cut import FLOAT_END, Item, Value, best_regions
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+
+_ALONE = (
+    *("Sigmoid", "Tanh", "Relu", "LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Softplus"),
+    *("Gelu", "Swish", "Mish", "Clip", "com.microsoft::QuickGelu", "com.microsoft::Gelu"),
+)
+"""Each number by itself, whatever its place."""
+_TOGETHER = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
+_LEAST_RANK = 3
+_ALWAYS = 1e9
+_THOUSANDS = 1e-3
+_TASTE = 1e-3
+"""What computing with the channels first costs beyond what is moved: of two equal ways, the turn
+comes first, right behind the convolution."""
+
+
+def around(g: Graph, products: Container[int]) -> set[int]:
+    """Of the nodes that may go either way, those to compute with the channels last.
+
+    `products` are the nodes that do so anyway; nodes are given by their identity.
+    """
+    nodes = list(g.nodes)
+    free = either_way(g)
+    items: list[Item] = []
+    for node in nodes:
+        if id(node) in products:
+            items.append(Item(_ALWAYS, 0.0))
+        else:
+            items.append(Item(_TASTE, 0.0) if id(node) in free else Item(0.0))
+    chosen = best_regions(items, turns(g, lambda name: _size(g, name)))
+    return {id(nodes[at]) for at in chosen if id(nodes[at]) not in products}
+
+
+def either_way(g: Graph) -> set[int]:
+    """The nodes that can compute with the channels first or last, by their identity."""
+    return {id(n) for n in g.nodes if _turns_last(g, n) or _goes_either_way(g, n)}
+
+
+def turns(g: Graph, cost: Callable[[str], float]) -> Iterator[Value]:
+    """The values between nodes, by their places in the graph, and what turning one costs.
+
+    What puts the channels last by itself is where they cease to matter: what it makes is read as it
+    is, and what it reads is turned by it unless it is made so.
+    """
+    number = {id(node): at for at, node in enumerate(g.nodes)}
+    for name in (*g.feeds, *(name for node in g.nodes for name in nd.outputs_of(node))):
+        maker = g.producer(name)
+        if maker is not None and _turns_last(g, maker):
+            continue
+        readers = [number.get(id(user), FLOAT_END) for user in g.users(name)]
+        if g.is_output(name) or g.is_captured(name):
+            readers.append(FLOAT_END)
+        if readers:
+            at = FLOAT_END if maker is None else number[id(maker)]
+            yield Value(at, tuple(readers), cost(name), cost(name))
+
+
+class Turned:
+    """Values with their channels last, as far as they were asked for."""
+
+    def __init__(self, g: Graph) -> None:
+        self._g = g
+        names = {name for node in g.nodes for name in (*nd.inputs_of(node), *nd.outputs_of(node))}
+        shapes = {name: g.shape(name) for name in names}
+        self._ranks = {name: len(shape) for name, shape in shapes.items() if shape is not None}
+        self._channels = {name: s[1] for name, s in shapes.items() if s is not None and len(s) > 1}
+        self._last: dict[str, str] = {}
+        self._back: list[NodeProto] = []
+
+    def of(self, value: str, rank: int) -> str:
+        """The name of a value with its channels last."""
+        if value not in self._last:
+            self._last[value] = self._g.op("Transpose", value, perm=_to_last(rank))
+        return self._last[value]
+
+    def put(self, value: str, made: str, rank: int) -> None:
+        """`value`, which nobody makes any more, is what is `made` with its channels last."""
+        perm = [0, rank - 1, *range(1, rank - 1)]
+        self._back.append(self._g.add("Transpose", [made], [value], {"perm": perm}))
+        self._last[value] = made
+
+    def move(self, node: NodeProto) -> None:
+        """Let a node compute with the channels last."""
+        g, result = self._g, node.output[0]
+        if not g.begin("channels-last", node):
+            return
+        read = node.input[0]
+        if _turns_last(g, node):
+            self._last[read] = g.replace(result, self.of(read, self._ranks[read]))
+            g.prune(node)
+            return
+        rank = self._ranks[result]
+        if nd.is_op(node, "Reshape"):
+            shape = np.array([0, -1, self._channels[read]], np.int64)
+            inputs = [self.of(read, self._ranks[read]), g.constant(shape, "shape")]
+        else:
+            inputs = [n if _is_plain(g, n) else self.of(n, self._ranks[n]) for n in node.input]
+        if nd.is_op(node, "Concat"):
+            axis = nd.attr(node, "axis", 0) % rank
+            g.set_attr(node, "axis", axis if axis == 0 else (axis - 2) % (rank - 1) + 1)
+        made = g.fresh(result)
+        g.set_inputs(node, inputs)
+        g.set_outputs(node, [made])
+        self.put(result, made, rank)
+
+    def sweep(self) -> None:
+        """Remove what was turned back for nobody."""
+        for node in self._back:
+            if node in self._g and self._g.is_unused(node.output[0]):
+                self._g.prune(node)
+
+
+def _to_last(rank: int) -> list[int]:
+    return [0, *range(2, rank), 1]
+
+
+def _goes_either_way(g: Graph, node: NodeProto) -> bool:
+    shapes = [g.shape(name) for name in node.input if not _is_plain(g, name)]
+    result = g.shape(node.output[0])
+    if len(nd.outputs_of(node)) != 1 or result is None or len(result) < _LEAST_RANK:
+        return False
+    if nd.is_op(node, "Reshape"):
+        return shapes[:1] != [None] and _flattens(shapes[0] or (), result, node)
+    if any(g.is_const(name) and not _is_plain(g, name) for name in node.input):
+        return False
+    if nd.qualified(node) in _ALONE:
+        return len(shapes) == 1
+    if nd.is_op(node, *_TOGETHER):
+        return all(shape == result for shape in shapes)
+    return nd.is_op(node, "Concat") and all(s and len(s) == len(result) for s in shapes)
+
+
+def _is_plain(g: Graph, name: str) -> bool:
+    """Whether an operand has no layout: it is left out, or one number."""
+    known = g.const(name) if name else None
+    return not name or (known is not None and known.size == 1)
+
+
+def _flattens(before: tuple[object, ...], after: tuple[object, ...], node: NodeProto) -> bool:
+    """[N, C, H, W] as [N, C, H W]: the channels stay by themselves."""
+    known = len(before) > _LEAST_RANK == len(after) and isinstance(before[1], int)
+    return known and before[:2] == after[:2] and not nd.attr(node, "allowzero", 0)
+
+
+def _turns_last(g: Graph, node: NodeProto) -> bool:
+    """Whether a node itself puts the channels last: there is nothing left to do."""
+    rank = g.rank(node.input[0]) if given(node, 0) else None
+    if not nd.is_op(node, "Transpose") or rank is None or rank < _LEAST_RANK:
+        return False
+    return list(nd.attr(node, "perm", ())) == _to_last(rank)
+
+
+def _size(g: Graph, name: str) -> float:
+    """How many numbers it is to turn a value; what is not known counts as one."""
+    sizes = [size for size in g.shape(name) or () if isinstance(size, int)]
+    return 1.0 + _THOUSANDS * math.prod(sizes)

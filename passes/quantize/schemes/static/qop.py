@@ -1,0 +1,198 @@
+"""Operators on integers, in place of an operator of floats between its DQs and its Q.
+
+    DQ, DQ -> Conv -> [Relu] -> Q     becomes     QLinearConv
+
+The pairs hold all that such an operator wants: integers, scales and zero points. A Relu or Clip is
+left out where the integers of the result hold nothing that it would change; where they do, and
+where there is no such operator, the pairs stay, and mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.analysis.operands import given
+from passes.fuse.linear.affine import only_reader
+from passes.quantize.schemes.static.quantizable_ops import Site, bounds_of
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+
+_MICROSOFT = "com.microsoft"
+_WITH_TWO = ("Add", "Mul")
+_WITH_ONE = ("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")
+_SLACK = 1e-6
+"""How far, relatively, the last point of a grid may lie outside of a bound: rounding of a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Integers:
+    """A tensor of integers with its scale and zero point, all by name."""
+
+    values: str
+    scale: str
+    zero: str
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        return self.values, self.scale, self.zero
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A node between its DQs and its Qs."""
+
+    g: Graph
+    node: NodeProto
+    operands: tuple[_Integers, ...]
+    quantizers: tuple[NodeProto, ...]
+    """A Q for each output; none where the result stays in floats."""
+
+    @property
+    def result(self) -> tuple[str, str]:
+        """Scale and zero point of the result."""
+        return self.quantizers[0].input[1], self.quantizers[0].input[2]
+
+    def put(self, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+        """Write an operator that makes what the Qs make, or the floats where there is none."""
+        g, node = self.g, self.node
+        if not self.quantizers:
+            made = g.add(op, inputs, 1, attributes, domain, at=node)
+            g.replace(node.output[0], made.output[0])
+            g.prune(node)
+            return
+        names = [quantizer.output[0] for quantizer in self.quantizers]
+        for quantizer in self.quantizers:
+            g.set_outputs(quantizer, [g.fresh("unused")])
+        g.add(op, inputs, names, attributes, domain, node.name and g.fresh(node.name), node)
+        for quantizer in self.quantizers:
+            g.prune(quantizer)
+
+
+def write_operators(sites: Sequence[Site], standard: bool) -> None:
+    """Collapse what has been written; `standard` keeps to ONNX's own operators."""
+    for site in sites:
+        place = _place(site)
+        if place is not None and site.graph.begin("quantized-operator", site.node):
+            _write(site, place, standard)
+
+
+def _write(site: Site, place: _Place, standard: bool) -> None:
+    g, node, op = place.g, place.node, place.node.op_type
+    attributes = nd.attrs(node)
+    xs = place.operands
+    if site.kind == "carry" or (op == "Concat" and _one_grid(place)):
+        _carry(place, attributes)
+    elif op == "Conv" and place.quantizers:
+        bias = [_behind(g, node.input[2]).values] if given(node, 2) else []
+        names = (*xs[0].names, *xs[1].names, *place.result, *bias)
+        place.put("QLinearConv", names, **attributes)
+    elif op == "MatMul" and place.quantizers:
+        place.put("QLinearMatMul", (*xs[0].names, *xs[1].names, *place.result))
+    elif op == "MatMul" and not standard:
+        (a, b) = xs
+        names = (a.values, b.values, a.scale, b.scale, a.zero, b.zero)
+        place.put("MatMulIntegerToFloat", names, _MICROSOFT)
+    elif op == "MatMul":
+        _matmul_integer(place)
+    elif standard:
+        return
+    elif op == "Gemm":
+        bias = _behind(g, node.input[2]).values if given(node, 2) else ""
+        result = place.result if place.quantizers else ()
+        names = nd.without_blanks((*xs[0].names, *xs[1].names, bias, *result))
+        place.put("QGemm", names, _MICROSOFT, transB=nd.attr(node, "transB", 0))
+    elif op in _WITH_TWO:
+        place.put(f"QLinear{op}", (*xs[0].names, *xs[1].names, *place.result), _MICROSOFT)
+    elif op in _WITH_ONE:
+        if op == "Softmax":
+            attributes = {"axis": nd.attr(node, "axis", -1), "opset": g.opset()}
+        if any(step != 1 for step in attributes.pop("dilations", ())):
+            return
+        place.put(f"QLinear{op}", (*xs[0].names, *place.result), _MICROSOFT, **attributes)
+    elif op == "Concat":
+        names = (*place.result, *(name for x in xs for name in x.names))
+        place.put("QLinearConcat", names, _MICROSOFT, **attributes)
+
+
+def _carry(place: _Place, attributes: dict[str, Any]) -> None:
+    """The operator itself, on the integers."""
+    node = place.node
+    values = [x.values for x in place.operands]
+    inputs = [*values, *list(node.input)[len(values) :]]
+    if nd.is_op(node, "Pad") and attributes.get("mode", "constant") == "constant":
+        inputs = [*inputs, ""][:3]
+        inputs[2] = place.operands[0].zero
+        inputs += list(node.input)[3:]
+    place.put(node.op_type, inputs, **attributes)
+
+
+def _matmul_integer(place: _Place) -> None:
+    """Floats of a product by standard operators."""
+    g, node = place.g, place.node
+    (a, b) = place.operands
+    exact = g.op("MatMulInteger", a.values, b.values, a.zero, b.zero, at=node)
+    floats = g.op("Cast", exact, at=node, to=TensorProto.FLOAT)
+    factor = g.op("Mul", a.scale, b.scale, at=node)
+    place.put("Mul", (floats, factor))
+
+
+def _place(site: Site) -> _Place | None:
+    """The site's node between its DQs and its Qs; None when it is not, or a bound would be lost."""
+    g, node = site.graph, site.node
+    slots = (*site.operands, 1) if site.weight is not None else site.operands
+    operands: list[_Integers] = []
+    for slot in slots:
+        if not nd.is_op(g.producer(node.input[slot]), "DequantizeLinear"):
+            return None
+        operands.append(_behind(g, node.input[slot]))
+    quantizers: list[NodeProto] = []
+    for output in nd.outputs_of(node):
+        found = _quantizer(g, output)
+        if found is not None:
+            quantizers.append(found)
+    if not quantizers and nd.is_op(node, "MatMul", "Gemm"):
+        return _Place(g, node, tuple(operands), ())
+    if len(quantizers) != len(nd.outputs_of(node)):
+        return None
+    return _Place(g, node, tuple(operands), tuple(quantizers))
+
+
+def _quantizer(g: Graph, value: str) -> NodeProto | None:
+    """The Q that alone reads a value, behind a Relu or Clip that it makes needless."""
+    reader = only_reader(g, value)
+    if reader is None or nd.is_op(reader, "QuantizeLinear"):
+        return reader
+    bounds = bounds_of(g, reader)
+    quantizer = only_reader(g, reader.output[0]) if bounds is not None else None
+    if bounds is None or quantizer is None or not nd.is_op(quantizer, "QuantizeLinear"):
+        return None
+    low, high = _ends(g, quantizer)
+    slack = _SLACK * (high - low)
+    held = bounds[0] - slack <= low and high <= bounds[1] + slack
+    return quantizer if held else None
+
+
+def _ends(g: Graph, quantizer: NodeProto) -> tuple[float, float]:
+    """The least and the greatest number that a Q can give."""
+    scale, zero = g.const(quantizer.input[1]), g.const(quantizer.input[2])
+    assert scale is not None
+    assert zero is not None
+    limits = np.iinfo(zero.dtype)
+    return float(scale) * (limits.min - int(zero)), float(scale) * (limits.max - int(zero))
+
+
+def _behind(g: Graph, view: str) -> _Integers:
+    """The integers that a DQ reads, wherever it is; a bias has no zero point."""
+    scope = g.scope_of(view)
+    maker = scope.producer(view) if scope is not None else None
+    assert maker is not None, view
+    return _Integers(maker.input[0], maker.input[1], given(maker, 2))
+
+
+def _one_grid(place: _Place) -> bool:
+    return all((x.scale, x.zero) == place.result for x in place.operands)

@@ -1,0 +1,179 @@
+"""What can compute in 8 bits, and what it computes with.
+
+    product   Conv, ConvTranspose, Gemm, MatMul: sums of products, with constant weights or without;
+              a FusedMatMul with weights is a MatMul by other ones
+    combine   Add, Mul, Concat, Sigmoid, ...: the result has a range of its own
+    carry     MaxPool, Reshape, Transpose, ...: the result is made of what was there, and has the
+              range of the input; the kernels know no other
+
+A Relu or Clip that alone reads a result costs nothing where the range is taken behind it: the range
+of 8 bits clips by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.analysis.operands import given
+from passes.fuse.linear.affine import only_reader
+from passes.quantize.layers.layers import FUSED_MATMUL, is_fused
+from passes.quantize.schemes.static.weights import Weight, weight_of
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.rewriting.match_failure import Miss
+
+Kind = Literal["product", "combine", "carry"]
+
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+ALL_PRODUCTS = (*PRODUCTS, FUSED_MATMUL)
+COMBINERS = (
+    *("Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "GlobalAveragePool", "AveragePool"),
+    *("Relu", "Clip", "HardSigmoid", "HardSwish", "Softmax", "Tanh"),
+)
+CARRIERS = (
+    *("MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split"),
+    *("Gather", "Expand", "Tile", "Identity", "DepthToSpace", "SpaceToDepth", "Pad", "Resize"),
+)
+
+_TWO_OPERANDS = ("Add", "Mul", "MatMul")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A node that can compute in 8 bits."""
+
+    graph: Graph
+    node: NodeProto
+    kind: Kind
+    operands: tuple[int, ...]
+    """The input slots of what may be an activation."""
+    weight: Weight | None = None
+
+    @property
+    def activations(self) -> list[str]:
+        """The values that it reads and that are no constants."""
+        names = [self.node.input[slot] for slot in self.operands]
+        return list(dict.fromkeys(n for n in names if not self.graph.is_const(n)))
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is in a body, which may run often or never."""
+        return self.graph.parent is not None
+
+    @property
+    def is_conv(self) -> bool:
+        return nd.is_op(self.node, "Conv", "ConvTranspose")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A Relu or Clip behind a result: what it makes of it, and between which bounds."""
+
+    output: str
+    low: float
+    high: float
+
+
+def site_of(g: Graph, node: NodeProto) -> Site | None:
+    """The site that `node` is; None for what computes no such thing; Miss for what must stay."""
+    if nd.qualified(node) in ALL_PRODUCTS:
+        return _product(g, node)
+    if node.domain not in nd.STANDARD_DOMAINS:
+        return None
+    if node.op_type in COMBINERS:
+        return _combine(g, node)
+    if node.op_type in CARRIERS:
+        return _carry(g, node)
+    return None
+
+
+def limits_after(g: Graph, value: str) -> Limits | None:
+    """The Relu or Clip that alone reads `value`, when zero lies inside its bounds."""
+    reader = only_reader(g, value)
+    if reader is None or reader.input[0] != value:
+        return None
+    bounds = bounds_of(g, reader)
+    if bounds is None or not bounds[0] <= 0 <= bounds[1]:
+        return None
+    return Limits(reader.output[0], *bounds)
+
+
+def bounds_of(g: Graph, node: NodeProto) -> tuple[float, float] | None:
+    """Between which numbers a Relu or a Clip leaves its input; None when only the run knows."""
+    if nd.is_op(node, "Relu"):
+        return 0.0, math.inf
+    if not nd.is_op(node, "Clip"):
+        return None
+    bounds = [nd.attr(node, "min", -math.inf), nd.attr(node, "max", math.inf)]
+    for slot in (1, 2):
+        if given(node, slot):
+            known = g.const(node.input[slot])
+            if known is None or known.size != 1:
+                return None
+            bounds[slot - 1] = float(known.reshape(-1)[0])
+    return None if np.isnan(bounds).any() else (bounds[0], bounds[1])
+
+
+def _product(g: Graph, node: NodeProto) -> Site | None:
+    if g.is_const(node.input[0]):
+        return None
+    weight = weight_of(g, node)
+    if weight is not None:
+        return Site(g, node, "product", (0,), weight)
+    if is_fused(node):
+        raise Miss("two activations, which no int8 kernel multiplies so")
+    if not nd.is_op(node, "MatMul"):
+        raise Miss("weights that are computed")
+    _require_float32(g, node.input[0])
+    if g.is_const(node.input[1]):
+        raise Miss("weights that are no matrix of floats")
+    maker = g.producer(node.input[1])
+    if maker is not None and nd.is_op(maker, "Transpose") and g.is_const(maker.input[0]):
+        raise Miss("weights that are turned at run time")
+    return Site(g, node, "product", (0, 1))
+
+
+def _combine(g: Graph, node: NodeProto) -> Site | None:
+    slots = range(2) if nd.is_op(node, *_TWO_OPERANDS) else range(1)
+    if nd.is_op(node, "Concat"):
+        slots = range(len(node.input))
+    if all(g.is_const(node.input[slot]) for slot in slots):
+        return None
+    if nd.is_op(node, "Clip") and bounds_of(g, node) is None:
+        return None
+    for slot in slots:
+        if g.dtype(node.input[slot]) not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
+            return None
+    return Site(g, node, "combine", tuple(slots))
+
+
+def _carry(g: Graph, node: NodeProto) -> Site | None:
+    if g.is_const(node.input[0]) or g.dtype(node.input[0]) not in (TensorProto.FLOAT, 0):
+        return None
+    if nd.is_op(node, "MaxPool") and len(nd.outputs_of(node)) > 1:
+        return None  # it counts in floats as well: where the largest was
+    if nd.is_op(node, "Pad") and not _pads_with_range(g, node):
+        return None
+    if nd.is_op(node, "Resize") and nd.attr(node, "mode", "nearest") != "nearest":
+        return None
+    return Site(g, node, "carry", (0,))
+
+
+def _pads_with_range(g: Graph, node: NodeProto) -> bool:
+    """Whether a Pad adds nothing but zeros, or copies of what is there."""
+    if nd.attr(node, "mode", "constant") != "constant":
+        return True
+    if given(node, 2):
+        known = g.const(node.input[2])
+        return known is not None and not known.any()
+    return nd.attr(node, "value", 0.0) == 0
+
+
+def _require_float32(g: Graph, value: str) -> None:
+    if g.dtype(value) not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
+        raise Miss("activations that are no 32-bit floats")

@@ -1,0 +1,310 @@
+"""Static int8: weights are quantized now, and activations by ranges that calibration data tell.
+
+The pass makes a plan (which nodes, in which numbers; the ranges of their tensors), then applies it.
+Bodies of If, Loop and Scan are part of it. What never ran there on the data has no range, and stays
+float.
+
+    sites, region        what has a kernel on integers, and what is so together
+    ranges, ties, useful scales of activations: from ranges, shared, and cut to what readers notice
+    weights              scales and integers of weights and biases
+    apply                a plan, written by `qdq` (Q/DQ pairs), and by `qop` (operators) from there
+    fence, islands       what the runtime must be kept from, and helped to
+    pointwise            convolutions that are products of matrices, with `channels_last`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onnx import NodeProto
+
+from passes.analysis.node_filter import Selection
+from passes.analysis.shapes import Shapes
+from passes.quantize import options
+from passes.quantize.diagnostics import note_hard, note_troubles, range_troubles
+from passes.quantize.layers.layers import is_fused
+from passes.quantize.layers.unique_names import make_all_distinct
+from passes.quantize.preconditions import quantized_already
+from passes.quantize.schemes.static.apply import Format, apply_static, lift_for_static
+from passes.quantize.schemes.static.int8_region import (
+    Region,
+    Results,
+    as_made,
+    behind_limits,
+    settle,
+)
+from passes.quantize.schemes.static.quantizable_ops import (
+    CARRIERS,
+    COMBINERS,
+    PRODUCTS,
+    Site,
+    site_of,
+)
+from passes.quantize.schemes.static.range_narrowing import useful
+from passes.quantize.schemes.static.shared_scales import tied_sites
+from passes.quantize.search.keep_within import write_within_budget
+from toolkit.calibrate.observers import Observer, Percentile, observer_named
+from toolkit.calibrate.statistics import Range
+from toolkit.calibrate.subgraph_values import inner_values, obstacle
+from toolkit.errors import UsageError
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.messages import suggestion
+from toolkit.quantization.plan import ActivationType, Entry, Plan, TensorEntry, note_left
+from toolkit.quantization.plan_json import read_plan
+from toolkit.rewriting.match_failure import Miss
+from toolkit.verification.tolerance import QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.calibrate.collector import Calibration
+    from toolkit.pass_manager.protocol import Context
+
+__all__ = ["DEFAULT_OPS", "QuantizeStatic", "apply_static"]
+
+ObserverName = Literal["minmax", "average", "percentile", "entropy", "mse"]
+
+DEFAULT_OPS = (
+    *("Conv", "Gemm", "MatMul"),
+    *("Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "Relu", "Clip", "GlobalAveragePool"),
+    *("MaxPool", "Resize", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice"),
+    *("Split", "Gather", "Expand", "Identity", "DepthToSpace"),
+)
+"""What has a kernel on integers that is worth its while between two others."""
+
+
+_WITHOUT_KERNEL = ("ConvTranspose",)
+"""What can be written in int8, and is computed in floats all the same: for whoever names it."""
+
+_PERCENT = 99.99
+_NEVER_RAN = "it never ran on the calibration data"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeStatic:
+    """Compute convolutions and linear layers in int8, by ranges that calibration data tell."""
+
+    name: ClassVar[str] = "quantize-static"
+    tolerance: ClassVar[Tolerance] = QUANT
+    format: Format = field(
+        default="qdq", metadata={"help": "Q/DQ pairs around operators, or quantized operators."}
+    )
+    observer: ObserverName = field(
+        default="minmax", metadata={"help": "How the range of an activation is found."}
+    )
+    percent: float = field(
+        default=_PERCENT, metadata={"help": "The share of values that observer=percentile keeps."}
+    )
+    activations: ActivationType = field(
+        default="uint8", metadata={"help": "The type of activations."}
+    )
+    symmetric: bool = field(
+        default=False, metadata={"help": "Activations around zero, without a zero point."}
+    )
+    weights: Literal["int8", "uint8"] = field(
+        default="int8", metadata={"help": "The type of weights."}
+    )
+    per_channel: bool = field(default=True, metadata=options.PER_CHANNEL)
+    reduce_range: bool = field(default=False, metadata=options.REDUCE_RANGE)
+    products: bool = field(
+        default=False, metadata={"help": "Quantize a MatMul of two activations too."}
+    )
+    ops: tuple[str, ...] = field(
+        default=DEFAULT_OPS, metadata={"help": "The operators to quantize."}
+    )
+    include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
+    exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
+    min_elements: int = field(default=0, metadata={"help": "Layers with fewer weights stay float."})
+    plan: Path | None = field(default=None, metadata=options.PLAN)
+
+    def __post_init__(self) -> None:
+        Percentile(self.percent)  # which knows what a percentile can be
+        if self.percent != _PERCENT and self.observer != "percentile":
+            raise UsageError(f"{self.name}: percent is for observer=percentile")
+        if self.activations == "int8" and self.weights == "uint8":
+            raise UsageError(f"{self.name}: no kernel takes activations=int8 with weights=uint8")
+        known = [*PRODUCTS, *COMBINERS, *CARRIERS]
+        strange = next((op for op in self.ops if op not in known), None)
+        if strange is not None:
+            hint = suggestion(strange, known) or f": there are {', '.join(known)}"
+            raise UsageError(f"{self.name}: '{strange}' is no operator to quantize{hint}")
+
+    def run(self, model: Model, ctx: Context) -> None:
+        start = model.journal.position
+        reason = quantized_already(model) if self.plan is None else ""
+        if not reason:  # before a plan names its nodes
+            make_all_distinct(model)
+            reason = lift_for_static(model, ctx)
+        if reason:
+            model.journal.undo_to(start)
+            ctx.note(reason)
+            return
+        if self.plan is None:
+            Shapes(annotate=False).run(model, ctx)  # only 32-bit floats are quantized
+            note_hard(model, ctx)
+            plan = self.make_plan(model, ctx)
+            Selection(self.include, self.exclude).note_idle(model, ctx)
+            note_left(plan, ctx)
+        else:
+            plan = read_plan(self.plan, model)
+            options.note_beside_plan(self, ctx, "format")
+        write = partial(apply_static, form=self.format)
+        write_within_budget(model, plan, "static", ctx, write, start)
+
+    def make_plan(self, model: Model, ctx: Context) -> Plan:
+        """What this pass would do: an entry for every layer, and the range of every tensor."""
+        if ctx.calibration is None:
+            raise UsageError("static quantization needs calibration data: --calib SOURCE")
+        sites, left = self.candidates(model)
+        results: Results = as_made if self.symmetric else behind_limits
+        region = settle(sites, results)
+        tensors = region.scopes()
+        names = (*tensors, *(_ran(site) for site in region.sites if site.is_inner))
+        found = ctx.calibration.collect(model, dict.fromkeys(names, self._observer()))
+        note_troubles((t for t in range_troubles(found) if t.tensor in tensors), ctx)
+        while True:
+            bad = [s for s in region.sites if _without_range(s, region, found)]
+            for site in bad:
+                left[id(site.node)] = _without_range(site, region, found)
+            if not bad:
+                break
+            region = settle([s for s in region.sites if id(s.node) not in left], results)
+        return self._plan(model, region, found, left)
+
+    def _observer(self) -> Observer:
+        if self.observer == "percentile":
+            return Percentile(self.percent)
+        return observer_named(self.observer)
+
+    def candidates(self, model: Model) -> tuple[list[Site], dict[int, str]]:
+        """The sites that may be quantized, and why others may not, by node."""
+        sites: list[Site] = []
+        left: dict[int, str] = {}
+        selection = Selection(self.include, self.exclude)
+        inner = inner_values(model)
+        for graph, node in model.places():
+            if not self._takes(node):
+                if nd.is_op(node, *_WITHOUT_KERNEL) and self.ops == DEFAULT_OPS:
+                    left[id(node)] = "onnxruntime has no int8 kernel for it"
+                continue
+            try:
+                site = site_of(graph, node)
+            except Miss as miss:
+                left[id(node)] = str(miss)
+                continue
+            if site is None:
+                continue
+            reason = self._refusal(site, selection) or _hidden(site, inner)
+            if not reason:
+                sites.append(site)
+            elif site.kind == "product":
+                left[id(node)] = reason
+        return sites, left
+
+    def _takes(self, node: NodeProto) -> bool:
+        return nd.is_op(node, *self.ops) or (is_fused(node) and "MatMul" in self.ops)
+
+    def _refusal(self, site: Site, selection: Selection) -> str:
+        if not selection.takes(site.node):
+            return "excluded"
+        if site.kind == "product":
+            if site.weight is None:
+                return "" if self.products else "a product of two activations"
+            small = site.weight.size < self.min_elements
+            return f"fewer than {self.min_elements} weights" if small else ""
+        if site.kind == "combine" and any(map(_is_linear, _makers(site))):
+            return "behind a linear layer"
+        return ""
+
+    def _plan(
+        self, model: Model, region: Region, found: Calibration, left: Mapping[int, str]
+    ) -> Plan:
+        tensors: dict[str, TensorEntry] = {}
+        for name, graph in region.scopes().items():
+            tensors[name] = self._tensor(graph, name, _range(region, name, found))
+        tied = tied_sites(region, tensors)
+        chosen = {id(site.node): site for site in region.sites}
+        entries: list[Entry] = []
+        for node in model.nodes():
+            site = chosen.get(id(node))
+            if site is not None:
+                entries.append(self._entry(site, id(node) in tied))
+            elif id(node) in left:
+                entries.append(Entry.of(node, reason=left[id(node)]))
+        return Plan(tuple(entries), tuple(tensors.values()))
+
+    def _entry(self, site: Site, tied: bool) -> Entry:
+        if site.weight is None:
+            return Entry.of(site.node, scheme="static", tied=tied)
+        axis = site.weight.axis if self.per_channel else None
+        return Entry.of(
+            site.node,
+            scheme="static",
+            weight=self.weights,
+            reduce_range=self.reduce_range,
+            axis=axis,
+        )
+
+    def _tensor(self, g: Graph, name: str, seen: Range) -> TensorEntry:
+        used = useful(g, name, seen)
+        return TensorEntry(name, self.activations, self.symmetric, used.low, used.high)
+
+
+def _range(region: Region, name: str, found: Calibration) -> Range:
+    """What calibration tells of a tensor; of a Softmax all that it can give, in steps of 1 / 256.
+
+    onnxruntime's kernel overflows with shorter steps, and takes a whole number of them for 1.
+    """
+    maker = region.makers.get(name)
+    if maker is not None and nd.is_op(maker.node, "Softmax"):
+        return Range(0.0, 255 / 256)
+    return found.range(name)
+
+
+def _without_range(site: Site, region: Region, found: Calibration) -> str:
+    names = (*site.activations, *region.makes(site))
+    failed = next((name for name in names if name in found.failed), None)
+    if failed is not None:
+        return found.failed[failed]
+    return _NEVER_RAN if found.unseen.intersection((*names, _ran(site))) else ""
+
+
+def _ran(site: Site) -> str:
+    """By what one sees that a site of a body has run: all that it reads may be from outside."""
+    return site.node.output[0]
+
+
+def _hidden(site: Site, inner: Mapping[str, Graph]) -> str:
+    """Why a site of a body has no ranges, whatever the data are; empty when it may have some."""
+    if not site.is_inner:
+        return ""
+    for name in (*site.activations, *nd.outputs_of(site.node)):
+        scope = site.graph.scope_of(name)
+        if scope is not None and scope.parent is not None and name not in inner:
+            return obstacle(scope) or f"in a subgraph that is not the only one with a '{name}'"
+    return ""
+
+
+def _is_linear(node: NodeProto) -> bool:
+    return nd.is_op(node, "MatMul", "Gemm") or is_fused(node)
+
+
+def _makers(site: Site) -> Iterator[NodeProto]:
+    """The nodes that compute what the site reads, through what only carries or limits."""
+    pending = list(site.activations)
+    seen: set[str] = set()
+    while pending:
+        value = pending.pop()
+        scope = site.graph.scope_of(value)
+        maker = scope.producer(value) if scope is not None else None
+        if maker is None or value in seen:
+            continue
+        seen.add(value)
+        if nd.is_op(maker, "Relu", "Clip", *CARRIERS):
+            pending.append(maker.input[0])
+        else:
+            yield maker

@@ -1,0 +1,86 @@
+"""Which Concats share one range among all that they join.
+
+Joining tensors of one scale is a copy, of different ones a computation that is slower than floats.
+The result has the widest range anyway, so one that only the Concat reads loses nothing by it. One
+that others read as well may lose a bit at most, and one behind a Relu or Clip must keep a range
+that those leave as it is, or no kernel would take them in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from passes.fuse.linear.affine import only_reader
+from passes.quantize.schemes.static.int8_region import Region
+from passes.quantize.schemes.static.qparams import Ties
+from passes.quantize.schemes.static.quantizable_ops import Site, limits_after
+from toolkit.ir import node as nd
+from toolkit.quantization.plan import TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What tied tensors hold, the widest that they may, and the narrowest that minds."""
+
+    low: float
+    high: float
+    least: float = -math.inf
+    most: float = math.inf
+    narrowest: float = math.inf
+
+    def __or__(self, other: _Group) -> _Group:
+        return _Group(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            max(self.least, other.least),
+            min(self.most, other.most),
+            min(self.narrowest, other.narrowest),
+        )
+
+    @property
+    def is_fine(self) -> bool:
+        inside = self.least <= self.low and self.high <= self.most
+        return inside and self.high - self.low <= 2 * self.narrowest
+
+
+def tied_sites(region: Region, tensors: Mapping[str, TensorEntry]) -> set[int]:
+    """The nodes whose operands and results share a range: all that carry, and some Concats."""
+    ties = Ties()
+    groups = {name: _alone(region, name, entry) for name, entry in tensors.items()}
+    tied: set[int] = set()
+
+    def tie(site: Site, always: bool) -> None:
+        names = list(dict.fromkeys((*site.activations, *region.makes(site))))
+        members = list(dict.fromkeys(map(ties.group, names)))
+        joined = groups[members[0]]
+        for member in members[1:]:
+            joined |= groups[member]
+        if always or joined.is_fine:
+            ties.tie(names)
+            groups[ties.group(names[0])] = joined
+            tied.add(id(site.node))
+
+    for site in region.sites:
+        if site.kind == "carry":
+            tie(site, always=True)
+    for site in region.sites:
+        if nd.is_op(site.node, "Concat"):
+            tie(site, always=False)
+    return tied
+
+
+def _alone(region: Region, name: str, entry: TensorEntry) -> _Group:
+    """A tensor that is tied to no other yet."""
+    low, high = entry.low or 0.0, entry.high or 0.0
+    maker = region.makers.get(name)
+    if maker is None:
+        return _Group(low, high, narrowest=high - low)
+    least, most = -math.inf, math.inf
+    limits = limits_after(maker.graph, maker.node.output[0])
+    if maker.kind != "carry" and limits is not None and limits.output == name:
+        least, most = limits.low, limits.high
+    joined = nd.is_op(only_reader(maker.graph, name), "Concat")
+    minds = maker.kind != "carry" and not joined
+    return _Group(low, high, least, most, high - low if minds else math.inf)

@@ -1,0 +1,1 @@
+"""Weight-only formats: block-wise integers, rounded to nearest or by GPTQ."""

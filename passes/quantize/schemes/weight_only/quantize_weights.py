@@ -1,0 +1,285 @@
+"""Weights alone in 4 or 8 bits, by blocks: a fraction of the bytes, computing in floats.
+
+It pays where reading weights is what takes the time (a token at a time), and for the size. Rounding
+to nearest (`rtn`) and `hqq` need no data; `gptq` takes calibration data, and is far closer in 4
+bits.
+
+    methods     which codes: rounding, `hqq`, or `gptq` with `gram` (what it knows of the data) and
+                `triangular` (its matrices); `blocks` is what they have in common
+    streaming   a weight a piece at a time, to where `packing` puts its codes
+    nbits       layers, written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+
+from passes.analysis.node_filter import Selection
+from passes.quantize import options
+from passes.quantize.layers.find_layers import Weighted, leave_float_tables, matrices_in, planned
+from passes.quantize.layers.int8_weights import Unfit
+from passes.quantize.layers.layers import Layer, Linear, Table, readers_of
+from passes.quantize.layers.unique_names import make_distinct
+from passes.quantize.preconditions import FROM_INTEGERS, lift, quantized_already, too_old
+from passes.quantize.schemes.weight_only.methods import Job, methods_for
+from passes.quantize.schemes.weight_only.nbits import BlockWriter, Form, Known
+from passes.quantize.search.keep_within import write_within_budget
+from toolkit.errors import UsageError
+from toolkit.ir import node as nd
+from toolkit.ir.model import Model
+from toolkit.quantization.plan import BLOCK_SIZES, Entry, Plan, WeightType, note_left
+from toolkit.quantization.plan import Method as MethodName
+from toolkit.quantization.plan_json import read_plan
+from toolkit.verification.tolerance import QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pass_manager.protocol import Context
+
+_MIN_OPSET = 11
+"""The first with BitShift."""
+_STANDARD_OPSET = 21
+"""The first with blocks in DequantizeLinear, and int4."""
+_BLOCKS: dict[str, int] = {"int4": 32, "int8": 128}
+_LEVELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeWeights:
+    """Store the weights of linear layers in 4 or 8 bits by blocks; tables by rows."""
+
+    name: ClassVar[str] = "quantize-weights"
+    tolerance: ClassVar[Tolerance] = QUANT
+    weights: Literal["int4", "int8"] = field(default="int4", metadata={"help": "Bits of a weight."})
+    block_size: int | None = field(
+        default=None,
+        metadata={"help": "Weights that share a scale: 16 to 256; none: 32 for int4, 128 for int8"},
+    )
+    symmetric: bool | None = field(
+        default=None, metadata={"help": "Blocks without a zero; none: for int8, not for int4"}
+    )
+    method: MethodName = field(
+        default="rtn", metadata={"help": "rtn: round to nearest; hqq; gptq: needs calibration data"}
+    )
+    form: Literal["auto", "nbits", "qdq"] = field(
+        default="auto",
+        metadata={"help": "nbits: MatMulNBits; qdq: DequantizeLinear; auto: by the target"},
+    )
+    accuracy_level: int = field(
+        default=4, metadata={"help": "Of MatMulNBits: 0 or 1 computes in floats, 4 in int8"}
+    )
+    act_order: bool = field(
+        default=True, metadata={"help": "gptq: inputs that matter most come first"}
+    )
+    embeddings: Literal["int8", "int4", "float"] = field(
+        default="int8", metadata={"help": "Tables of Gather, and projections tied to them"}
+    )
+    include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
+    exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
+    min_elements: int = field(default=4096, metadata=options.MIN_ELEMENTS)
+    plan: Path | None = field(default=None, metadata=options.PLAN)
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None and self.block_size not in BLOCK_SIZES:
+            listed = ", ".join(map(str, BLOCK_SIZES))
+            raise UsageError(f"{self.name}: block_size={self.block_size} is none of {listed}")
+        if not 0 <= self.accuracy_level <= _LEVELS:
+            raise UsageError(
+                f"{self.name}: accuracy_level={self.accuracy_level} is not valid: 0 to {_LEVELS}"
+            )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        start = model.journal.position
+        form = self._form(ctx)
+        if self.plan is None:
+            reason = too_old(model, "quantizing weights", _MIN_OPSET)
+            reason = reason or quantized_already(model, FROM_INTEGERS)
+            if reason:
+                ctx.note(reason)
+                return
+            make_distinct(model)
+            plan = self.make_plan(model, form)
+            Selection(self.include, self.exclude).note_idle(model, ctx)
+            note_left(plan, ctx)
+        else:
+            make_distinct(model)
+            plan = read_plan(self.plan, model)
+            options.note_beside_plan(self, ctx, "form", "accuracy_level", "act_order")
+        write = partial(
+            apply_weight_only,
+            form=form,
+            accuracy_level=self.accuracy_level,
+            act_order=self.act_order,
+            known={},
+        )
+        write_within_budget(model, plan, "weight-only", ctx, write, start)
+
+    def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
+        """What this pass would do, for every node that has weights."""
+        found = list(matrices_in(model))
+        entries = {id(item.node): self._entry(item) for item in found}
+        if self.embeddings == "float":
+            self._leave_tied(found, entries)
+        leave_float_tables(found, entries)
+        tables = _tied_tables(found, entries)
+        for item in found:
+            layer, entry = item.layer, entries[id(item.node)]
+            tied = layer is not None and layer.weight.key in tables and _by_rows(layer)
+            if tied and entry.scheme != "float":
+                entries[id(item.node)] = self._tied(entry, form)
+        return Plan(tuple(entries.values()))
+
+    def _form(self, ctx: Context) -> Form:
+        if self.form == "nbits" and not ctx.on_runtime:
+            raise UsageError(
+                f"{self.name}: form=nbits is com.microsoft's MatMulNBits, which target "
+                f"'{ctx.target}' does not have: take form=qdq"
+            )
+        if self.form == "auto":
+            return "nbits" if ctx.on_runtime else "qdq"
+        return self.form
+
+    def _entry(self, item: Weighted[Layer]) -> Entry:
+        node, layer = item.node, item.layer
+        if layer is None:
+            return Entry.of(node, reason=item.reason)
+        is_table = isinstance(layer, Table)
+        reason = ""
+        if not Selection(self.include, self.exclude).takes(node):
+            reason = "excluded"
+        elif is_table and self.embeddings == "float":
+            reason = "a table"
+        elif layer.weight.size < self.min_elements:
+            reason = f"fewer than {self.min_elements} weights"
+        if reason:
+            return Entry.of(node, reason=reason)
+        if is_table:
+            block = self._block("int4") if self.embeddings == "int4" else None
+            return self._of(Entry.of(node), cast(WeightType, self.embeddings), 0, block, True)
+        symmetric = self.weights == "int8" if self.symmetric is None else self.symmetric
+        return self._of(
+            Entry.of(node), self.weights, 1, self._block(self.weights), symmetric, self.method
+        )
+
+    def _of(
+        self,
+        entry: Entry,
+        weight: WeightType,
+        axis: int,
+        block: int | None,
+        symmetric: bool,
+        method: MethodName = "rtn",
+    ) -> Entry:
+        return replace(
+            entry,
+            scheme="weight-only",
+            weight=weight,
+            axis=axis,
+            block_size=block,
+            symmetric=symmetric,
+            method=method,
+        )
+
+    def _block(self, weight: str) -> int:
+        return self.block_size or _BLOCKS[weight]
+
+    def _leave_tied(self, found: list[Weighted[Layer]], entries: dict[int, Entry]) -> None:
+        """Projections that are tied to a table are in floats as it is: bytes would come on top."""
+        tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
+        for item in found:
+            if isinstance(item.layer, Linear) and item.layer.weight.key in tables:
+                entries[id(item.node)] = Entry.of(item.node, reason="tied to a table")
+
+    def _tied(self, entry: Entry, form: Form) -> Entry:
+        """One weight for a table and a projection: the same numbers for both."""
+        weight: WeightType = "int4" if self.embeddings == "int4" else "int8"
+        if form == "nbits":
+            return self._of(entry, weight, 0, self._block(weight), True)
+        return self._of(entry, "int8", 0, None, True)
+
+
+def _tied_tables(
+    found: list[Weighted[Layer]], entries: Mapping[int, Entry]
+) -> set[tuple[int, str]]:
+    """The quantized tables that a projection is tied to: it has their rows as outputs."""
+    linear = {id(item.node) for item in found if _is_tied_linear(item.layer)}
+    tied: set[tuple[int, str]] = set()
+    for item in found:
+        if isinstance(item.layer, Table) and entries[id(item.node)].scheme != "float":
+            readers = readers_of(item.layer.weight) or ()
+            if any(id(node) in linear for node in readers):
+                tied.add(item.layer.weight.key)
+    return tied
+
+
+def apply_weight_only(
+    model: Model,
+    plan: Plan,
+    ctx: Context,
+    form: Form = "nbits",
+    accuracy_level: int = 4,
+    act_order: bool = True,
+    known: Known | None = None,
+) -> None:
+    """Quantize what the plan calls weight-only; other schemes are for other passes.
+
+    Codes are `known` that were chosen for a draft of the same model; all new ones are put there.
+    """
+    entries = plan.of_scheme("weight-only")
+    if not entries:
+        return
+    if any(entry.method == "gptq" for entry in entries) and ctx.calibration is None:
+        raise UsageError("method=gptq needs calibration data: give some, or take rtn or hqq")
+    obstacle = lift(model, ctx, "a weight in blocks", _STANDARD_OPSET) if form == "qdq" else ""
+    if obstacle:
+        ctx.note(obstacle)
+        return
+    writer = BlockWriter(form, accuracy_level, {} if known is None else known)
+    jobs = _jobs(model, plan)
+    settled = [job for job in jobs if writer.knows(job.layer, job.entry)]
+    open_ = [job for job in jobs if not writer.knows(job.layer, job.entry)]
+    methods = methods_for(open_, model.copy(), ctx, act_order) if open_ else ()
+    for job, method in chain(((job, None) for job in settled), methods):
+        start = model.journal.position
+        try:
+            if isinstance(job.layer, Linear):
+                writer.linear(job.graph, job.layer, job.entry, method)
+            else:
+                writer.table(job.graph, job.layer, job.entry, method)
+        except Unfit as unfit:
+            model.journal.undo_to(start)
+            ctx.note(f"{nd.label(job.layer.node)} stays float: it has {unfit}")
+
+
+def _jobs(model: Model, plan: Plan) -> list[Job]:
+    chosen = planned(matrices_in(model), plan, "weight-only", "linear layer or table")
+    for _, layer, entry in chosen:
+        _require_supported(entry, layer)
+    return [
+        Job(item.graph, layer, entry, layer.x if isinstance(layer, Linear) else "")
+        for item, layer, entry in chosen
+    ]
+
+
+def _require_supported(entry: Entry, layer: Layer) -> None:
+    if entry.weight not in _BLOCKS:
+        raise UsageError(f"{entry.label} cannot be weight-only in {entry.weight}: int4 or int8")
+    if entry.block_size is None and (entry.weight != "int8" or not entry.symmetric):
+        raise UsageError(f"{entry.label} needs a block_size: whole rows are symmetric int8")
+    if entry.block_size is None and not _by_rows(layer):
+        raise UsageError(f"{entry.label} needs a block_size: its weight is not stored by rows")
+    if isinstance(layer, Table) and not entry.symmetric:
+        raise UsageError(f"{entry.label} is a table, and those are symmetric")
+
+
+def _by_rows(layer: Layer) -> bool:
+    """Whether an output of the layer is a row of the weight, as in a table."""
+    return isinstance(layer, Table) or layer.weight.turned
+
+
+def _is_tied_linear(layer: Layer | None) -> bool:
+    return isinstance(layer, Linear) and _by_rows(layer)

@@ -1,0 +1,75 @@
+"""Layers that read floats and give floats: each is quantized for itself, for what it saves.
+
+Those are the dynamic ones, and those of which the weights alone are quantized. Of a weight that one
+of its readers keeps in floats, the integers of the others come on top. So those go together that
+are there for their bytes: all readers of a weight that is quantized alone, and a table with what is
+tied to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from passes.quantize.layers.find_layers import matrices_in
+from passes.quantize.layers.layers import Layer, Table, Weight
+from passes.quantize.search.costs import Kernels, Sizes
+from toolkit.ir.model import Model
+from toolkit.quantization.plan import Entry, Plan
+
+LEAST_SAVING = 1.0
+"""What a layer counts for when nobody knows what it saves; it saves bytes anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """Entries that are quantized together or not at all, and what they save.
+
+    That is microseconds, or for whom bytes count, the share of them in an average weight's.
+    """
+
+    entries: tuple[Entry, ...]
+    saving: float
+
+
+def loose_in(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> tuple[Loose, ...]:
+    """The loose entries of a plan, with the shapes of one feed."""
+    weights = _weights_to_share(model, plan)
+    numbers = {weight.key: weight.size for weight in weights.values()}
+    average = sum(numbers.values()) / max(len(numbers), 1)
+    groups: dict[object, list[tuple[NodeProto, Entry]]] = {}
+    for node in model.nodes():
+        entry = plan.find(node)
+        if entry is not None and entry.scheme in ("dynamic", "weight-only"):
+            weight = weights.get(id(node))
+            groups.setdefault(weight.key if weight else id(node), []).append((node, entry))
+    found: list[Loose] = []
+    for group in groups.values():
+        node, first = group[0]
+        if first.scheme == "weight-only" and id(node) in weights:
+            saving = LEAST_SAVING * weights[id(node)].size / max(average, 1.0)
+        else:
+            saving = sum(_time_saved(node, sizes, kernels) for node, _ in group)
+        found.append(Loose(tuple(entry for _, entry in group), saving))
+    return tuple(found)
+
+
+def _weights_to_share(model: Model, plan: Plan) -> dict[int, Weight]:
+    """Of nodes that go together with all others that read the same weight, that weight."""
+    quantized: list[tuple[Layer, Entry]] = []
+    for item in matrices_in(model):
+        entry = plan.find(item.node)
+        if item.layer is not None and entry is not None and entry.scheme != "float":
+            quantized.append((item.layer, entry))
+    tables = {layer.weight.key for layer, _ in quantized if isinstance(layer, Table)}
+    return {
+        id(layer.node): layer.weight
+        for layer, entry in quantized
+        if entry.scheme == "weight-only" or layer.weight.key in tables
+    }
+
+
+def _time_saved(node: NodeProto, sizes: Sizes, kernels: Kernels) -> float:
+    times = kernels.of(node, sizes)
+    return max(LEAST_SAVING, times.saving if times is not None else 0.0)

@@ -1,0 +1,80 @@
+"""What a search has come to, in a user's words: what is in int8, what is not, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from passes.quantize.schemes.static.quantizable_ops import ALL_PRODUCTS
+from toolkit.accuracy.budgets import decibels
+from toolkit.quantization.plan import Entry, Plan, note_left
+
+if TYPE_CHECKING:
+    from passes.quantize.search.candidate_eval import Trials
+    from passes.quantize.search.search import Found
+    from toolkit.pass_manager.protocol import Context
+
+_NAMED = 3
+_NEGLIGIBLE = 0.03
+"""Of the most harmful layer's noise: one with less went back for the little time that it saves."""
+_RUINED = 0.5
+"""Noise in the signal's power from which on the outputs are lost, and how far off says nothing."""
+_UNHEARD = 1e-9
+"""Noise that is none, or that of integers, see `Trials.noise`."""
+_NOTHING = "nothing is quantized"
+
+
+def note_returned(found: Found, trials: Trials, ctx: Context) -> None:
+    """What went back to floats for the budget, most harmful first; or why everything did."""
+    if not found.holds:
+        ctx.note(_collapse(found, trials))
+        return
+    if not found.returned:
+        return
+    quality = trials.quality(found.plan)
+    figures = f": {quality.summary()}" if quality is not None else ""
+    ctx.note(f"back to float to keep the budget: {_named(found)}{figures}")
+
+
+def _collapse(found: Found, trials: Trials) -> str:
+    quality = None if found.tried is None else trials.known(found.tried)
+    reason = f" ({quality.reason})" if quality is not None and quality.reason else ""
+    worst = f"; most harmful: {_named(found)}" if found.returned else ""
+    return (
+        f"{_NOTHING}: no part of it keeps the budget{reason}{worst}; --max-drop sets another budget"
+    )
+
+
+def _named(found: Found) -> str:
+    """The most harmful ones by name, with what each of them does alone."""
+    harm = found.harm or {}
+    ordered = sorted(found.returned, key=lambda entry: -harm.get(entry, 0.0))
+    most = harm.get(ordered[0], 0.0)
+    worse = [e for e in ordered if harm.get(e, 0.0) >= _NEGLIGIBLE * most][:_NAMED]
+    names = [f"{entry.label} ({_alone(harm.get(entry))})" for entry in worse]
+    more = f" and {len(ordered) - len(worse)} more" if len(ordered) > len(worse) else ""
+    return f"{', '.join(names)}{more}"
+
+
+def _alone(noise: float | None) -> str:
+    if noise is None:
+        return "not tried alone"
+    if noise >= _RUINED:
+        return "ruins the outputs alone"
+    if noise <= _UNHEARD:
+        return "hardly any noise alone"
+    return f"SQNR {decibels(noise):.0f} dB alone"
+
+
+def note_what(done: Plan, plan: Plan, ctx: Context) -> None:
+    """What was quantized of a plan, and one line for each reason why something was not."""
+    kinds: dict[str, list[Entry]] = {}
+    for entry in done.quantized():
+        if entry.op in ALL_PRODUCTS or entry.scheme != "static":
+            kinds.setdefault(f"{entry.scheme} {entry.op}", []).append(entry)
+    if kinds:
+        listed = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
+        fewer = any("4" in entry.weight for entry in done.quantized())
+        ctx.note(f"in int8{' or int4' if fewer else ''}: {listed}")
+    elif plan.entries and not any(note.startswith(_NOTHING) for note in ctx.notes):
+        ctx.note(f"{_NOTHING}, for the reasons below")
+    note_left(plan, ctx)

@@ -1,0 +1,1 @@
+"""Remove, fold, share and canonicalize without changing what the model computes."""

@@ -1,0 +1,1 @@
+"""Rewrite equivalent forms into one canonical form."""

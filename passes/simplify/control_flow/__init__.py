@@ -1,0 +1,1 @@
+"""Resolve If and Loop nodes whose condition or trip count is known."""

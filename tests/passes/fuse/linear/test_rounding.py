@@ -1,0 +1,39 @@
+"""Weights that fusing has changed, in their own element type again."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from passes.fuse.linear.affine import rounded
+
+TYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_numbers_that_the_type_holds(kind: type, scale: float) -> None:
+    exact = np.random.default_rng(0).standard_normal((4, 8)) * scale
+    exact[0, 0] = 0.0
+    exact[0, 1] = scale * 1e-30  # vanishes beside the others
+    result = rounded(exact, np.zeros(1, kind))
+    assert result is not None
+    assert result.dtype == kind
+    np.testing.assert_array_equal(result, exact.astype(kind))
+
+
+@pytest.mark.parametrize("kind", TYPES[:3])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e40, -1e40])
+def test_numbers_that_no_result_may_have(kind: type, bad: float) -> None:
+    assert rounded(np.array([1.0, bad]), np.zeros(1, kind)) is None
+
+
+@pytest.mark.parametrize(("kind", "tiny"), [(np.float16, 1e-8), (np.float32, 1e-46)])
+def test_numbers_that_are_all_too_small(kind: type, tiny: float) -> None:
+    assert rounded(np.array([tiny, 3.3 * tiny]), np.zeros(1, kind)) is None
+    assert rounded(np.zeros(3), np.zeros(1, kind)) is not None
+
+
+def test_nothing_at_all() -> None:
+    assert rounded(np.zeros((0, 4)), np.zeros(1, np.float32)) is not None

@@ -1,0 +1,106 @@
+"""The table of operator changes against the schemas of onnx and the kernels of onnxruntime."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from onnx import defs
+
+from tests.passes.opset.compatible_changes import (
+    ADAPTERS,
+    EXPERIMENTAL,
+    HARMLESS,
+    NEEDS_TYPES,
+    NO_KERNEL,
+)
+from toolkit.runtime.session import MAX_OPSET
+
+
+def transitions() -> set[tuple[str, int]]:
+    """(operator, opset) for every opset up to the newest we write that changed an operator."""
+    return {(op, new) for op, versions in schemas().items() for new in sorted(versions)[1:]}
+
+
+def schemas() -> dict[str, dict[int, defs.OpSchema]]:
+    found: dict[str, dict[int, defs.OpSchema]] = defaultdict(dict)
+    for schema in defs.get_all_schemas_with_history():
+        if not schema.domain and schema.since_version <= MAX_OPSET:
+            found[schema.name][schema.since_version] = schema
+    return found
+
+
+def test_every_change_of_an_operator_is_looked_at() -> None:
+    adapted = {(op, version) for version, ops in ADAPTERS.items() for op in ops}
+    harmless = {(op, version) for version, ops in HARMLESS.items() for op in ops.split()}
+    assert not adapted & harmless
+    assert adapted | harmless == transitions()
+
+
+def losses(old: defs.OpSchema, new: defs.OpSchema) -> list[str]:
+    """What a valid node of `old` could use that `new` takes away or reads differently."""
+    found = ["it is deprecated"] if new.deprecated else []
+    for name, attribute in old.attributes.items():
+        now = new.attributes.get(name)
+        if now is None or now.type != attribute.type:
+            found.append(f"attribute {name}")
+        elif now.default_value != attribute.default_value or (now.required > attribute.required):
+            found.append(f"default of {name}")
+    found += [n for n, a in new.attributes.items() if a.required and n not in old.attributes]
+    for before, after in ((old.inputs, new.inputs), (old.outputs, new.outputs)):
+        found += [
+            f"types of {a.name}"
+            for a, b in zip(before, after, strict=False)
+            if not set(a.types) <= set(b.types)
+        ]
+        found += [a.name for a in before[len(after) :]]
+        required = defs.OpSchema.FormalParameterOption.Single
+        found += [b.name for b in after[len(before) :] if b.option == required]
+        found += [
+            b.name for a, b in zip(before, after, strict=False) if b.option == required != a.option
+        ]
+    return found
+
+
+def test_harmless_changes_take_nothing_away() -> None:
+    table = schemas()
+    misspelt = {("GRU", 3): ["default of direction"]}  # "foward" was never meant
+    for version, ops in HARMLESS.items():
+        for op in ops.split():
+            before = max(v for v in table[op] if v < version)
+            lost = losses(table[op][before], table[op][version])
+            assert lost == misspelt.get((op, version), []), (op, version)
+
+
+def test_operators_that_look_at_types_are_in_the_table() -> None:
+    known = {op for table in (ADAPTERS, EXPERIMENTAL) for ops in table.values() for op in ops}
+    assert known >= set(NEEDS_TYPES.split())
+
+
+def test_missing_kernels_are_those_of_the_runtime() -> None:
+    """An operator that onnxruntime ran before and does not run in its new version."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+
+    kernels: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for kernel in runtime.get_all_opkernel_def():
+        if kernel.provider == "CPUExecutionProvider" and not kernel.domain:
+            kernels[kernel.op_name].add(kernel.version_range)
+
+    def has_kernel(op: str, since: int) -> bool:
+        # An open-ended range only covers the version it starts with.
+        ranges = kernels[op]
+        return any(a == since or (a < since <= b < 1 << 30) for a, b in ranges)
+
+    lost = {
+        (op, version)
+        for op, versions in schemas().items()
+        for before, version in zip(sorted(versions), sorted(versions)[1:], strict=False)
+        if has_kernel(op, before)
+        and not has_kernel(op, version)
+        and not versions[version].deprecated
+        and not versions[version].has_function
+        and not versions[version].has_context_dependent_function
+    }
+    # Functions, which the runtime runs as their bodies, as far as it can.
+    functions = {("Bernoulli", 22), ("Swish", 25)}
+    listed = {(op, v) for v, ops in NO_KERNEL.items() for op in ops.split()} - functions
+    assert lost == listed

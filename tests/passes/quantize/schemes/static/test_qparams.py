@@ -1,0 +1,145 @@
+"""Scales and zero points: exactly what the formulas say, zero among the numbers, and ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from passes.quantize.schemes.static.qparams import Grid, Ties, grids_of
+from passes.quantize.schemes.static.range_narrowing import useful
+from tests.checks import model
+from toolkit.calibrate.statistics import Range
+from toolkit.errors import UsageError
+from toolkit.quantization.plan import ActivationType, TensorEntry
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "symmetric", "scale", "zero"),
+    [
+        (0.0, 255.0, "uint8", False, 1.0, 0),
+        (-1.0, 1.0, "uint8", False, 2 / 255, 127),  # s is rounded up: -1 / s is less than 127.5
+        (-128.0, 127.0, "int8", False, 1.0, 0),
+        (0.0, 255.0, "int8", False, 1.0, -128),
+        (-255.0, 0.0, "uint8", False, 1.0, 255),
+        (-2.0, 127.0, "int8", True, 1.0, 0),
+        (-127.0, 3.0, "uint8", True, 1.0, 128),
+        (3.0, 255.0, "uint8", False, 1.0, 0),  # zero belongs to it
+        (-255.0, -9.0, "uint8", False, 1.0, 255),
+        (0.0, 0.0, "uint8", False, 1 / 255, 0),  # nothing but zeros
+        (0.0, 1e-45, "int8", True, 1 / 127, 0),
+    ],
+)
+def test_grids(
+    low: float, high: float, dtype: ActivationType, symmetric: bool, scale: float, zero: int
+) -> None:
+    found = Grid.of(low, high, dtype, symmetric)
+    assert found == Grid(dtype, float(np.float32(scale)), zero)
+
+
+_NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+@given(_NUMBERS, _NUMBERS, st.sampled_from(["uint8", "int8"]), st.booleans())
+def test_a_range_is_covered_and_zero_is_exact(
+    one: float, other: float, dtype: Any, symmetric: bool
+) -> None:
+    grid = Grid.of(min(one, other), max(one, other), dtype, symmetric)
+    half = grid.scale * 0.5001
+    seen = Range.around(min(one, other), max(one, other))
+    assert grid.low <= seen.low + half
+    assert grid.high >= seen.high - half
+    assert grid.quantize(np.zeros(1, np.float32))[0] == grid.zero
+    numbers = np.linspace(max(seen.low, grid.low), min(seen.high, grid.high), 50)
+    back = (grid.quantize(numbers.astype(np.float32)).astype(np.float64) - grid.zero) * grid.scale
+    assert np.all(np.abs(back - numbers) <= grid.scale * 0.501)
+
+
+def test_tied_tensors_have_the_range_of_all() -> None:
+    entries = [
+        TensorEntry("a", low=-1, high=2),
+        TensorEntry("b", low=0, high=4),
+        TensorEntry("c", low=-9, high=9),
+        TensorEntry("d", low=-3, high=1),
+    ]
+    ties = Ties()
+    ties.tie(["a", "b"])
+    ties.tie(["d", "a"])
+    grids = grids_of(entries, ties)
+    assert grids["a"] == grids["b"] == grids["d"] == Grid.of(-3, 4)
+    assert grids["c"] == Grid.of(-9, 9)
+
+
+def test_a_scale_that_is_given_wins() -> None:
+    ties = Ties()
+    ties.tie(["a", "b"])
+    given_ = TensorEntry("b", scale=0.5, zero=3)
+    grids = grids_of([TensorEntry("a", low=-1, high=2), given_], ties)
+    assert grids["a"] == grids["b"] == Grid("uint8", 0.5, 3)
+    with pytest.raises(UsageError, match="'b' and 'a' are tied, but not their scale"):
+        grids_of([given_, TensorEntry("a", scale=0.25, zero=3)], ties)
+    with pytest.raises(UsageError, match="'b' and 'a' are tied, but not their dtype"):
+        grids_of([given_, TensorEntry("a", "int8", low=0, high=1)], ties)
+
+
+SEEN = Range(-40.0, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "low", "high"),
+    [
+        ("y = Relu (x)", 0, 12),
+        ("y = HardSwish (x)", -3, 12),
+        ("y = HardSigmoid <alpha = 0.25, beta = 0.5> (x)", -2, 2),
+        ("y = Sigmoid (x)", -np.log(509), np.log(509)),
+        ("y = Tanh (x)", -40, 12),
+        ("a = Relu (x) b = Tanh (x) y = Add (a, b)", -40, 12),
+        ("a = HardSwish (x) b = Relu (x) y = Add (a, b)", -3, 12),
+        ("a = Identity (x) y = HardSwish (a)", -3, 12),
+        ("a = Identity (x) b = Neg (a) c = HardSwish (a) y = Add (b, c)", -40, 12),
+        ("c = Constant <value_floats = [1.0, 2.0]> () a = Add (x, c) y = HardSwish (a)", -5, 12),
+        ("c = Constant <value_floats = [-9.0]> () a = Add (c, x) y = Relu (a)", 0, 12),
+        ("c = Constant <value_floats = [1.0]> () a = Mul (x, c) y = HardSwish (a)", -40, 12),
+        (
+            " ".join(f"a{i + 1} = Identity (a{i})" for i in range(9)).replace("a0", "x")
+            + " y = Relu (a9)",
+            -40,
+            12,
+        ),
+    ],
+)
+def test_what_readers_can_tell_apart(nodes: str, low: float, high: float) -> None:
+    graph = model(f"g (float[N] x) => (float[N] y) {{ {nodes} }}").graph
+    found = useful(graph, "x", SEEN)
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("nodes", ["s = Sigmoid (x) y = Mul (s, x)", "y = Gelu (x)"])
+def test_what_is_cut_off_before_silu_and_gelu_is_less_than_half_a_step(nodes: str) -> None:
+    graph = model(f"g (float[N] x) => (float[N] y) {{ {nodes} }}").graph
+    found = useful(graph, "x", SEEN)
+    assert -7 < found.low < -2
+    assert found.high == 12
+    lost = -found.low / (1 + np.exp(-found.low))
+    assert lost <= (found.high - found.low) / 255 / 2 or "Gelu" in nodes
+    assert useful(graph, "x", Range(-1.5, 12)) == Range(-1.5, 12)
+
+
+def test_a_value_that_is_not_carried_is_read_as_such() -> None:
+    """A shape that is computed is no value that goes on."""
+    text = """g (float[N] x, int64[1] s) => (float[M] y)
+              { i = Cast <to = 7> (x) r = Reshape (x, i) y = Relu (r) }"""
+    graph = model(text).graph
+    assert useful(graph, "x", SEEN) == SEEN
+
+
+def test_an_output_is_read_by_others() -> None:
+    text = "g (float[N] x) => (float[N] y, float[N] h) { h = Neg (x) y = Relu (h) }"
+    assert useful(model(text).graph, "h", SEEN) == SEEN
+    gated = """g (float[N] x) => (float[N] y, float[N] z)
+               { s = Sigmoid (x) y = Mul (s, x) z = Exp (s) }"""
+    found = useful(model(gated).graph, "x", SEEN)
+    assert found.low == pytest.approx(-np.log(509))

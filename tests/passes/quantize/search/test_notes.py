@@ -1,0 +1,86 @@
+"""What a user is told of a search, and of one that found nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from passes.quantize.search.candidate_eval import Trials
+from passes.quantize.search.notes import note_returned, note_what
+from passes.quantize.search.search import Found
+from toolkit.accuracy.quality_report import Figure, OutputQuality, Quality
+from toolkit.pass_manager.protocol import Context
+from toolkit.quantization.plan import Entry, Plan
+
+
+def entry(name: str) -> Entry:
+    return Entry(node=name, output=name, op="Conv", scheme="static")
+
+
+@dataclass
+class Judged:
+    """Trials that know what the judge says of any plan."""
+
+    said: Quality | None = field(
+        default_factory=lambda: Quality(
+            (OutputQuality("y", "scores", (Figure("y", "sqnr", 0.1, 0.01),)),), 4
+        )
+    )
+
+    def quality(self, plan: Plan) -> Quality | None:
+        return self.said
+
+    known = quality
+
+
+def told(found: Found, judged: Judged | None = None) -> str:
+    ctx = Context()
+    note_returned(found, cast("Trials", cast("Any", judged or Judged())), ctx)
+    return "; ".join(ctx.notes)
+
+
+def test_what_went_back_is_named_with_what_it_does_alone() -> None:
+    one, two, three = entry("one"), entry("two"), entry("three")
+    harm = {one: 0.001, two: 0.01, three: 1e-6}
+    said = told(Found(Plan(), (one, two, three), harm))
+    assert said.startswith(
+        "back to float to keep the budget: Conv 'two' (SQNR 20 dB alone), "
+        "Conv 'one' (SQNR 30 dB alone) and 1 more: "
+    )
+
+
+def test_figures_of_what_is_lost_are_none() -> None:
+    one, two, three = entry("one"), entry("two"), entry("three")
+    said = told(Found(Plan(), (one, two, three), {one: 1e6, two: 7e5}), Judged(None))
+    assert "Conv 'one' (ruins the outputs alone), Conv 'two' (ruins the outputs alone)" in said
+    assert "dB" not in said
+
+
+def test_a_collapse_says_how_far_off_it_is_and_what_to_do() -> None:
+    one = entry("one")
+    said = told(Found(Plan(), (one,), {one: 0.05}, tried=Plan((one,))))
+    assert said == (
+        "nothing is quantized: no part of it keeps the budget (output 'y': SQNR 10.0 dB "
+        "(budget 20.0 dB) on 4 samples); most harmful: Conv 'one' (SQNR 13 dB alone); "
+        "--max-drop sets another budget"
+    )
+
+
+def test_nothing_in_int8_is_said_once() -> None:
+    plan = Plan((entry("one"),)).turned(["one"], reason="float is faster")
+    ctx = Context()
+    note_what(plan, plan, ctx)
+    assert ctx.notes == [
+        "nothing is quantized, for the reasons below",
+        "left float: Conv 'one' (float is faster)",
+    ]
+    ctx.notes[:] = ["nothing is quantized: it went wrong"]
+    note_what(plan, plan, ctx)
+    assert len(ctx.notes) == 2
+    ctx.notes.clear()
+    note_what(Plan(), Plan(), ctx)
+    assert not ctx.notes, "there is nothing to quantize in it"
+
+
+def test_what_holds_as_it_is_says_nothing() -> None:
+    assert told(Found(Plan())) == ""

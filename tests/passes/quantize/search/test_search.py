@@ -1,0 +1,497 @@
+"""The search for a plan, with trials that are made up: what is fast, what is noisy, what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from passes.quantize.search.candidate_eval import Trials
+from passes.quantize.search.independent_layers import Loose
+from passes.quantize.search.layer_sensitivity import harms, only
+from passes.quantize.search.min_cut import FLOAT_END, Item, Value
+from passes.quantize.search.paired_timing import groups_of, keep_what_pays
+from passes.quantize.search.problem import Survey
+from passes.quantize.search.search import candidates, kept, search
+from toolkit.pass_manager.protocol import Context
+from toolkit.quantization.plan import Entry, Plan
+from toolkit.runtime.latency import Effort, Timing
+
+
+def names(plan: Plan) -> str:
+    return "".join(entry.output for entry in plan.quantized())
+
+
+@dataclass
+class Made:
+    """Trials in which each entry makes so much noise, and a plan takes what `ratio` says."""
+
+    noises: Mapping[str, float] = field(default_factory=dict[str, float])
+    budget: float = 1.0
+    written: float = 1.0
+    """The share of the budget that holds for the model as written."""
+    seeming: float = 1.0
+    """Times the budget that few samples let pass."""
+    ratio: Callable[[str], float] | None = None
+    ctx: Context = field(default_factory=Context)
+    threads: int = 1
+    asked: list[str] = field(default_factory=list[str])
+
+    @property
+    def timed(self) -> bool:
+        return self.ratio is not None
+
+    def noise(self, plan: Plan, samples: int = 8) -> float:
+        self.asked.append(names(plan))
+        return sum(self.noises.get(entry.output, 0.0) for entry in plan.quantized())
+
+    def holds(self, plan: Plan, times: float = 1.0) -> bool:
+        return self.noise(plan) <= self.budget * times
+
+    def used(self, plan: Plan) -> float:
+        return self.noise(plan) / self.budget
+
+    def seems_to_hold(self, plan: Plan) -> bool:
+        return self.noise(plan) <= self.budget * self.seeming
+
+    def is_proven(self, plan: Plan) -> bool:
+        return self.noise(plan) <= self.budget * self.written
+
+    def holds_corrected(self, plan: Plan) -> bool:
+        return self.noise(plan) / 2 <= self.budget
+
+    def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
+        assert self.ratio is not None
+        found = {name: self.ratio(names(plan)) for name, plan in plans.items()}
+        return {n: Timing(r, r, r, r, 9) for n, r in found.items() if r < 100}
+
+
+def trials(made: Made) -> Trials:
+    return cast("Trials", cast("Any", made))
+
+
+def entry(output: str, op: str = "Conv", scheme: Any = "static") -> Entry:
+    return Entry(output=output, op=op, scheme=scheme)
+
+
+def chain(*times: tuple[float, float | None], ops: str = "") -> Survey:
+    """Layers a, b, c, ... one after another; conversions take 1."""
+    letters = "abcdefgh"[: len(times)]
+    kinds = {"+": "Add"}
+    entries = [entry(letter, kinds.get(ops[i : i + 1], "Conv")) for i, letter in enumerate(letters)]
+    items = tuple(Item(floats, int8) for floats, int8 in times)
+    last = len(times) - 1
+    values = [Value(FLOAT_END, (0,), 1, 1), Value(last, (FLOAT_END,), 1, 1)]
+    values += [Value(i, (i + 1,), 1, 1) for i in range(last)]
+    return Survey(Plan(tuple(entries)), items, tuple(values), tuple(enumerate(entries)), ())
+
+
+WIDE = (10.0, 4.0)
+NARROW = (2.0, 5.0)
+
+
+def loose(*savings: float) -> Survey:
+    """Dynamic layers a, b, c, ... that save so much each."""
+    letters = "abcdefgh"[: len(savings)]
+    entries = tuple(entry(letter, "MatMul", "dynamic") for letter in letters)
+    alone = (Loose((one,), saving) for one, saving in zip(entries, savings, strict=True))
+    return Survey(Plan(entries), (), (), (), tuple(alone))
+
+
+# -- candidates
+
+
+def test_candidates_are_each_there_once() -> None:
+    found = candidates(chain(NARROW, WIDE, WIDE))
+    assert {names(plan) for plan in found.values()} == {"bc", "abc"}
+    assert names(found["best"]) == "bc"
+
+
+def test_everything_behind_the_first_layers_is_a_candidate() -> None:
+    """By the table the first four are better off in floats."""
+    found = candidates(chain(*[NARROW] * 4, *[WIDE] * 4))
+    assert names(found["best"]) == "efgh"
+    assert {"abcdefgh", "bcdefgh", "cdefgh", "defgh"} <= {names(p) for p in found.values()}
+
+
+def test_where_int8_begins_is_timed() -> None:
+    made = Made(ratio=lambda plan: {"cdefgh": 0.4, "abcdefgh": 0.45}.get(plan, 0.6))
+    survey = chain(*[NARROW] * 4, *[WIDE] * 4)
+    assert names(search(trials(made), survey).plan) == "cdefgh"
+
+
+def test_by_the_table_where_nothing_is_timed() -> None:
+    made = Made()
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
+
+
+def test_timing_decides_where_it_can() -> None:
+    made = Made(ratio=lambda plan: {"abc": 0.4}.get(plan, 0.6))
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "abc"
+
+
+def test_of_equally_fast_ones_the_least_noise() -> None:
+    made = Made({"a": 0.5}, ratio=lambda plan: 0.500 if plan == "abc" else 0.503)
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
+
+
+def test_a_plan_that_the_runtime_refuses_is_not_taken() -> None:
+    made = Made(ratio=lambda plan: 1000.0 if plan == "bc" else 0.9)
+    assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "abc"
+
+
+def test_everything_is_small_when_size_is_preferred() -> None:
+    made = Made(ctx=Context(prefer="size"))
+    assert names(search(trials(made), chain(NARROW, WIDE)).plan) == "ab"
+
+
+# -- the budget
+
+
+def test_the_most_harmful_goes_back() -> None:
+    made = Made({"c": 5.0, "b": 0.1})
+    found = search(trials(made), chain(*[WIDE] * 8))
+    assert names(found.plan) == "abdefgh"
+    assert [e.output for e in found.returned] == ["c"]
+    assert found.harm is not None
+    assert found.harm[entry("c")] == 5.0
+
+
+class InCompany(Made):
+    """Of layers of which one does much harm, but not alone."""
+
+    def noise(self, plan: Plan, samples: int = 8) -> float:
+        alone = super().noise(plan, samples)
+        return alone + 5.0 * ("c" in names(plan) and len(names(plan)) > 1)
+
+
+def test_what_harms_in_company_does_not_take_all_others_along() -> None:
+    made = InCompany({**dict.fromkeys("abdef", 0.08), "c": 0.01, **dict.fromkeys("gh", 0.001)})
+    found = search(trials(made), chain(*[WIDE] * 8))
+    assert names(found.plan) == "abdefgh"
+    assert [entry.output for entry in found.returned] == ["c"]
+
+
+def test_what_saves_much_may_harm_more() -> None:
+    """Noise is paid for by time: of two that harm alike, the one that saves less goes back."""
+    made = Made({"b": 0.6, "f": 0.6})
+    times = [WIDE] * 8
+    times[1] = (100.0, 10.0)
+    found = search(trials(made), chain(*times))
+    assert "b" in names(found.plan)
+    assert "f" not in names(found.plan)
+
+
+def test_a_float_prefix_where_the_beginning_harms() -> None:
+    made = Made(dict.fromkeys("ab", 3.0))
+    assert names(search(trials(made), chain(*[WIDE] * 8)).plan) == "cdefgh"
+
+
+def test_noise_that_costs_no_time_goes_back_too() -> None:
+    made = Made({"d": 2.0, "a": 0.5})
+    times = [(1000.0, 400.0)] * 8
+    times[0] = (10.0, 9.0)
+    found = search(trials(made), chain(*times))
+    assert names(found.plan) == "bcefgh"
+
+
+def test_little_is_more_than_nothing() -> None:
+    """Where all of int8 saves next to no time, not all of it goes back."""
+    noises = {**dict.fromkeys("abdefg", 0.01), "c": 5.0, "h": 5.0}
+    found = search(trials(Made(noises)), chain(*[(1000.0, 995.0)] * 8))
+    assert found.holds
+    assert "defg" in names(found.plan)
+
+
+def test_a_budget_that_nothing_keeps() -> None:
+    made = Made(dict.fromkeys("abc", 50.0), budget=0.1)
+    found = search(trials(made), chain(WIDE, WIDE, WIDE))
+    assert not found.holds
+    assert names(found.plan) == ""
+
+
+def test_what_holds_with_corrected_biases_holds() -> None:
+    made = Made({"c": 1.4})
+    survey = chain(*[WIDE] * 8)
+    assert names(search(trials(made), survey, corrected=True).plan) == "abcdefgh"
+    assert names(search(trials(made), survey).plan) == "abdefgh"
+
+
+def test_what_is_far_off_is_not_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correcting takes as long as the search: not for what it cannot bring back."""
+    monkeypatch.setattr(Made, "holds_corrected", lambda made, plan: True)
+    survey = chain(*[WIDE] * 8)
+    assert names(search(trials(Made({"c": 1.4})), survey, corrected=True).plan) == "abcdefgh"
+    assert names(search(trials(Made({"c": 1.6})), survey, corrected=True).plan) == "abdefgh"
+
+
+def test_what_only_seemed_to_hold_is_asked_for_on_all_samples() -> None:
+    noises = {letter: 2.0**-place for place, letter in enumerate("abcdefgh")}
+    survey = chain(*[WIDE] * 8)
+    exact = search(trials(Made(noises, budget=0.3)), survey)
+    assert names(exact.plan) == "cdefgh"[1:]
+    rosy = search(trials(Made(noises, budget=0.3, seeming=4.0)), survey)
+    assert rosy.holds
+    assert set(names(rosy.plan)) <= set(names(exact.plan))
+
+
+def test_few_plans_are_asked_for() -> None:
+    """A verdict is the model run on many samples."""
+    made = Made(dict.fromkeys("abcdefgh", 1.0), budget=0.5)
+    search(trials(made), chain(*[WIDE] * 8))
+    assert len(set(made.asked)) < 24
+
+
+def test_what_holds_must_hold_as_written_too() -> None:
+    noises = {"c": 0.9, "f": 0.05}
+    survey = chain(*[WIDE] * 8)
+    assert names(search(trials(Made(noises)), survey).plan) == "abcdefgh"
+    assert names(search(trials(Made(noises, written=0.5)), survey).plan) == "abdefgh"
+
+
+def test_it_takes_few_questions() -> None:
+    letters = "abcdefgh"
+    made = Made(dict.fromkeys(letters, 0.3))
+    search(trials(made), chain(*[WIDE] * 8))
+    assert len(made.asked) < 8 + 20
+
+
+# -- harm
+
+
+def test_each_layer_alone() -> None:
+    made = Made({"a": 0.5, "b": 0.25})
+    found = harms(trials(made), chain(WIDE, WIDE).plan)
+    assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.25}
+    assert made.asked == ["", "a", "b"]
+
+
+def test_harm_is_what_a_layer_adds() -> None:
+    """Another pass may have quantized something before."""
+
+    class Noisy(Made):
+        def noise(self, plan: Plan, samples: int = 8) -> float:
+            return 3.0 + super().noise(plan, samples)
+
+    found = harms(trials(Noisy({"a": 0.5})), chain(WIDE, WIDE).plan)
+    assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.0}
+
+
+def test_what_combines_by_what_its_kind_adds() -> None:
+    made = Made({"a": 0.5, "b": 0.25, "c": 0.75})
+    found = harms(trials(made), chain(WIDE, WIDE, WIDE, ops=" ++").plan)
+    assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.5, "c": 0.5}
+
+
+def test_what_does_not_run_is_as_harmful_as_can_be() -> None:
+    made = Made({"a": float("inf")})
+    (harm,) = harms(trials(made), chain(WIDE).plan).values()
+    assert harm == 1e6
+
+
+def test_only() -> None:
+    plan = chain(WIDE, WIDE, WIDE).plan
+    assert names(only(plan, [plan.entries[1]])) == "b"
+
+
+# -- groups
+
+MIXED = Plan(
+    (
+        entry("a"),
+        entry("b", "MatMul", "dynamic"),
+        entry("c", "Gather", "dynamic"),
+        entry("d", "Add", "float"),
+    )
+)
+
+
+def test_the_groups_of_a_plan() -> None:
+    assert {group.name: len(group.entries) for group in groups_of(MIXED)} == {
+        "static layers": 1,
+        "dynamic layers": 1,
+        "tables": 1,
+    }
+    assert groups_of(Plan()) == []
+
+
+@pytest.mark.parametrize(
+    ("ratios", "kept"),
+    [
+        ({"a": 0.5, "b": 0.5, "c": 1.0}, "abc"),
+        ({"a": 1.2, "b": 0.5, "c": 1.0}, "bc"),
+        ({"a": 0.96, "b": 0.99, "c": 1.01}, "bc"),
+        ({"a": 0.94, "b": 1.01, "c": 1.01}, "ac"),
+        ({"a": 0.5, "b": 0.5, "c": 1.2}, "ab"),
+    ],
+)
+def test_a_group_that_does_not_pay_goes_back(ratios: dict[str, float], kept: str) -> None:
+    made = Made(ratio=lambda plan: ratios.get(plan, 0.5))
+    assert names(keep_what_pays(trials(made), MIXED)) == kept
+    assert len(made.ctx.notes) == 3
+    assert sum("stay float" in note for note in made.ctx.notes) == 3 - len(kept)
+
+
+@pytest.mark.parametrize(("whole", "kept"), [(0.4, "abc"), (0.48, "bc")])
+def test_static_layers_may_pay_beside_the_others_alone(whole: float, kept: str) -> None:
+    """A stem takes 2 % of the time in floats, and a tenth where all the rest is int8."""
+    ratios = {"a": 0.98, "bc": 0.5, "abc": whole}
+    made = Made(ratio=lambda plan: ratios.get(plan, 0.9))
+    assert names(keep_what_pays(trials(made), MIXED)) == kept
+    assert f"{0.5 / whole:.2f}x beside the others" in made.ctx.notes[0]
+
+
+def test_noise_does_not_send_a_group_back_that_makes_the_model_smaller() -> None:
+    static, dynamic, tables = groups_of(MIXED)
+    noisy, slower = Timing(1.0, 1.05, 0.98, 1.12, 9), Timing(1.0, 1.2, 1.1, 1.3, 9)
+    assert dynamic.pays(noisy)
+    assert tables.pays(noisy)
+    assert not tables.pays(slower)
+    assert not static.pays(Timing(1.0, 0.97, 0.9, 1.02, 9))
+
+
+def test_what_makes_the_model_smaller_is_timed_once_more_before_it_goes_back() -> None:
+    once = {"c": iter([1.2, 1.0])}
+    made = Made(ratio=lambda plan: next(once[plan]) if plan in once else 0.5)
+    assert names(keep_what_pays(trials(made), MIXED)) == "abc"
+    assert made.ctx.notes[2] == "tables: 1.00x the speed of floats, and smaller (1 thread)"
+
+
+def test_a_group_says_how_fast_it_is() -> None:
+    made = Made(ratio=lambda plan: 0.5)
+    keep_what_pays(trials(made), Plan(MIXED.entries[:1]))
+    assert made.ctx.notes == ["static layers: 2.00x the speed of floats (1 thread)"]
+
+
+def test_all_groups_stay_when_size_is_preferred() -> None:
+    made = Made(ratio=lambda plan: 2.0, ctx=Context(prefer="size"))
+    assert names(keep_what_pays(trials(made), MIXED)) == "abc"
+    assert "0.50x the speed" in made.ctx.notes[0]
+
+
+def test_nothing_is_timed_when_nobody_wants_it() -> None:
+    made = Made()
+    assert keep_what_pays(trials(made), MIXED) is MIXED
+    assert made.ctx.notes == []
+
+
+def test_a_group_that_the_runtime_refuses() -> None:
+    made = Made(ratio=lambda plan: 1000.0 if plan == "a" else 0.5)
+    assert names(keep_what_pays(trials(made), MIXED)) == "bc"
+
+
+# -- single layers in place of regions
+
+
+def single(*times: tuple[float, float | None]) -> Survey:
+    """Layers A, B, ... that read int8 and give floats, each for itself."""
+    made = chain(*times)
+    entries = tuple(replace(e, output=e.output.upper()) for e in made.plan.entries)
+    return replace(made, plan=Plan(entries), entries=tuple(enumerate(entries)))
+
+
+def by_case(lower: float, upper: float) -> Callable[[str], float]:
+    return lambda plan: lower if plan.islower() else upper
+
+
+def test_regions_that_are_faster_and_hold() -> None:
+    made = Made(ratio=by_case(0.4, 0.6))
+    assert names(search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE)).plan) == "ab"
+
+
+def test_single_layers_that_are_faster_and_hold() -> None:
+    made = Made({"a": 0.1}, ratio=by_case(0.6, 0.4))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "AB"
+    assert not found.returned
+
+
+def test_regions_far_from_the_budget_are_given_up() -> None:
+    made = Made({"a": 50.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "AB"
+    assert "b" not in made.asked  # nobody looked for what is left of them
+
+
+def test_regions_far_from_the_budget_are_tried_where_they_save_much_more() -> None:
+    made = Made({"a": 50.0}, ratio=by_case(0.4, 0.9))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "b"
+
+
+def test_regions_near_the_budget_are_tried() -> None:
+    made = Made({"a": 2.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "b"
+
+
+def test_regions_are_tried_where_no_single_layers_hold() -> None:
+    made = Made({"a": 50.0, "A": 50.0, "B": 50.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "b"
+
+
+def test_nothing_where_neither_holds() -> None:
+    made = Made(dict.fromkeys("abAB", 50.0), ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert not found.holds
+    assert not found.plan.quantized()
+
+
+def test_harmful_single_layers_go_back() -> None:
+    made = Made({"a": 50.0, "A": 50.0}, ratio=by_case(0.4, 0.6))
+    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    assert names(found.plan) == "B"
+    assert [e.output for e in found.returned] == ["A"]
+
+
+def test_by_what_each_saves_where_nothing_is_timed() -> None:
+    slow, fast = (10.0, 8.0), (10.0, 2.0)
+    made = Made()
+    assert names(search(trials(made), chain(slow, slow), single=single(fast, fast)).plan) == "AB"
+    assert names(search(trials(made), chain(fast, fast), single=single(slow, slow)).plan) == "ab"
+
+
+# -- dynamic layers alone
+
+
+def test_of_dynamic_layers_alone_only_the_harmful_go_back() -> None:
+    made = Made({"a": 0.1, "b": 5.0, "c": 0.1})
+    assert names(search(trials(made), loose(1.0, 1.0, 1.0)).plan) == "ac"
+
+
+def test_loose_layers_go_back_one_by_one() -> None:
+    """However close to each other they are."""
+    made = Made({"a": 0.30, "b": 0.31, "c": 0.32, "d": 0.33})
+    assert names(search(trials(made), loose(1.0, 1.0, 1.0, 1.0)).plan) == "abc"
+
+
+def test_what_does_no_harm_is_left_where_all_else_has_to_go_back() -> None:
+    made = Made({"a": 5.0, "c": 6.0, "d": 7.0})
+    assert names(search(trials(made), loose(1.0, 1.0, 1.0, 1.0)).plan) == "b"
+
+
+def test_of_equal_harm_that_goes_back_which_saves_less() -> None:
+    made = Made(dict.fromkeys("abc", 0.4))
+    assert names(search(trials(made), loose(3.0, 1.0, 2.0)).plan) == "ac"
+
+
+def test_those_that_go_together_are_weighed_together() -> None:
+    """What two harm is the sum, and with one of them in floats nothing is saved."""
+    both = tuple(entry(letter, "MatMul", "weight-only") for letter in "ab")
+    alone = entry("c", "MatMul", "weight-only")
+    problem = Survey(Plan((*both, alone)), (), (), (), (Loose(both, 1.0), Loose((alone,), 1.0)))
+    made = Made({"a": 0.3, "b": 0.4, "c": 0.6})
+    assert names(search(trials(made), problem).plan) == "c"
+    assert problem.time(problem.plan.turned([both[0]])) == 1.0
+
+
+@pytest.mark.parametrize("in_time", [False, True])
+def test_where_speed_is_not_asked_for_plans_are_not_timed(in_time: bool) -> None:
+    """Of a plan behind a float prefix and one without the harmful, that with more in int8."""
+    made = Made({"c": 5.0}, ratio=lambda kept: 0.1 if kept == "d" else 0.9)
+    problem = replace(chain(WIDE, WIDE, WIDE, WIDE), in_time=in_time)
+    found = kept(trials(made), problem, problem.plan)
+    assert names(found.plan) == ("d" if in_time else "abd")

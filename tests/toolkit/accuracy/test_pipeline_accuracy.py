@@ -1,0 +1,211 @@
+"""The judge in the pipeline: what passes see, what is undone, what the proof says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tests.toolkit.accuracy.nets import FEEDS, W, coarse, linear, net
+from toolkit import Calib, Context, Model, Pipeline, UsageError, optimize
+from toolkit.verification.tolerance import EXACT, QUANT, Tolerance
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """Rounds weights to so many levels; each MatMul is a rewrite."""
+
+    name: ClassVar[str] = "coarse"
+    tolerance: ClassVar[Tolerance] = QUANT
+    levels: float = 127
+    hurts: str = ""
+    seen: list[Any] = field(default_factory=list, compare=False)
+
+    def run(self, model: Model, ctx: Context) -> None:
+        self.seen.append(ctx)
+        g = model.graph
+        for node in list(g.nodes):
+            if node.op_type != "MatMul" or not g.begin("coarse", node):
+                continue
+            w = g.const(node.input[1])
+            assert w is not None
+            harm = node.output[0] == self.hurts
+            g.set_input(node, 1, g.constant(coarse(w, 1 if harm else self.levels), "w"))
+
+
+TWO = "a = MatMul (x, w) b = Relu (a) m = MatMul (b, v) y = Sin (m)"
+
+
+def two() -> Model:
+    return linear(W, TWO, v=np.ascontiguousarray(W[:8, :8]))
+
+
+def calib(feeds=FEEDS) -> Calib:
+    return Calib(feeds)
+
+
+def test_a_pass_gets_the_judge():
+    item = Coarse()
+    result = Pipeline([item], calib=calib(), prefer="size", measure=False).run(linear(W))
+    (ctx,) = item.seen
+    assert ctx.judge.real
+    assert ctx.judge.verdict(ctx.floats).used == 0
+    assert (ctx.prefer, ctx.measure) == ("size", False)
+    assert result.passes[0].status == "applied"
+    assert result.proof.startswith("top-1 agreement 100 % (budget 97.76 %) on 64 samples")
+    assert result.quality is not None
+    assert result.to_json()["quality"]["ok"] is True
+    assert result.to_json()["passes"][0]["quality"]["samples"] == 64
+
+
+def test_without_data_made_up_inputs_are_judged():
+    item = Coarse()
+    result = Pipeline([item]).run(linear(W))
+    assert not item.seen[0].judge.real
+    assert "made-up samples" in result.proof
+
+
+def test_samples_are_better_than_what_is_made_up():
+    item = Coarse()
+    result = Pipeline([item], samples=FEEDS[:3]).run(linear(W))
+    assert item.seen[0].judge.real
+    assert "on 3 samples" in result.proof
+
+
+def test_without_a_pass_that_quantizes_there_is_no_judge():
+    result = optimize(linear(W), "simplify", calib=calib())
+    assert result.quality is None
+    assert "quality" not in result.to_json()
+    assert result.notes == ["no pass made use of the calibration data"]
+
+
+def test_statistics_of_an_earlier_run_are_use_enough(tmp_path):
+    path = tmp_path / "samples.npz"
+    np.savez(path, x=np.concatenate([feed["x"] for feed in FEEDS]))
+    data = Calib(path, cache=tmp_path)
+    for _ in range(2):
+        scale = np.ones(16, np.float32)
+        model = net("n = LayerNormalization <axis = -1> (x, g) y = MatMul (n, w)", g=scale, w=W)
+        result = optimize(model, "smooth", calib=data, validate="off")
+        assert result.passes[0].status == "applied"
+        assert "no pass made use of the calibration data" not in result.notes
+
+
+def test_what_does_not_hold_is_undone_alone():
+    result = Pipeline([Coarse(hurts="m")], calib=calib()).run(two())
+    (row,) = result.passes
+    assert row.status == "applied"
+    assert [(u.rule, u.site) for u in row.undone] == [("coarse", "m")]
+    assert "SQNR" in row.undone[0].reason
+    assert "budget 20.0 dB" in row.undone[0].reason
+
+
+def test_a_collapsed_model_is_not_kept():
+    (row,) = Pipeline([Coarse(levels=1)], calib=calib()).run(linear(W)).passes
+    assert row.status == "reverted"
+
+
+def test_off_keeps_it_and_says_what_was_lost():
+    result = Pipeline([Coarse(levels=1)], calib=calib(), max_drop="off").run(linear(W))
+    assert result.passes[0].status == "applied"
+    assert "the budget does not hold, and it is switched off" in result.proof
+    assert result.to_json()["quality"]["ok"] is False
+
+
+def test_made_up_inputs_do_not_veto_what_holds_on_real_ones():
+    """Real samples are small; made-up ones are not, and far off where the weights differ."""
+
+    @dataclass(frozen=True)
+    class Clip(Coarse):
+        name: ClassVar[str] = "clip"
+
+        def run(self, model: Model, ctx: Context) -> None:
+            g = model.graph
+            (node,) = g.nodes
+            if g.begin("clip", node):
+                limits = [g.constant(np.float32(v), "c") for v in (-0.01, 0.01)]
+                g.set_input(node, 0, g.op("Clip", "x", *limits, at=node))
+
+    small = [{"x": 0.002 * feed["x"]} for feed in FEEDS]
+    result = Pipeline([Clip()], calib=calib(small)).run(linear(W))
+    assert result.passes[0].status == "applied"
+    (reverted,) = Pipeline([Clip()]).run(linear(W)).passes
+    assert reverted.status == "reverted"
+
+
+def test_a_later_pass_answers_for_what_it_adds():
+    @dataclass(frozen=True)
+    class Wrong(Coarse):
+        name: ClassVar[str] = "wrong"
+        tolerance: ClassVar[Tolerance] = EXACT
+
+    result = Pipeline([Coarse(), Wrong(levels=5)], calib=calib()).run(two())
+    assert [row.status for row in result.passes] == ["applied", "reverted"]
+
+
+@pytest.mark.parametrize("budget", [{"max_drop": 2}, {"metric": "best"}, {"prefer": "beauty"}])
+def test_what_cannot_be_asked(budget):
+    with pytest.raises(UsageError):
+        Pipeline([Coarse()], **budget)
+
+
+def test_a_users_metric_needs_real_samples():
+    with pytest.raises(UsageError, match="needs real samples"):
+        Pipeline([Coarse()], metric=lambda outputs: 1.0).run(linear(W))
+
+
+def test_plans_are_collected():
+    class Plan:
+        def to_json(self) -> str:
+            return '{"version": 1}'
+
+    @dataclass(frozen=True)
+    class Planned(Coarse):
+        def run(self, model: Model, ctx: Context) -> None:
+            super().run(model, ctx)
+            ctx.plans.append(Plan())
+
+    assert Pipeline([Planned()], calib=calib()).run(linear(W)).plans == ['{"version": 1}']
+    assert Pipeline([Planned(levels=1)], calib=calib()).run(linear(W)).plans == []
+    # Of a pass that ran twice, only the last plan counts.
+    assert len(Pipeline([Planned(hurts="m")], calib=calib()).run(two()).plans) == 1
+
+
+# A model that refuses made-up inputs: the largest number of x is an index, minus 100.
+PICKY = """
+    m = ReduceMax <keepdims = 0> (x) i = Cast <to = 7> (m)
+    hundred = Constant <value_int = 100> () at = Sub (i, hundred)
+    zeros = Constant <value_floats = [0.0, 0.0]> () none = Gather (zeros, at)
+    a = MatMul (x, w) y = Add (a, none)
+"""
+FITTING = [{"x": np.append(feed["x"][:, :15], [[100.5]], 1).astype(np.float32)} for feed in FEEDS]
+
+
+def picky() -> Model:
+    return linear(np.append(W[:15], 0 * W[15:], 0), PICKY)
+
+
+def test_samples_judge_a_model_that_refuses_made_up_inputs():
+    result = Pipeline([Coarse()], calib=calib(FITTING)).run(picky())
+    assert result.passes[0].status == "applied"
+    assert result.proof.startswith("top-1 agreement")
+    assert "on 64 samples; no other inputs were run: " in result.proof
+    (row,) = Pipeline([Coarse(levels=1)], calib=calib(FITTING)).run(picky()).passes
+    assert row.status == "reverted"
+
+
+def test_what_adds_noise_to_a_model_that_refuses_made_up_inputs_is_undone():
+    @dataclass(frozen=True)
+    class Wrong(Coarse):
+        tolerance: ClassVar[Tolerance] = EXACT
+
+    result = Pipeline([Coarse(), Wrong(levels=30)], calib=calib(FITTING)).run(picky())
+    assert [row.status for row in result.passes] == ["applied", "reverted"]
+
+
+def test_what_nobody_could_judge_is_said():
+    result = Pipeline([Coarse(levels=1)]).run(picky())
+    assert "what quantizing costs is not known: name samples" in result.proof
+    assert "not known" not in Pipeline([], validate="each").run(picky()).proof

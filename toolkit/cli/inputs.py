@@ -1,0 +1,76 @@
+"""What a command reads: models, and the one check that nothing of it is written over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.cli.output_file import Written
+from toolkit.errors import ModelError, UsageError
+from toolkit.storage.atomic_write import same_file
+from toolkit.user_code import running_files
+
+if TYPE_CHECKING:
+    from toolkit.ir.model import Model
+
+
+def read_model(path: Path) -> Model:
+    """The model in a file, sound as far as can be seen without running it; errors name the file."""
+    from toolkit.api import load
+    from toolkit.verification.structure import check_input
+
+    _require_text(path)
+    try:
+        model = load(path)
+        check_input(model)
+    except ModelError as error:
+        if f"'{path}'" in str(error):
+            raise
+        raise ModelError(f"'{path}': {error}") from error
+    return model
+
+
+def _require_text(path: Path) -> None:
+    """onnxruntime takes the name of a model's folder as text only, and Python may have bytes."""
+    try:
+        str(path.parent.resolve()).encode()
+    except UnicodeEncodeError as error:
+        reason = "its folder's name is no text in this locale; set PYTHONUTF8=1, or rename it"
+        raise ModelError(f"'{path}' cannot be read: {reason}") from error
+
+
+def require_apart(
+    written: Iterable[Written],
+    models: Iterable[Model],
+    samples: Iterable[Path] | None,
+    libraries: Iterable[Path] | None,
+) -> None:
+    """Raise when a file to write is one that the command reads, also through links.
+
+    Those are the models with their data files, the samples, the custom-operator libraries, and
+    all Python files that run: the user's passes, and what these import.
+    """
+    existing = [file for file in written if file.path.exists()]
+    if not existing:
+        return
+    read = [
+        *(found for model in models for found in _files_of(model)),
+        *(("a sample", path) for path in samples or ()),
+        *(("a custom-operator library", path) for path in libraries or ()),
+        *(("Python code that runs here", path) for path in running_files()),
+    ]
+    for file in existing:
+        for what, path in read:
+            if same_file(file.path, path):
+                raise UsageError(f"{file} is {what}: name another file to write")
+
+
+def _files_of(model: Model) -> Iterator[tuple[str, Path]]:
+    from toolkit.storage.weights import is_external, reference
+
+    if model.path is not None:
+        yield "the input", model.path
+    folder = model.weights.folder or Path()
+    for location in {reference(tensor)[0] for tensor in model.tensors() if is_external(tensor)}:
+        yield "a data file of the input", folder / location

@@ -1,7 +1,0 @@
-"""transformers: checkpoints to proven graphs, task by task."""
-
-from __future__ import annotations
-
-from toolkit.export.hub.frontend import FRONT_END
-
-__all__ = ["FRONT_END"]

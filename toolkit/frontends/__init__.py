@@ -1,0 +1,1 @@
+"""Export models from PyTorch, transformers, TensorFlow, scikit-learn and others to ONNX."""

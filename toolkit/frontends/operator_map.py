@@ -1,0 +1,301 @@
+"""`--map`: which module and operator of the framework each ONNX node comes from.
+
+Read from the exported file itself: dynamo writes metadata on every node (`pkg.torch.onnx.*`), and
+so do we on those of TorchScript, which only names nodes after the module that they are in
+(`/encoder/layer.0/MatMul`). Others leave nothing: their nodes are listed by operator alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import NodeProto, defs, shape_inference
+
+from toolkit.ir import node as nd
+from toolkit.ir.model import Model
+from toolkit.ir.tensor_type import dtype_name, from_proto
+from toolkit.runtime.diagnose import try_kernels
+
+_META = "pkg.torch.onnx."
+_TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
+_NO_MODULE = "_empty_nn_module_stack"
+"""What torch writes for operators that it added itself, such as the sizes of inputs."""
+_RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Flatten"})
+# `prims.convert_element_type` is not among them: it is how a promotion of types is written out.
+_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
+_ASKS_FOR_SHAPE = re.compile(
+    r"view|reshape|expand|permute|transpose|squeeze|flatten|\.t(\.|$)|select|slice|repeat|unfold|"
+    r"split|chunk|stack|movedim|broadcast|pixel|shuffle"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node comes from: the module's path and class, the operator, the line of code."""
+
+    module: str = ""
+    kind: str = ""
+    operator: str = ""
+    instance: str = ""
+    """The call itself, to tell two of the same operator apart."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operator of one module, and the ONNX nodes that it became."""
+
+    module: str
+    kind: str
+    operator: str
+    calls: int
+    nodes: dict[str, int]
+    """ONNX operators with their counts."""
+    opset: int
+    """The newest opset that one of them first appeared in, in this form."""
+    dtypes: tuple[str, ...]
+    changes: tuple[str, ...]
+    """Casts and reshapes that the framework's operator does not ask for."""
+    standard: bool
+    runs: bool
+    """Whether onnxruntime has a CPU kernel for all of them."""
+    reasons: tuple[str, ...] = ()
+    source: str = ""
+
+    @property
+    def how(self) -> str:
+        """`direct` where every call became one node, else `decomposed`."""
+        return "direct" if sum(self.nodes.values()) <= self.calls else "decomposed"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "module": self.module,
+            "class": self.kind,
+            "operator": self.operator,
+            "calls": self.calls,
+            "nodes": self.nodes,
+            "how": self.how,
+            "opset": self.opset,
+            "dtypes": list(self.dtypes),
+            "changes": list(self.changes),
+            "onnx_standard": self.standard,
+            "onnxruntime_cpu": self.runs,
+            "reasons": list(self.reasons),
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMap:
+    """The table, the names that lead back to modules, and what changed its type on the way."""
+
+    rows: tuple[Row, ...]
+    values: dict[str, str]
+    """Intermediate values, and the module and operator that they come from."""
+    initializers: dict[str, str]
+    """Weights, and the module that they belong to; empty for constants of the exporter's own."""
+    flags: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": [row.to_json() for row in self.rows],
+            "values": self.values,
+            "initializers": self.initializers,
+            "flags": list(self.flags),
+        }
+
+
+def map_operators(model: Model, custom_ops: Sequence[str] = ()) -> OperatorMap:
+    """The table of a model as its exporter wrote it."""
+    kinds, missing = _kernels(model, custom_ops)
+    types = _types(model)
+    groups: dict[tuple[str, str, str], list[tuple[NodeProto, Origin]]] = {}
+    values: dict[str, str] = {}
+    for node in _nodes(model):
+        origin = origin_of(node)
+        key = origin.module, origin.kind, origin.operator or node.op_type
+        groups.setdefault(key, []).append((node, origin))
+        for output in nd.outputs_of(node):
+            values[output] = "/".join(filter(None, [origin.module, origin.operator]))
+    rows = [_row(key, members, model, kinds, missing, types) for key, members in groups.items()]
+    initializers = _owners(model)
+    flags = [
+        f"{row.module or 'the model'}: {c} ({row.operator})" for row in rows for c in row.changes
+    ]
+    return OperatorMap(tuple(rows), values, initializers, tuple(flags))
+
+
+def _owners(model: Model) -> dict[str, str]:
+    """The module of each weight: by its name (`encoder.layer.weight`), else by who reads it."""
+    readers: dict[str, set[str]] = {}
+    for node in _nodes(model):
+        for name in nd.inputs_of(node):
+            readers.setdefault(name, set()).add(origin_of(node).module)
+    owners: dict[str, str] = {}
+    for name in model.graph.initializers:
+        modules = readers.get(name, set())
+        alone = modules.pop() if len(modules) == 1 else ""
+        owners[name] = alone if "/" in name or "::" in name else name.rpartition(".")[0] or alone
+    return owners
+
+
+def origin_of(node: NodeProto) -> Origin:
+    """Where a node comes from, by its metadata or its name."""
+    meta = {entry.key: entry.value for entry in node.metadata_props}
+    scopes, classes = (
+        _listed(meta.get(f"{_META}name_scopes")),
+        _listed(meta.get(f"{_META}class_hierarchy")),
+    )
+    if scopes:
+        if scopes[-2:][0].startswith(_NO_MODULE):
+            scopes[-2:-1], classes[-2:-1] = [""], [""]
+        found = _TARGET.search(meta.get(f"{_META}fx_node", ""))
+        operator = found[1] if found else (classes[-1] if classes else "")
+        return Origin(
+            module=scopes[-2] if len(scopes) > 1 else "",
+            kind=classes[-2].rpartition(".")[2] if len(classes) > 1 else "",
+            operator=operator,
+            instance=scopes[-1],
+            source=_own_line(meta.get(f"{_META}stack_trace", "")),
+        )
+    parts = node.name.split("/")
+    if node.name.startswith("/") and len(parts) > 2:
+        inner = [part for part in parts[1:-1] if part]
+        return Origin(module=module_path(inner), instance=node.name)
+    return Origin(instance=node.name)
+
+
+def note_origin(node: NodeProto, origin: Origin) -> None:
+    """Write down where a node comes from, as dynamo does: `origin_of` reads it back."""
+    file, _, line = origin.source.rpartition(":")
+    found = {
+        "name_scopes": repr([origin.module, origin.instance]),
+        "class_hierarchy": repr([origin.kind, origin.operator]),
+        "stack_trace": f'File "{file}", line {line}' if file else "",
+    }
+    for key, value in found.items():
+        if value:
+            node.metadata_props.add(key=f"{_META}{key}", value=value)
+
+
+def module_path(scopes: Sequence[str]) -> str:
+    """`/encoder/layer/layer.0/self` names `encoder.layer.0.self`: a list names itself twice."""
+    path: list[str] = []
+    for scope in scopes:
+        head, dot, _ = scope.rpartition(".")
+        if dot and path and path[-1] == head:
+            path.pop()
+        path.append(scope)
+    return ".".join(path)
+
+
+def _listed(text: str | None) -> list[str]:
+    if not text:
+        return []
+    try:
+        return [str(part) for part in ast.literal_eval(text)]
+    except (ValueError, SyntaxError):
+        return []
+
+
+def _own_line(trace: str) -> str:
+    """`model.py:7`: the innermost line of a stack that is not torch's own."""
+    found = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    files = [(re.split(r"[/\\]", path), line) for path, line in found]
+    own = [(path[-1], line) for path, line in files if "torch" not in path]
+    return ":".join(own[-1]) if own else ""
+
+
+# Facts about nodes -------------------------------------------------------------------------------
+
+
+def _nodes(model: Model) -> Iterator[NodeProto]:
+    """All nodes but constants, which are weights written another way."""
+    for graph in model.graphs():
+        yield from (node for node in graph.nodes if not nd.is_op(node, "Constant"))
+
+
+def _kernels(
+    model: Model, custom_ops: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The element types that each node reads, by its first output, and why one does not run."""
+    kinds: dict[str, tuple[str, ...]] = {}
+    missing: dict[str, str] = {}
+    for tried in try_kernels(model, custom_ops):
+        key = next(iter(nd.outputs_of(tried.node)), "")
+        kinds[key] = tried.kinds
+        if tried.reason:
+            missing[key] = f"{nd.qualified(tried.node)}: {tried.reason}"
+    return kinds, missing
+
+
+def _types(model: Model) -> Mapping[str, str]:
+    """Element types by value, as far as they can be inferred."""
+    proto = shape_inference.infer_shapes(model.to_proto())
+    declared = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
+    found = {value.name: from_proto(value.type) for value in declared}
+    types = {name: dtype_name(kind.dtype) for name, kind in found.items() if kind is not None}
+    return types | {t.name: dtype_name(t.data_type) for t in proto.graph.initializer}
+
+
+def _row(
+    key: tuple[str, str, str],
+    members: Sequence[tuple[NodeProto, Origin]],
+    model: Model,
+    kinds: Mapping[str, tuple[str, ...]],
+    missing: Mapping[str, str],
+    types: Mapping[str, str],
+) -> Row:
+    nodes = [node for node, _ in members]
+    outputs = [next(iter(nd.outputs_of(node)), "") for node in nodes]
+    reasons = tuple(dict.fromkeys(missing[name] for name in outputs if name in missing))
+    own = {(f.domain, f.name) for f in model.functions}
+    return Row(
+        module=key[0],
+        kind=key[1],
+        operator=key[2],
+        calls=len({origin.instance for _, origin in members}),
+        nodes=dict(Counter(nd.qualified(node) for node in nodes).most_common()),
+        opset=max((_since(node, model) for node in nodes), default=0),
+        dtypes=tuple(dict.fromkeys(k for name in outputs for k in kinds.get(name, ()))),
+        changes=tuple(_changes(key[2], nodes, types)),
+        standard=all(
+            nd.domain_of(n) in ("", "ai.onnx.ml") or (n.domain, n.op_type) in own for n in nodes
+        ),
+        runs=not reasons,
+        reasons=reasons,
+        source=next((origin.source for _, origin in members if origin.source), ""),
+    )
+
+
+def _since(node: NodeProto, model: Model) -> int:
+    """The opset in which the operator got the form that it is used in; 0 if it is not standard."""
+    domain = nd.domain_of(node)
+    try:
+        return defs.get_schema(node.op_type, model.opsets.get(domain, 1), domain).since_version
+    except Exception:  # onnx's own class of "no such schema"
+        return 0
+
+
+def _changes(operator: str, nodes: Iterable[NodeProto], types: Mapping[str, str]) -> Iterator[str]:
+    """What the nodes do to types and shapes beside what the operator is about."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        inputs, outputs = list(nd.inputs_of(node)), list(nd.outputs_of(node))
+        if nd.is_op(node, "Cast") and not _ASKS_FOR_CAST.search(operator):
+            before, after = types.get(inputs[0], "?"), types.get(outputs[0], "?")
+            found[f"Cast {before} -> {after}"] += 1
+        elif node.op_type in _RESHAPING and not _asks_for(node.op_type, operator):
+            found[f"{node.op_type} of the exporter's own"] += 1
+    for what, count in found.items():
+        yield what if count == 1 else f"{what}, {count} times"
+
+
+def _asks_for(op_type: str, operator: str) -> bool:
+    """Whether an operator of the framework is about shapes itself."""
+    return operator == op_type or bool(_ASKS_FOR_SHAPE.search(operator))

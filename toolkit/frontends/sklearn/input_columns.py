@@ -1,0 +1,91 @@
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""The example of a scikit-learn model: what it takes, as inputs of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.errors import UsageError
+from toolkit.extras import require
+from toolkit.feeds.user_samples import Feed
+
+Array: TypeAlias = NDArray[Any]
+Kind: TypeAlias = type[np.floating[Any]]
+"""The floats that a graph computes in."""
+
+_INPUT = "input"
+_ROWS = 8
+
+
+def installed(package: str) -> Any:
+    return require(package, "sklearn", f"scikit-learn models need {package}")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The example: rows of one matrix, or of columns that have types of their own."""
+
+    columns: Mapping[str, Array]
+    """By input name, each with rows first."""
+    build: Callable[[Feed], Any]
+    """What scikit-learn takes, of a feed."""
+
+    @classmethod
+    def of(cls, model: Any, example: Any) -> Table:
+        if isinstance(example, tuple) and len(cast("tuple[Any, ...]", example)) == 1:
+            (example,) = cast("tuple[Any]", example)
+        if hasattr(example, "columns") and hasattr(example, "dtypes"):
+            return cls._of_frame(example)
+        if isinstance(example, Mapping):
+            pandas = installed("pandas")
+            return cls._of_frame(pandas.DataFrame(example))
+        if example is None:
+            count = getattr(model, "n_features_in_", None)
+            if count is None:
+                raise UsageError(
+                    f"the {type(model).__name__} does not say what it takes: give an example"
+                )
+            example = np.random.default_rng(0).standard_normal((_ROWS, count))
+        values = np.asarray(example)
+        if values.ndim == 1 and values.dtype.kind in "fiu":
+            values = values.reshape(1, -1)
+        if values.dtype == object:
+            values = values.astype(str)
+        return cls({_INPUT: values}, lambda feed: feed[_INPUT])
+
+    @classmethod
+    def _of_frame(cls, frame: Any) -> Table:
+        """A frame of numbers alone is a matrix; else each column is an input."""
+        names = [str(name) for name in frame.columns]
+        kinds = {np.asarray(frame[name]).dtype.kind for name in frame.columns}
+        if kinds <= set("fiub") and len(kinds) == 1:
+
+            def matrix(feed: Feed) -> Any:
+                return type(frame)(feed[_INPUT], columns=frame.columns)
+
+            return cls({_INPUT: np.asarray(frame)}, matrix)
+
+        def columns(feed: Feed) -> Any:
+            return type(frame)({name: feed[name].reshape(-1) for name in names})
+
+        made = {str(name): _column(frame[name]) for name in frame.columns}
+        return cls(made, columns)
+
+    def feed(self, kind: Kind) -> Feed:
+        """The example as arrays that the graph takes, floats in these."""
+        return {
+            name: value.astype(kind) if value.dtype.kind in "fiu" else value
+            for name, value in self.columns.items()
+        }
+
+
+def _column(series: Any) -> Array:
+    values = np.asarray(series)
+    if values.dtype == object:
+        values = values.astype(str)
+    return values.reshape(-1, 1)

@@ -1,0 +1,1 @@
+"""Export TensorFlow and TFLite models."""

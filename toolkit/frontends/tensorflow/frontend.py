@@ -1,0 +1,388 @@
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""TensorFlow, through tf2onnx: Keras models and files, SavedModel folders, TFLite files.
+
+    source                              inputs and outputs are called
+    a Keras model, .keras, .h5          as the model calls them; `input`, `output` where it does not
+    a SavedModel folder                 as its signature does (`serving_default`, or the only one)
+    a .tflite file                      as its signature does, else as its tensors
+
+A size that the model leaves open stays open: the first axis as `batch`, others by input and axis.
+Those that the model only takes alike, as ids and their mask, have one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.errors import UsageError, summarize
+from toolkit.extras import require
+from toolkit.feeds.user_samples import Feed
+from toolkit.frontends.generic import follow
+from toolkit.frontends.protocol import Draft, ExportFailed, InOrder, Plan
+from toolkit.frontends.request import Axes, Request, resolve_axes
+from toolkit.frontends.signature import new_names, opened, renamed
+from toolkit.frontends.tensorflow.tflite import Lite, Value, plain_names
+from toolkit.frontends.test_inputs import cases_from, sizes_in
+from toolkit.ir.model import Model
+
+Array = NDArray[Any]
+
+_KERAS_FILES = (".keras", ".h5", ".hdf5")
+_PACKAGES = ("keras", "tensorflow", "tf_keras")
+_SIGNATURE = "serving_default"
+_DEFAULT_OPSET, _NEWEST_OPSET = 17, 18
+"""What tf2onnx 1.17 writes; the core lifts to newer ones."""
+_OPEN_SIZES = (2, 8)
+"""Of an example that nobody gave: the batch, and any other open size."""
+
+
+class TensorFlow:
+    """The front end of TensorFlow, Keras and TFLite."""
+
+    name = "tensorflow"
+    answers = ()
+
+    def takes(self, source: object) -> bool:
+        if isinstance(source, Path):
+            if source.is_dir():
+                return (source / "saved_model.pb").is_file()
+            return source.suffix.lower() in (*_KERAS_FILES, ".tflite")
+        packages = {each.__module__.split(".")[0] for each in type(source).__mro__}
+        return not packages.isdisjoint(_PACKAGES)
+
+    def plan(self, source: Any, request: Request, scratch: Path) -> Plan:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        with _quiet():
+            tensorflow, tf2onnx = _require("tensorflow"), _require("tf2onnx")
+            model = _open(tensorflow, tf2onnx, source, request.example)
+        feed, axes = _example(model, request)
+
+        def draft() -> Draft:
+            return _draft(model, feed, axes, request, scratch)
+
+        return Plan([InOrder("model", [draft])])
+
+
+FRONT_END = TensorFlow()
+
+
+def _require(package: str) -> Any:
+    return require(package, "tensorflow", f"TensorFlow models need {package}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """TensorFlow and tf2onnx tell much about themselves, on both streams and by warnings."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+# What there is to export -------------------------------------------------------------------------
+
+
+class _Source(Protocol):
+    """A model as a function of arrays that tf2onnx can write."""
+
+    @property
+    def inputs(self) -> Sequence[Value]: ...
+
+    @property
+    def outputs(self) -> Sequence[str]: ...
+
+    def __call__(self, feed: Feed) -> Mapping[str, Any]: ...
+
+    def write(self, opset: int, fixed: Mapping[str, tuple[int | None, ...]]) -> Any:
+        """The ModelProto; `fixed` are the shapes that the inputs are declared with."""
+        ...
+
+
+def _open(tensorflow: Any, tf2onnx: Any, source: Any, example: Any) -> _Source:
+    if isinstance(source, Path):
+        if source.suffix.lower() == ".tflite":
+            return Lite(tensorflow, tf2onnx, source)
+        try:
+            if source.is_dir():
+                return _of_signature(tensorflow, tf2onnx, tensorflow.saved_model.load(str(source)))
+            source = tensorflow.keras.models.load_model(source, compile=False)
+        except UsageError:
+            raise
+        except Exception as error:  # readers of three formats raise whatever they like
+            raise UsageError(f"'{source}' cannot be read: {summarize(error)}") from error
+    if hasattr(source, "signatures") and not hasattr(source, "layers"):
+        return _of_signature(tensorflow, tf2onnx, source)
+    return _of_keras(tensorflow, tf2onnx, source, example)
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """Anything that TensorFlow calls with tensors."""
+
+    tensorflow: Any
+    tf2onnx: Any
+    owner: Any
+    """What the variables belong to: TensorFlow frees them with it."""
+    call: Callable[..., list[Any]]
+    inputs: Sequence[Value]
+    outputs: Sequence[str]
+
+    def __call__(self, feed: Feed) -> Mapping[str, Any]:
+        values = [self.tensorflow.constant(feed[value.name]) for value in self.inputs]
+        with _quiet():
+            found = self.call(*values)
+        return {n: np.asarray(value.numpy()) for n, value in zip(self.outputs, found, strict=True)}
+
+    def write(self, opset: int, fixed: Mapping[str, tuple[int | None, ...]]) -> Any:
+        tf = self.tensorflow
+        signature = [
+            tf.TensorSpec(fixed[value.name], value.dtype, name=value.name) for value in self.inputs
+        ]
+        function = tf.function(self.call, input_signature=signature)
+        made, _ = self.tf2onnx.convert.from_function(
+            function,
+            input_signature=signature,
+            opset=opset,
+            custom_op_handlers={"Erfc": (_write_erfc, [])},
+        )
+        return made
+
+
+def _write_erfc(ctx: Any, node: Any, name: str, _arguments: Any) -> None:
+    """erfc(x) = 1 - erf(x): TensorFlow has a GELU of it, and tf2onnx 1.17 does not know it."""
+    dtype, shape, outputs = (
+        ctx.get_dtype(node.output[0]),
+        ctx.get_shape(node.output[0]),
+        node.output,
+    )
+    whole = ctx.make_const(f"{name}_one", np.array(1, np.float32)).output[0]
+    if dtype != 1:
+        whole = ctx.make_node("Cast", [whole], attr={"to": dtype}).output[0]
+    ctx.remove_node(node.name)
+    error = ctx.make_node("Erf", node.input, shapes=[shape], dtypes=[dtype])
+    ctx.make_node("Sub", [whole, error.output[0]], outputs=outputs, shapes=[shape], dtypes=[dtype])
+
+
+def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Function:
+    tensors = getattr(model, "inputs", None)
+    given = _as_list(example)
+    if tensors:
+        names = plain_names([tensor.name for tensor in tensors], "input")
+        values = [
+            Value(name, tuple(tensor.shape), np.dtype(tensor.dtype))
+            for name, tensor in zip(names, tensors, strict=True)
+        ]
+    elif given and callable(model):
+        names = plain_names([], "input", len(given))
+        values = [
+            Value(name, (None, *array.shape[1:]), array.dtype)
+            for name, array in zip(names, map(np.asarray, given), strict=True)
+        ]
+    else:
+        raise UsageError(
+            f"the {type(model).__name__} does not say what it takes: give an example, or let the "
+            "factory return (model, example)"
+        )
+    flatten = tensorflow.nest.flatten
+
+    def call(*inputs: Any) -> list[Any]:
+        one = inputs[0] if len(inputs) == 1 else list(inputs)
+        try:
+            found = model(one, training=False)
+        except TypeError:  # a plain tf.Module takes no such word
+            found = model(*inputs)
+        return flatten(found)
+
+    sample = [tensorflow.zeros([_size(v, a) for a in range(len(v.shape))], v.dtype) for v in values]
+    count = len(call(*sample))
+    names = plain_names(list(getattr(model, "output_names", []) or []), "output", count)
+    return _Function(tensorflow, tf2onnx, model, call, values, names)
+
+
+def _of_signature(tensorflow: Any, tf2onnx: Any, loaded: Any) -> _Function:
+    signatures = dict(loaded.signatures)
+    if _SIGNATURE not in signatures and len(signatures) != 1:
+        known = ", ".join(signatures) or "none at all"
+        raise UsageError(f"the SavedModel has no signature '{_SIGNATURE}'; it has {known}")
+    signature = signatures.get(_SIGNATURE) or next(iter(signatures.values()))
+    specs: dict[str, Any] = signature.structured_input_signature[1]
+    keys = list(specs)
+    values = [
+        Value(name, tuple(specs[key].shape), np.dtype(specs[key].dtype.as_numpy_dtype))
+        for name, key in zip(plain_names(keys, "input"), keys, strict=True)
+    ]
+    outputs = list(signature.structured_outputs)
+
+    def call(*inputs: Any) -> list[Any]:
+        found = signature(**dict(zip(keys, inputs, strict=True)))
+        return [found[name] for name in outputs]
+
+    names = plain_names(["" if o == "output_0" else o for o in outputs], "output", len(outputs))
+    return _Function(tensorflow, tf2onnx, loaded, call, values, names)
+
+
+# The example -------------------------------------------------------------------------------------
+
+
+def _as_list(example: Any) -> list[Any]:
+    if example is None:
+        return []
+    if isinstance(example, (tuple, list)):
+        return list(cast("Sequence[Any]", example))
+    return [example]
+
+
+def _example(model: _Source, request: Request) -> tuple[Feed, Axes]:
+    """The feed to prove with, and the axes that stay open."""
+    feed = _given(model, request.example) or _drawn(model, request.seed)
+    if request.dynamic is not None:
+        return feed, resolve_axes(request.dynamic, {n: v.ndim for n, v in feed.items()})
+    axes = {
+        value.name: {
+            axis: "batch" if not axis else f"{value.name}_{axis}"
+            for axis, size in enumerate(value.shape)
+            if size is None
+        }
+        for value in model.inputs
+    }
+    _tie(model, feed, axes)
+    return feed, {name: dims for name, dims in axes.items() if dims}
+
+
+def _tie(model: _Source, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
+    """Give one name to open sizes that the model does not take one without the other."""
+    if isinstance(model, Lite):  # whose sizes are set by hand, and stay so after a failure
+        return
+    places = [(name, axis) for name, dims in axes.items() for axis in dims if axis]
+    left = [place for place in places if not _runs(model, feed, [place])]
+    while left and _runs(model, feed, left):
+        together = list(left)
+        for place in left[1:]:
+            fewer = [other for other in together if other != place]
+            if _runs(model, feed, fewer):
+                together = fewer
+        first, axis = together[0]
+        for name, other in together:
+            axes[name][other] = axes[first][axis]
+        left = [place for place in left if place not in together]
+
+
+def _runs(model: _Source, feed: Feed, longer: Sequence[tuple[str, int]]) -> bool:
+    """Whether the model takes inputs that are longer by one along these axes."""
+    changed = dict(feed)
+    for name, axis in longer:
+        last = np.take(changed[name], [-1], axis=axis)
+        changed[name] = np.concatenate([changed[name], last], axis=axis)
+    try:
+        model(changed)
+    except Exception:  # whatever the framework makes of it
+        return False
+    return True
+
+
+def _given(model: _Source, example: Any) -> Feed:
+    names = [value.name for value in model.inputs]
+    if isinstance(example, Mapping):
+        given = cast("Mapping[str, Any]", example)
+        unknown = [name for name in given if name not in names]
+        if unknown or len(given) != len(names):
+            raise UsageError(f"the example has {', '.join(given)}; inputs: {', '.join(names)}")
+        listed = [given[name] for name in names]
+    else:
+        listed = _as_list(example)
+    if listed and len(listed) != len(names):
+        raise UsageError(
+            f"the example has {len(listed)} values, but the model takes {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    feed: Feed = {}
+    for value, array in zip(model.inputs, map(np.asarray, listed), strict=False):
+        sizes = zip(value.shape, array.shape, strict=False)
+        if array.ndim != len(value.shape) or any(s is not None and s != n for s, n in sizes):
+            wanted = ", ".join("?" if size is None else str(size) for size in value.shape)
+            raise UsageError(
+                f"the example's '{value.name}' has shape {list(array.shape)}; the model takes "
+                f"[{wanted}]"
+            )
+        feed[value.name] = array.astype(value.dtype)
+    return feed
+
+
+def _drawn(model: _Source, seed: int) -> Feed:
+    random = np.random.default_rng(seed)
+
+    def draw(value: Value) -> Array:
+        shape = [_size(value, axis) for axis in range(len(value.shape))]
+        if value.dtype.kind == "f":
+            return random.standard_normal(shape).astype(value.dtype)
+        high = 2 if value.dtype.kind in "iub" else 1  # ids that every table has
+        return random.integers(0, high, shape).astype(value.dtype)
+
+    return {value.name: draw(value) for value in model.inputs}
+
+
+def _size(value: Value, axis: int) -> int:
+    size = value.shape[axis]
+    return _OPEN_SIZES[min(axis, 1)] if size is None else size
+
+
+# The graph ---------------------------------------------------------------------------------------
+
+
+def _draft(model: _Source, feed: Feed, axes: Axes, request: Request, scratch: Path) -> Draft:
+    fixed = {
+        name: tuple(
+            None if axis in axes.get(name, {}) else size for axis, size in enumerate(v.shape)
+        )
+        for name, v in feed.items()
+    }
+    request.progress("exporting with tf2onnx")
+    opset = min(request.opset or _DEFAULT_OPSET, _NEWEST_OPSET)
+    try:
+        with _quiet():
+            made = model.write(opset, fixed)
+    except UsageError:
+        raise
+    except Exception as error:  # converters raise whatever their code does
+        raise ExportFailed("tf2onnx", summarize(error)) from error
+    path = Model.from_proto(made).save(scratch / "model.onnx")
+    graph = Model.load(path).graph
+    given = [value.name for value in model.inputs]
+    inputs = dict(zip(given, request.input_names or given, strict=False))
+    outputs = dict(zip(model.outputs, request.output_names or model.outputs, strict=False))
+    names = {
+        **new_names("input", _in_order(list(graph.feeds), given), list(inputs.values())),
+        **new_names("output", list(graph.outputs), list(outputs.values())),
+    }
+    new_names("input", given, request.input_names)
+    back = {new: old for old, new in inputs.items()}
+
+    def reference(values: Feed) -> dict[str, Any]:
+        found = model({back[name]: value for name, value in values.items()})
+        return {outputs[name]: value for name, value in found.items()}
+
+    named = {inputs[name]: value for name, value in feed.items()}
+    named_axes = {inputs[name]: dims for name, dims in axes.items()}
+    path = opened(renamed(path, names), named_axes, follow(reference, named, named_axes))
+    cases = cases_from(named, named_axes, request.seed)
+    return Draft(path, reference, cases, "tf2onnx", named_axes, sizes_in(named, named_axes))
+
+
+def _in_order(have: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The graph's inputs in the order of the model's, where they go by the same names."""
+    return list(wanted) if set(have) == set(wanted) else list(have)

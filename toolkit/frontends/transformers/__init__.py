@@ -1,0 +1,7 @@
+"""transformers: checkpoints to proven graphs, task by task."""
+
+from __future__ import annotations
+
+from toolkit.frontends.transformers.frontend import FRONT_END
+
+__all__ = ["FRONT_END"]

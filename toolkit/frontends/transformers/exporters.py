@@ -1,0 +1,61 @@
+"""torch's two exporters on a wrapper; dynamo also with transformers' own patches.
+
+transformers ships patches and translations for an ONNX exporter of its own. They make more
+architectures traceable, and cost some nodes: they are for what does not export without them.
+"""
+
+# Runs only where torch and transformers are; types end at their border.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from toolkit.feeds.user_samples import Feed
+from toolkit.frontends.protocol import ExportFailed
+from toolkit.frontends.pytorch import exporters as writers
+from toolkit.frontends.pytorch.call_signature import Call
+from toolkit.frontends.pytorch.custom_ops import Translations
+from toolkit.frontends.request import Axes
+
+
+def write_patched(
+    call: Call, feed: Feed, axes: Axes, opset: int | None, path: Path, translations: Translations
+) -> None:
+    """As `writers.write_dynamo`, with transformers' patches as long as it lasts."""
+    with _patches() as table:
+        both = Translations({**table, **translations.table})
+        writers.write_dynamo(call, feed, axes, opset, path, both)
+
+
+def declare_outputs(path: Path, shapes: Mapping[str, Sequence[int | str]]) -> None:
+    """Give the outputs these shapes: TorchScript invents names for sizes that it cannot infer."""
+    proto = onnx.load(path, load_external_data=False)
+    for value in proto.graph.output:
+        del value.type.tensor_type.shape.dim[:]
+        for size in shapes[value.name]:
+            dim = value.type.tensor_type.shape.dim.add()
+            if isinstance(size, int):
+                dim.dim_value = size
+            else:
+                dim.dim_param = size
+    path.write_bytes(proto.SerializeToString())
+
+
+@contextlib.contextmanager
+def _patches() -> Iterator[dict]:
+    try:
+        # both register patches when they are imported
+        from transformers.exporters import exporter_dynamo, exporter_onnx
+        from transformers.exporters.utils import apply_patches
+
+        table = exporter_onnx._ONNX_TRANSLATION_TABLE
+        del exporter_dynamo
+    except (ImportError, AttributeError) as error:
+        raise ExportFailed(writers.DYNAMO, f"transformers has no patches: {error}") from error
+    with apply_patches("dynamo"), apply_patches("onnx"):
+        yield table

@@ -1,0 +1,59 @@
+"""Weights that a task needs and the checkpoint does not have are random: that is an error.
+
+What is missing but not used, such as a pooler that no output depends on, is none: gradients tell.
+"""
+
+# Runs only where torch is; types end at its border.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from toolkit.errors import UsageError
+from toolkit.frontends.transformers.blueprints import Blueprint
+from toolkit.frontends.transformers.checkpoint import Checkpoint, is_sentence_model
+from toolkit.frontends.transformers.tasks import infer
+from toolkit.messages import first_of
+
+
+def require_weights(checkpoint: Checkpoint, graphs: Sequence[Blueprint]) -> None:
+    """Raises UsageError when an output of any graph depends on weights that are not there."""
+    named = dict(checkpoint.model.named_parameters())
+    missing = {name: named[name] for name in checkpoint.missing if name in named}
+    if not missing:
+        return
+    used: list[str] = []
+    for graph in graphs:
+        used += [name for name in _used(graph, missing) if name not in used]
+    if used:
+        own = infer(checkpoint.model.config, sentences=is_sentence_model(checkpoint.folder))
+        raise UsageError(
+            f"the checkpoint was not trained for task '{checkpoint.choice.task}': it has no "
+            f"weights for {first_of(used)}; its own task is '{own}'"
+        )
+
+
+def _used(graph: Blueprint, missing: dict[str, torch.nn.Parameter]) -> list[str]:
+    """Of these parameters, those that the graph's outputs depend on."""
+    parameters = list(graph.wrapper.parameters())
+    before = [each.requires_grad for each in parameters]
+    feed = graph.interface.feed(graph.interface.settings[0])
+    try:
+        for each in parameters:
+            each.requires_grad_(False)
+        for each in missing.values():
+            each.requires_grad_(True)
+        with torch.enable_grad():
+            outputs = graph.wrapper(*(torch.from_numpy(feed[n]) for n in graph.wrapper.inputs))
+            total: Any = sum(out.float().sum() for out in outputs)
+            if not isinstance(total, torch.Tensor) or not total.requires_grad:
+                return []
+            found = torch.autograd.grad(total, list(missing.values()), allow_unused=True)
+    finally:
+        for each, flag in zip(parameters, before, strict=True):
+            each.requires_grad_(flag)
+    return [name for name, slope in zip(missing, found, strict=True) if slope is not None]

@@ -1,0 +1,1 @@
+"""The intermediate representation: an indexed, journaled graph on the ONNX protobuf."""

@@ -1,0 +1,340 @@
+"""Graph: the index over one GraphProto, and its only writer.
+
+Nodes are the protobuf's own NodeProto objects, held by reference and keyed by identity (NodeProto
+is unhashable and compares deeply). The index (producers, readers, captures by subgraphs, types,
+constants) stays true under edits, and every edit goes through the journal with its inverse. The
+GraphProto itself is only written when a snapshot is taken.
+
+A subgraph is a Graph of its own. What its nodes read from outside is reported to the enclosing
+graphs as a capture, so `users`, `use_count` and `replace` see through scopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from toolkit.ir import node as nd
+from toolkit.ir.def_use import CycleError
+from toolkit.ir.tensor_type import TensorType
+from toolkit.ir.values import Array, Values
+
+__all__ = ["CycleError", "Graph"]
+
+
+class Graph(Values):
+    """One graph of a model: main graph or subgraph."""
+
+    # -- editing: primitives, each with its inverse in the journal
+
+    def fresh(self, hint: str) -> str:
+        """A name that nothing in the model uses."""
+        return self.model.fresh(hint)
+
+    def begin(self, rule: str, site: NodeProto) -> bool:
+        """Open one rewrite in the journal; False when it was vetoed, then leave the site alone."""
+        return self.model.journal.begin(rule, next(iter(nd.outputs_of(site)), site.name))
+
+    def insert(self, node: NodeProto, at: NodeProto | None = None) -> NodeProto:
+        """Put a ready NodeProto into the graph, near `at` or right behind what it reads."""
+        if node in self:
+            raise ValueError(f"{nd.label(node)} is in the graph already")
+        self._require_free(nd.outputs_of(node))
+        self.require_opset(nd.domain_of(node))
+        position = self._place(node, at)
+        self._edit(lambda: self._attach(node, position), lambda: self._detach(node))
+        return node
+
+    def remove(self, node: NodeProto) -> None:
+        """Take out a node whose outputs nobody reads."""
+        for name in nd.outputs_of(node):
+            if not self.is_unused(name):
+                raise ValueError(f"cannot remove {nd.label(node)}: '{name}' is still used")
+        position = self._position[id(node)]
+        self._edit(lambda: self._detach(node), lambda: self._attach(node, position))
+
+    def set_inputs(self, node: NodeProto, values: Sequence[str]) -> None:
+        old, new = list(node.input), list(values)
+        if old != new:
+            self._edit(lambda: self._relink(node, new), lambda: self._relink(node, old))
+
+    def set_outputs(self, node: NodeProto, values: Sequence[str]) -> None:
+        """Rename what the node defines; readers are not touched."""
+        if node not in self:
+            raise ValueError(f"{nd.label(node)} is not in the graph")
+        old, new = list(node.output), list(values)
+        self._require_free(name for name in new if name and name not in old)
+        if old != new:
+            self._edit(lambda: self._redefine(node, new), lambda: self._redefine(node, old))
+
+    def set_op(self, node: NodeProto, op_type: str, domain: str = "") -> None:
+        old = node.op_type, node.domain
+        self.require_opset(domain)
+        self._edit(lambda: _set_op(node, op_type, domain), lambda: _set_op(node, *old))
+
+    def set_attr(self, node: NodeProto, name: str, value: Any) -> None:
+        """Set an attribute; None deletes it. Subgraphs are edited as graphs, not through here."""
+        before = [a for a in node.attribute if a.name == name]
+        old = NodeProto().attribute
+        old.extend(before)
+        new = [] if value is None else [helper.make_attribute(name, value)]
+        self._edit(lambda: _set_attr(node, name, new), lambda: _set_attr(node, name, old))
+
+    def set_type(self, value: str, type_: TensorType) -> None:
+        """Declare the type of a value, in the written model too."""
+        known, annotated = self._types.get(value), self._annotated.get(value)
+        declared = self._declared.get(value)
+        if annotated == type_ or (declared is not None and known == type_):
+            return
+
+        def redo() -> None:
+            self._types[value] = self._annotated[value] = type_
+
+        def undo() -> None:
+            _restore(self._types, value, known)
+            _restore(self._annotated, value, annotated)
+
+        self._edit(redo, undo)
+
+    def put_initializer(self, tensor: TensorProto) -> None:
+        if self.model.ir_version < 4 and tensor.name not in self._input_names:
+            self.model.free_initializers()
+        old = self._initializers.get(tensor.name)
+
+        self._edit(lambda: self._store(tensor.name, tensor), lambda: self._store(tensor.name, old))
+
+    def drop_initializer(self, name: str) -> None:
+        tensor = self._initializers[name]
+        self._edit(lambda: self._store(name, None), lambda: self._store(name, tensor))
+
+    def set_interface(
+        self,
+        inputs: list[ValueInfoProto] | None = None,
+        outputs: list[ValueInfoProto] | None = None,
+    ) -> None:
+        """Replace the declared inputs or outputs. A pass that does so changes the contract."""
+        old = self._inputs, self._outputs
+        new = (old[0] if inputs is None else inputs), (old[1] if outputs is None else outputs)
+
+        def put(interface: tuple[list[ValueInfoProto], list[ValueInfoProto]]) -> None:
+            self._hide_outputs()
+            with self._redefining({v.name for v in (*self._inputs, *interface[0])}):
+                self._inputs, self._outputs = interface
+                self._input_names = {v.name for v in self._inputs}
+            self._expose_outputs()
+
+        self._edit(lambda: put(new), lambda: put(old))
+
+    def require_opset(self, domain: str, version: int = 1) -> None:
+        """Import an operator domain unless the model already does."""
+        self.model.require_opset(nd.plain_domain(domain), version)
+
+    # -- editing: composed
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: int | Sequence[str] = 1,
+        attrs: Mapping[str, Any] | None = None,
+        domain: str = "",
+        name: str = "",
+        at: NodeProto | None = None,
+    ) -> NodeProto:
+        """Add a node; `outputs` is a number of fresh names, or the names."""
+        if isinstance(outputs, int):
+            hint = name or op_type.lower()
+            outputs = [self.fresh(hint) for _ in range(outputs)]
+        node = nd.make_node(op_type, inputs, outputs, attrs, domain, name or self.fresh(op_type))
+        return self.insert(node, at)
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: str,
+        domain: str = "",
+        at: NodeProto | None = None,
+        **attributes: Any,
+    ) -> str:
+        """Add a node with one output and return that output's name."""
+        node = self.add(op_type, inputs, 1, attributes, domain, at=at)
+        return node.output[0]
+
+    def constant(self, array: Array, hint: str = "const") -> str:
+        """Add an initializer and return its name."""
+        name = self.fresh(hint)
+        self.put_initializer(self.model.weights.put(name, np.asarray(array)))
+        return name
+
+    def set_input(self, node: NodeProto, index: int, value: str) -> None:
+        values = list(node.input)
+        values[index] = value
+        self.set_inputs(node, values)
+
+    def del_attr(self, node: NodeProto, name: str) -> None:
+        self.set_attr(node, name, None)
+
+    def replace(self, old: str, new: str) -> str:
+        """Make every reader of `old` read `new`; a graph output keeps its name.
+
+        Types and symbolic contents known of one hold for the other, since they are equal. Returns
+        the name of the value from now on: `new`, or `old` where that is an output's.
+        """
+        self._inherit(old, new)
+        if not self.is_output(old):
+            self._redirect(old, new)
+            return new
+        defines_old = self._producers.get(old)
+        if defines_old is None:
+            raise ValueError(f"'{old}' is both input and output of the graph: it is what it is")
+        scratch = self.fresh(old)
+        self._rename_output(defines_old, old, scratch)
+        maker = self._producers.get(new)
+        if maker is not None and not self.is_output(new):
+            self._rename_output(maker, new, old)
+            self._redirect(new, old)
+            return old
+        self._redirect(old, new)
+        self.add("Identity", [new], [old])
+        return new
+
+    def lift(self, node: NodeProto, tensor: TensorProto) -> None:
+        """Turn a one-output node into an initializer of the same name with these contents."""
+        value = node.output[0]
+        self.set_outputs(node, [self.fresh(value)])
+        self.remove(node)
+        stored = TensorProto()
+        stored.CopyFrom(tensor)
+        stored.name = value
+        self.put_initializer(stored)
+
+    def prune(self, node: NodeProto) -> None:
+        """Remove `node` if nobody reads it, then whatever only it had read."""
+        pending = [node]
+        while pending:
+            node = pending.pop()
+            if id(node) not in self._nodes or not all(map(self.is_unused, nd.outputs_of(node))):
+                continue
+            read = [*nd.inputs_of(node), *self.captures_of(node)]
+            self.remove(node)
+            producers = (self._producers.get(name) for name in dict.fromkeys(read))
+            pending.extend(p for p in producers if p is not None)
+
+    # -- snapshots
+
+    def verify(self) -> None:
+        """Rebuild the index from the nodes and compare it with the one kept (for tests)."""
+        copy = GraphProto()
+        self.write(copy)
+        fresh = Graph(self.model, copy, self.parent and _Silent(self.parent), self.owner)
+        fresh._compare(self)
+        assert fresh._input_names == self._input_names, "inputs are stale"
+        for node, twin in zip(self.nodes, fresh.nodes, strict=True):
+            for child, other in zip(self.subgraphs(node), fresh.subgraphs(twin), strict=True):
+                assert child.parent is self
+                assert child.owner is node
+                other._compare(child)
+                child.verify()
+
+    # -- internals
+
+    def _make_children(self, node: NodeProto) -> list[Graph]:
+        return [Graph(self.model, g, self, node) for g in nd.graphs_of(node)]
+
+    def _edit(self, redo: Callable[[], None], undo: Callable[[], None]) -> None:
+        self.model.journal.apply(redo, undo)
+
+    def _require_free(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self.is_defined(name):
+                raise ValueError(f"'{name}' is defined in the graph already; take `fresh`")
+
+    def _store(self, name: str, tensor: TensorProto | None) -> None:
+        with self._redefining([name]):
+            _restore(self._initializers, name, tensor)
+        self.forget([name])
+
+    def _rename_output(self, node: NodeProto, old: str, new: str) -> None:
+        self.set_outputs(node, [new if name == old else name for name in node.output])
+
+    def _redirect(self, old: str, new: str) -> None:
+        """Readers of `old`, here and in subgraphs, read `new`."""
+        for node in list(self._readers.get(old, {}).values()):
+            self._replace_input(node, old, new)
+        for owner in list(self._captures.get(old, ())):
+            for child in self._children[owner]:
+                if not child.is_defined(old):
+                    child._redirect(old, new)
+                    child._redirect_output(old, new)
+
+    def _replace_input(self, node: NodeProto, old: str, new: str) -> None:
+        """Edit just the slots that change: a node may have thousands of others."""
+        slots = [slot for slot, name in enumerate(node.input) if name == old]
+        if new in node.input:  # the slots of both could not be told apart when it is undone
+            self.set_inputs(node, [new if name == old else name for name in node.input])
+        else:
+            self._edit(
+                lambda: self._reread(node, slots, new), lambda: self._reread(node, slots, old)
+            )
+
+    def _redirect_output(self, old: str, new: str) -> None:
+        if old in self._output_names:
+            renamed: list[ValueInfoProto] = []
+            for declared in self._outputs:
+                copy = ValueInfoProto()
+                copy.CopyFrom(declared)
+                copy.name = new if copy.name == old else copy.name
+                renamed.append(copy)
+            self.set_interface(outputs=renamed)
+
+    def _inherit(self, old: str, new: str) -> None:
+        """What is known of `old` holds for `new`, if the rewrite is right: undone with it."""
+        type_ = self.type(old) if self.type(new) is None else None
+        contents = self._data.get(old) if new not in self._data else None
+        if type_ is None and contents is None:
+            return
+
+        def redo() -> None:
+            if type_ is not None:
+                self._types[new] = type_
+            if contents is not None:
+                self._data[new] = contents
+
+        def undo() -> None:
+            if type_ is not None:
+                self._types.pop(new, None)
+            if contents is not None:
+                self._data.pop(new, None)
+
+        self._edit(redo, undo)
+
+
+class _Silent(Graph):
+    """A parent that answers look-ups but takes no note of captures, for `verify`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.__dict__ = dict(graph.__dict__)
+
+    def _capture(self, name: str, owner: NodeProto, change: int) -> None:
+        return
+
+
+def _set_op(node: NodeProto, op_type: str, domain: str) -> None:
+    node.op_type, node.domain = op_type, domain
+
+
+def _set_attr(node: NodeProto, name: str, replacement: Any) -> None:
+    for index in range(len(node.attribute) - 1, -1, -1):
+        if node.attribute[index].name == name:
+            del node.attribute[index]
+    node.attribute.extend(replacement)
+
+
+def _restore(table: dict[str, Any], key: str, value: Any) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value

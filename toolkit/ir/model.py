@@ -1,0 +1,301 @@
+"""Model: one ModelProto without its weights, and the Weights beside it; load and save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from toolkit.errors import ModelError, UsageError
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.journal import Journal
+from toolkit.ir.unshadow import without_shadows
+from toolkit.storage import serialize as storage
+from toolkit.storage.weights import Weights, is_external, map_readonly, nbytes, reference
+from toolkit.storage.wire import WireError
+from toolkit.verification.structure import check_proto
+
+
+class Model:
+    """A model whose large tensors stay where they are: in files, or in the overlay."""
+
+    def __init__(self, proto: ModelProto, weights: Weights, path: Path | None = None) -> None:
+        """Take over `proto`, whose large tensors must already be references into `weights`."""
+        self.weights = weights
+        self.path = path
+        self.journal = Journal()
+        self.revision = 0
+        self._names: set[str] = set()
+        self._made: list[str] = []
+        self._serial = self._committed_serial = 0
+        self._adopt(proto)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Model:
+        """Map the file and read its structure; weights are read when somebody looks at them."""
+        path = Path(path)
+        if path.is_dir():
+            raise ModelError(f"'{path}' is a folder; name the .onnx file in it")
+        if not path.is_file():
+            raise ModelError(f"'{path}' does not exist")
+        try:
+            view = map_readonly(path)
+        except OSError as error:
+            raise ModelError(f"'{path}' cannot be read: {error.strerror}") from error
+        if not len(view):
+            raise ModelError(f"'{path}' is empty; an ONNX model was expected")
+        # A link, as in a hub's cache, leads out of its folder: the runtime reads the file itself.
+        real = path.resolve() if path.is_symlink() else path
+        try:
+            proto = ModelProto.FromString(storage.strip(view, real.name))
+        except (WireError, DecodeError) as error:
+            raise ModelError(f"'{path}' is not an ONNX model, or it is truncated") from error
+        proto = without_shadows(proto)
+        _require_model(proto, f"'{path}'")
+        stored = filter(is_external, proto.graph.initializer)
+        elsewhere = any(reference(tensor)[0] != real.name for tensor in stored)
+        weights = Weights(path.parent if elsewhere else real.parent)
+        weights.map_file(real.name, view)
+        return cls(proto, weights, path)
+
+    @classmethod
+    def from_proto(cls, proto: ModelProto, folder: str | os.PathLike[str] | None = None) -> Model:
+        """A model from a protobuf in memory, which is left as it is."""
+        proto = without_shadows(proto)
+        _require_model(proto, "the model")
+        weights = Weights(Path(folder) if folder is not None else None)
+        return cls(storage.strip_proto(proto, weights), weights)
+
+    @classmethod
+    def of(cls, source: Source) -> Model:
+        """The model that `source` is, holds or names."""
+        if isinstance(source, cls):
+            return source
+        if isinstance(source, ModelProto):
+            return cls.from_proto(source)
+        if isinstance(source, (str, os.PathLike)):
+            return cls.load(source)
+        wanted = "a path, a ModelProto or a Model"
+        raise UsageError(f"{wanted} was expected, not {type(source).__name__}")
+
+    # -- reading
+
+    def graphs(self) -> Iterator[Graph]:
+        """The main graph and all subgraphs, outer before inner."""
+        return self.graph.walk()
+
+    def nodes(self) -> Iterator[NodeProto]:
+        """The nodes of all graphs."""
+        return (node for _, node in self.places())
+
+    def places(self) -> Iterator[tuple[Graph, NodeProto]]:
+        """The nodes of all graphs, each with the graph that it is in."""
+        return ((graph, node) for graph in self.graphs() for node in graph.nodes)
+
+    def node_count(self) -> int:
+        """Nodes in the main graph, all subgraphs and all functions."""
+        return sum(map(len, self.graphs())) + sum(len(f.node) for f in self.functions)
+
+    def tensors(self) -> Iterator[TensorProto]:
+        """Every stored tensor: initializers and constants of all graphs and functions."""
+        for graph in self.graphs():
+            yield from graph.initializers.values()
+            yield from _tensors_of(graph.nodes)
+        for function in self.functions:
+            yield from _tensors_of(function.node)
+
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors."""
+        return sum(map(nbytes, self.tensors()))
+
+    @property
+    def functions(self) -> list[FunctionProto]:
+        return self._functions
+
+    def fresh(self, hint: str) -> str:
+        """A name that nothing in the model uses."""
+        base = hint.rstrip("0123456789").rstrip("_") or "v"
+        while True:
+            self._serial += 1
+            name = f"{base}_{self._serial}"
+            if name not in self._names:
+                self._names.add(name)
+                self._made.append(name)
+                return name
+
+    def copy(self) -> Model:
+        """An independent model on the same weights (which are never written to)."""
+        return Model(self.to_proto(), self.weights, self.path)
+
+    def draft(self) -> Model:
+        """A copy to try something on: what is added to its weights goes with it."""
+        return Model(self.to_proto(), self.weights.fork(), self.path)
+
+    # -- editing
+
+    def commit(self) -> None:
+        """Make all edits since the last commit final."""
+        self.revision += bool(len(self.journal))
+        self.journal.commit()
+        self._made.clear()
+        self._committed_serial = self._serial
+
+    def rollback(self) -> None:
+        """Undo all edits since the last commit.
+
+        Names are given out anew as well, so that a pass that runs again makes the same ones and a
+        veto finds its site.
+        """
+        self.journal.rollback()
+        for graph in self.graphs():
+            graph.forget(self._made)
+        self._names.difference_update(self._made)
+        self._made.clear()
+        self._serial = self._committed_serial
+
+    def require_opset(self, domain: str, version: int = 1) -> None:
+        """Import an operator domain unless it is imported."""
+        if domain not in self.opsets:
+            self.set_opset(domain, version)
+
+    def set_opset(self, domain: str, version: int | None) -> None:
+        """Set the imported version of a domain; None drops the import."""
+        old = self.opsets.get(domain)
+
+        def put(value: int | None) -> None:
+            if value is None:
+                self.opsets.pop(domain, None)
+            else:
+                self.opsets[domain] = value
+
+        if version != old:
+            self.journal.apply(lambda: put(version), lambda: put(old))
+
+    def set_ir_version(self, version: int) -> None:
+        old = self.ir_version
+
+        def put(value: int) -> None:
+            self.ir_version = value
+
+        self.journal.apply(lambda: put(version), lambda: put(old))
+
+    def set_functions(self, functions: list[FunctionProto]) -> None:
+        old = self._functions
+
+        def put(value: list[FunctionProto]) -> None:
+            self._functions = value
+
+        self.journal.apply(lambda: put(functions), lambda: put(old))
+
+    def free_initializers(self) -> None:
+        """Lift IR < 4, where every initializer had to be declared as an input, to IR 4."""
+        if self.ir_version >= 4:
+            return
+        kept: list[ValueInfoProto] = self.graph.interface_inputs(feeds_only=True)
+        self.graph.set_interface(inputs=kept)
+        self.set_ir_version(4)
+
+    def replace(self, proto: ModelProto) -> None:
+        """Put a whole new protobuf in this model's place, as one edit."""
+        old = self._state()
+        new_proto = storage.strip_proto(proto, self.weights, known=self.tensors())
+        names = self._names
+        self._adopt(new_proto)
+        new = self._state()
+        self._names |= names
+        self._restore(old)
+        self.journal.apply(lambda: self._restore(new), lambda: self._restore(old))
+
+    # -- writing
+
+    def to_proto(self) -> ModelProto:
+        """A snapshot; large tensors in it are references, not data."""
+        proto = ModelProto()
+        proto.CopyFrom(self._shell)
+        proto.ir_version = self.ir_version
+        for domain, version in self.opsets.items():
+            proto.opset_import.append(helper.make_opsetid(domain, version))
+        proto.functions.extend(self._functions)
+        self.graph.write(proto.graph)
+        return proto
+
+    def inlined_proto(self) -> ModelProto:
+        """A snapshot with all weights inside, for tools that take nothing else."""
+        proto = self.to_proto()
+        chunks = storage.inflate(proto, self.weights)
+        if storage.size_of(chunks) >= storage.PROTOBUF_LIMIT:
+            raise ModelError("the model is over 2 GiB: it does not fit into one protobuf message")
+        return ModelProto.FromString(b"".join(chunks))
+
+    def save(self, path: str | os.PathLike[str], external_data: bool = False) -> Path:
+        """Write the model: whole or not at all, and never over a file that it is read from."""
+        return storage.save(self.to_proto(), self.weights, Path(path), external_data)
+
+    # -- internals
+
+    def _adopt(self, proto: ModelProto) -> None:
+        self.ir_version: int = proto.ir_version
+        self.opsets: dict[str, int] = {}
+        for entry in proto.opset_import:
+            self.opsets[nd.plain_domain(entry.domain)] = entry.version
+        self._functions: list[FunctionProto] = list(proto.functions)
+        self._names = set(_names_in(proto))
+        self.trained: frozenset[str] = frozenset(_trained_names(proto))
+        self.graph = Graph(self, proto.graph)
+        shell = ModelProto()
+        for name in ("graph", "functions", "opset_import", "ir_version"):
+            proto.ClearField(name)
+        shell.CopyFrom(proto)
+        self._shell = shell
+
+    def _state(self) -> dict[str, object]:
+        names = ("ir_version", "opsets", "_functions", "graph", "trained", "_shell")
+        return {name: getattr(self, name) for name in names}
+
+    def _restore(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+
+
+Source = str | os.PathLike[str] | ModelProto | Model
+"""What the toolkit takes a model from."""
+
+
+def _require_model(proto: ModelProto, what: str) -> None:
+    if not proto.HasField("graph") or proto.ir_version <= 0:
+        raise ModelError(f"{what} is not an ONNX model: it holds no graph")
+    check_proto(proto)  # here, since the index keeps only one of two equal names
+
+
+def _tensors_of(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _trained_names(proto: ModelProto) -> Iterator[str]:
+    """What the training info reads or updates; it refers to initializers of the main graph."""
+    for info in proto.training_info:
+        for binding in (*info.initialization_binding, *info.update_binding):
+            yield from (binding.key, binding.value)
+        for graph in (info.initialization, info.algorithm):
+            yield from (name for node in graph.node for name in node.input)
+
+
+def _names_in(proto: ModelProto) -> Iterator[str]:
+    """Every value and node name of the graphs (functions have scopes of their own)."""
+    pending = [proto.graph]
+    while pending:
+        graph = pending.pop()
+        yield from (v.name for v in graph.input)
+        yield from (t.name for t in graph.initializer)
+        yield from (s.values.name for s in graph.sparse_initializer)
+        for node in graph.node:
+            yield node.name
+            yield from node.output
+            pending.extend(nd.graphs_of(node))

@@ -1,0 +1,115 @@
+"""What is known of operators: what ONNX says of its own, looked up once, and of those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from onnx import NodeProto, defs
+
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+
+_OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """An operator as one opset defines it."""
+
+    optional_outputs: frozenset[int]
+    defaults: Mapping[str, bytes]
+    """Attribute name -> its default value as a serialized AttributeProto."""
+
+
+def facts_of(graph: Graph, node: NodeProto) -> OpFacts | None:
+    """The facts behind `node` at the opset the model imports; None for operators of others."""
+    domain = nd.domain_of(node)
+    return _lookup(node.op_type, graph.opset(domain), domain)
+
+
+@lru_cache(maxsize=1024)
+def schema_of(op_type: str, version: int, domain: str) -> defs.OpSchema | None:
+    """ONNX's schema of an operator at an opset; None for operators of others."""
+    known = defs.has(op_type, version, domain)
+    return defs.get_schema(op_type, version, domain) if known else None
+
+
+@lru_cache(maxsize=1024)
+def _lookup(op_type: str, version: int, domain: str) -> OpFacts | None:
+    schema = schema_of(op_type, version, domain)
+    if schema is None:
+        return None
+    attributes = schema.attributes.items()
+    defaults = {n: a.default_value for n, a in attributes if a.default_value.name}
+    return OpFacts(
+        optional_outputs=frozenset(
+            i for i, output in enumerate(schema.outputs) if output.option == _OPTIONAL
+        ),
+        defaults={n: d.SerializeToString(deterministic=True) for n, d in defaults.items()},
+    )
+
+
+PURE_CONTRIB = frozenset(
+    (
+        "Attention",
+        "BiasGelu",
+        "BiasSplitGelu",
+        "DequantizeBFP",
+        "DequantizeLinear",
+        "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
+        "EmbedLayerNormalization",
+        "FastGelu",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "FusedMatMulActivation",
+        "GatherBlockQuantized",
+        "GatherND",
+        "Gelu",
+        "GemmFastGelu",
+        "GroupNorm",
+        "GroupQueryAttention",
+        "Inverse",
+        "MatMulBnb4",
+        "MatMulFpQ4",
+        "MatMulInteger16",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "MaxpoolWithMask",
+        "MultiHeadAttention",
+        "NhwcMaxPool",
+        "Pad",
+        "QAttention",
+        "QGemm",
+        "QLinearAdd",
+        "QLinearAveragePool",
+        "QLinearConcat",
+        "QLinearConv",
+        "QLinearGlobalAveragePool",
+        "QLinearLeakyRelu",
+        "QLinearMul",
+        "QLinearReduceMean",
+        "QLinearSigmoid",
+        "QLinearSoftmax",
+        "QLinearWhere",
+        "QuantizeLinear",
+        "QuickGelu",
+        "RelativePositionBias",
+        "RemovePadding",
+        "RestorePadding",
+        "RotaryEmbedding",
+        "SkipGroupNorm",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+        "SparseToDenseMatMul",
+        "Tokenizer",
+        "TransposeMatMul",
+        "Trilu",
+        "Unique",
+        "WordConvEmbedding",
+    )
+)
+"""Operators of com.microsoft that are functions of their inputs, which their schemas do not say."""

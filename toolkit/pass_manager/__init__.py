@@ -1,0 +1,1 @@
+"""Run passes in order, verify each one, and roll back or bisect the ones that fail."""

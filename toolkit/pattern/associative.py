@@ -1,0 +1,225 @@
+"""Products and sums: operands in any order and association.
+
+Of the tree of Mul, Div, Reciprocal and Neg above a value (or Add, Sub, Sum and Neg), a *cut* is one
+way to stop: the operands where it stops, and the scalar constants on the way. Only values that are
+read once are looked through. Cuts are tried from the deepest up, pruned to those with as many
+operands as the pattern has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from onnx import NodeProto, TensorProto
+
+from toolkit.ir import node as nd
+from toolkit.ir.tensor_type import FLOATS
+from toolkit.pattern import dsl
+from toolkit.pattern.backtracking import Search, close
+from toolkit.pattern.leaf_matchers import scalar_binder
+
+_PRODUCT = frozenset(("Mul", "Div", "Reciprocal", "Neg"))
+_TOTAL = frozenset(("Add", "Sub", "Sum", "Neg"))
+_DIVIDING = ("Div", "Reciprocal")
+_MOST_LEVELS = 12
+"""Operators that a cut may look through: deep enough for any formula, and a bound on the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a product or sum asks of a cut. `absorbs`: scalar constants count as the constant."""
+
+    is_product: bool
+    direct: int
+    inverse: int
+    constant: float
+    bind: Callable[[Search, str, float, float], bool] | None
+    absorbs: bool
+    operators: frozenset[str]
+    may_be_bare: bool
+    """Whether a value without any operator can be this: one operand, times 1 or plus 0."""
+
+    @classmethod
+    def of(cls, pattern: dsl.Flat) -> Spec:
+        neutral = 1.0 if pattern.is_product else 0.0
+        stated = pattern.scalar is not None or pattern.constant != neutral
+        asks = any(_asks_for_constant(part) for part in (*pattern.direct, *pattern.inverse))
+        lone = len(pattern.direct) == 1 and not pattern.inverse
+        return cls(
+            is_product=pattern.is_product,
+            direct=len(pattern.direct),
+            inverse=len(pattern.inverse),
+            constant=pattern.constant,
+            bind=scalar_binder(pattern.scalar) if pattern.scalar is not None else None,
+            absorbs=stated or not asks,
+            operators=_PRODUCT if pattern.is_product else _TOTAL,
+            may_be_bare=lone and (pattern.scalar is not None or not stated),
+        )
+
+    @property
+    def neutral(self) -> float:
+        return 1.0 if self.is_product else 0.0
+
+    @property
+    def text(self) -> str:
+        count = self.direct + self.inverse
+        what = "product" if self.is_product else "sum"
+        return f"a {what} of {count} operand{'s' * (count > 1)}, constants aside"
+
+
+@dataclass(slots=True)
+class Cut:
+    """Operands, the constant with the slack of its rounding, and the nodes looked through."""
+
+    direct: tuple[str, ...]
+    inverse: tuple[str, ...]
+    constant: float
+    slack: float
+    nodes: tuple[NodeProto, ...]
+
+
+_Operand = tuple[str, bool]
+"""A value, and whether it counts inversely (divides, is subtracted)."""
+
+
+@dataclass(slots=True)
+class _Level:
+    """One node of a product or sum: its operands, and its scalar constants combined."""
+
+    node: NodeProto
+    operands: tuple[_Operand, ...]
+    constant: float
+    slack: float
+
+
+def cuts(s: Search, value: str, spec: Spec) -> Iterator[Cut]:
+    """The cuts below `value` with the right number of operands."""
+    top = _open(s, value, spec, top=True)
+    if top is not None:
+        start = _through(Cut((), (), spec.neutral, 0.0, ()), top, spec, inverted=False)
+        yield from _cut(s, spec, top.operands, start)
+    if spec.may_be_bare:
+        yield Cut((value,), (), spec.neutral, 0.0, ())
+
+
+def enter(s: Search, value: str, cut: Cut, shared: bool) -> bool:
+    """Note the nodes of a cut as matched."""
+    if cut.nodes and not shared and not s.is_inner(value):
+        return False
+    for index, node in enumerate(cut.nodes):
+        s.found(node, shared and not index, counted=not index)
+    return True
+
+
+def constant_fits(s: Search, value: str, spec: Spec, cut: Cut) -> bool:
+    """Compare the constant of a cut with the one that is asked for, or bind it."""
+    if spec.bind is not None:
+        return spec.bind(s, value, cut.constant, cut.slack)
+    if spec.is_product:
+        agrees = close(cut.constant, spec.constant, cut.slack)
+    else:
+        agrees = abs(cut.constant - spec.constant) <= cut.slack
+    return agrees or (
+        s.recording
+        and s.fail(
+            value, f"expected constant {spec.constant:.6g}, found {cut.constant:.6g}", exact=True
+        )
+    )
+
+
+def _cut(s: Search, spec: Spec, undecided: tuple[_Operand, ...], cut: Cut) -> Iterator[Cut]:
+    """Decide the first of `undecided`, then the others: looked through if possible, or kept."""
+    s.steps -= 1
+    if s.steps < 0:
+        return
+    if len(cut.direct) > spec.direct or len(cut.inverse) > spec.inverse:
+        return
+    if len(cut.direct) + len(cut.inverse) + len(undecided) > spec.direct + spec.inverse:
+        return
+    if not undecided:
+        if len(cut.direct) == spec.direct and len(cut.inverse) == spec.inverse:
+            yield cut
+        return
+    (value, inverted), rest = undecided[0], undecided[1:]
+    level = _open(s, value, spec) if len(cut.nodes) < _MOST_LEVELS else None
+    if level is not None:
+        below = tuple((one, flipped != inverted) for one, flipped in level.operands)
+        yield from _cut(s, spec, (*below, *rest), _through(cut, level, spec, inverted))
+    if inverted:
+        kept = Cut(cut.direct, (*cut.inverse, value), cut.constant, cut.slack, cut.nodes)
+    else:
+        kept = Cut((*cut.direct, value), cut.inverse, cut.constant, cut.slack, cut.nodes)
+    yield from _cut(s, spec, rest, kept)
+
+
+def _through(cut: Cut, level: _Level, spec: Spec, inverted: bool) -> Cut:
+    """The cut with one more node looked through."""
+    if spec.is_product:
+        constant = cut.constant / level.constant if inverted else cut.constant * level.constant
+    else:
+        constant = cut.constant - level.constant if inverted else cut.constant + level.constant
+    slack = cut.slack + level.slack
+    return Cut(cut.direct, cut.inverse, constant, slack, (*cut.nodes, level.node))
+
+
+def _open(s: Search, value: str, spec: Spec, top: bool = False) -> _Level | None:
+    """The node of a product or sum that gives `value`, if it can be looked through."""
+    node = s.producer(value)
+    if node is None or node.op_type not in spec.operators:
+        return None
+    if node.domain not in nd.STANDARD_DOMAINS or not (top or s.is_read_once(value)):
+        return None
+    if node.op_type in _DIVIDING and _is_integer(s, (value, *node.input)):
+        return None
+    operands: list[_Operand] = []
+    constant, slack = spec.neutral, 0.0
+    if spec.is_product and node.op_type == "Neg":
+        constant = -1.0
+    for one, inverted in _operands(node, spec.is_product):
+        found = _absorbable(s, one, node, spec) if spec.absorbs else None
+        if found is None:
+            operands.append((one, inverted))
+        elif spec.is_product:
+            constant = constant / found[0] if inverted else constant * found[0]
+            slack += found[1]
+        else:
+            constant = constant - found[0] if inverted else constant + found[0]
+            slack += found[1] * abs(found[0])
+    return _Level(node, tuple(operands), constant, slack)
+
+
+def _operands(node: NodeProto, is_product: bool) -> tuple[_Operand, ...]:
+    match node.op_type:
+        case "Div" | "Sub":
+            return (node.input[0], False), (node.input[1], True)
+        case "Reciprocal":
+            return ((node.input[0], True),)
+        case "Neg":
+            return ((node.input[0], not is_product),)
+        case _:
+            return tuple((one, False) for one in node.input)
+
+
+def _absorbable(s: Search, value: str, node: NodeProto, spec: Spec) -> tuple[float, float] | None:
+    """A scalar constant that can be moved about: finite, invertible, and of no higher rank."""
+    found = s.scalar(value)
+    if found is None or not math.isfinite(found[0]) or (spec.is_product and not found[0]):
+        return None
+    return found if s.keeps_rank(value, list(node.input)) else None
+
+
+def _is_integer(s: Search, values: tuple[str, ...]) -> bool:
+    """Whether these values, all of one type, are integers; unknown types are taken for floats."""
+    dtype = next((d for d in map(s.graph.dtype, values) if d), TensorProto.FLOAT)
+    return dtype not in FLOATS
+
+
+def _asks_for_constant(pattern: dsl.Pattern) -> bool:
+    """Whether an operand asks for a constant, so that scalar ones must be left to it."""
+    if isinstance(pattern, (dsl.Const, dsl.Vector)):
+        return True
+    if isinstance(pattern, dsl.Either):
+        return any(map(_asks_for_constant, pattern.options))
+    return isinstance(pattern, (dsl.When, dsl.Named)) and _asks_for_constant(pattern.inner)

@@ -1,0 +1,363 @@
+"""Patterns into steps: each pattern becomes a closure that looks at one value.
+
+The heads of the root, the operators that it can be, are a rule's index key; those of the values
+below it reject early.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from toolkit.ir import node as nd
+from toolkit.pattern import associative as flat
+from toolkit.pattern import dsl
+from toolkit.pattern import leaf_matchers as leaves
+from toolkit.pattern import op_matchers as operators
+from toolkit.pattern.backtracking import UNBOUND, Goals, Search
+from toolkit.pattern.leaf_matchers import Breadth, Heads, Matcher
+from toolkit.pattern.op_matchers import Operands, assign_goal, head
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A pattern ready to be tried on a node whose `head` is among `heads`."""
+
+    matcher: Matcher
+    output: int
+    heads: frozenset[str]
+    below: tuple[frozenset[str], ...]
+    """Sets of heads, each of which must meet one of the operators that the root reads from."""
+    through: frozenset[str]
+    """Operators that the root looks through to its operands: those of a product or sum."""
+    size: int
+    """How many nodes a whole match has at least; of alternatives the largest counts."""
+
+
+def compile_roots(pattern: dsl.Pattern) -> list[Root]:
+    """One root for every alternative; ValueError when the root may be anything."""
+    compiler = _Compiler(pattern)
+    return [_root(option, compiler) for option in _alternatives(pattern)]
+
+
+def names_of(pattern: dsl.Pattern) -> dict[str, str]:
+    """Every name that the pattern binds and what it is bound to, in words."""
+    kinds: dict[str, str] = {}
+    for part in _walk(pattern):
+        for name, kind in _names(part):
+            if kinds.setdefault(name, kind) != kind:
+                raise ValueError(f"'{name}' names both {kinds[name]} and {kind}")
+    return kinds
+
+
+# Looking at patterns -----------------------------------------------------------------------------
+
+
+def _walk(pattern: dsl.Pattern) -> Iterator[dsl.Pattern]:
+    """The pattern and its parts; a part that is used twice comes twice, its own parts once."""
+    pending, seen = [pattern], set[int]()
+    while pending:
+        part = pending.pop()
+        yield part
+        if id(part) not in seen:
+            seen.add(id(part))
+            pending.extend(_parts(part))
+
+
+def _parts(pattern: dsl.Pattern) -> tuple[dsl.Pattern, ...]:
+    match pattern:
+        case dsl.Node():
+            return pattern.inputs
+        case dsl.Output():
+            return (pattern.node,)
+        case dsl.Flat():
+            scalar = () if pattern.scalar is None else (pattern.scalar,)
+            return (*pattern.direct, *pattern.inverse, *scalar)
+        case dsl.Either():
+            return pattern.options
+        case dsl.Optional() | dsl.When() | dsl.Named() | dsl.Shared():
+            return (pattern.inner,)
+        case _:
+            return ()
+
+
+def _names(pattern: dsl.Pattern) -> Iterator[tuple[str, str]]:
+    match pattern:
+        case dsl.Var() | dsl.Const() if pattern.name:
+            yield pattern.name, "a value"
+        case dsl.Scalar():
+            yield pattern.name, "a number"
+        case dsl.Named():
+            yield pattern.name, "a node"
+        case dsl.Node():
+            for _, wanted in pattern.attrs:
+                if isinstance(wanted, dsl.Var) and wanted.name:
+                    yield wanted.name, "an attribute"
+        case _:
+            pass
+
+
+def _alternatives(pattern: dsl.Pattern) -> Iterator[dsl.Pattern]:
+    if isinstance(pattern, dsl.Either):
+        for option in pattern.options:
+            yield from _alternatives(option)
+    else:
+        yield pattern
+
+
+def _size(pattern: dsl.Pattern, counted: set[int]) -> int:
+    """Nodes of a match, each pattern object once; a product counts as one node."""
+    if id(pattern) in counted:
+        return 0
+    counted.add(id(pattern))
+    if isinstance(pattern, dsl.Either):
+        return max(_size(option, set(counted)) for option in pattern.options)
+    bare = isinstance(pattern, dsl.Flat) and flat.Spec.of(pattern).may_be_bare
+    own = isinstance(pattern, (dsl.Node, dsl.Flat)) and not bare
+    return own + sum(_size(part, counted) for part in _parts(pattern))
+
+
+def _root(pattern: dsl.Pattern, compiler: _Compiler) -> Root:
+    core = pattern
+    while isinstance(core, (dsl.When, dsl.Named, dsl.Shared)):
+        core = core.inner
+    through: frozenset[str] = frozenset()
+    if isinstance(core, dsl.Flat):
+        through = flat.Spec.of(core).operators
+        compiler.forbid_bare(core)
+    matcher = compiler.compile(pattern, shared=True)
+    if matcher.heads is None:
+        raise ValueError("the root of a pattern must be an operator, not any value")
+    output = core.index if isinstance(core, dsl.Output) else 0
+    below = _below(core, compiler)
+    return Root(matcher, output, matcher.heads, below, through, _size(pattern, set()))
+
+
+def _below(pattern: dsl.Pattern, compiler: _Compiler) -> tuple[frozenset[str], ...]:
+    """What the inputs of the root must come from, where that can be told."""
+    match pattern:
+        case dsl.Output():
+            parts = pattern.node.inputs
+        case dsl.Node():
+            parts = pattern.inputs
+        case dsl.Flat() if not flat.Spec.of(pattern).may_be_bare:
+            parts = (*pattern.direct, *pattern.inverse)
+        case _:
+            parts = ()
+    heads = (compiler.compile(part).heads for part in parts)
+    return tuple({found for found in heads if found is not None})
+
+
+# Compiling ---------------------------------------------------------------------------------------
+
+
+class _Compiler:
+    """Compiles the parts of one pattern, each once."""
+
+    def __init__(self, pattern: dsl.Pattern) -> None:
+        self._uses = Counter(id(part) for part in _walk(pattern))
+        self._made: dict[tuple[int, bool], Matcher] = {}
+        self._never_bare: set[int] = set()
+
+    def forbid_bare(self, root: dsl.Flat) -> None:
+        """At the root, `product(x, number("s"))` must be a product: anything is 1 times itself."""
+        if root.direct and self.compile(root.direct[0]).heads is None:
+            self._never_bare.add(id(root))
+
+    def compile(self, pattern: dsl.Pattern, shared: bool = False) -> Matcher:
+        """`shared` values, the root's above all, may be read outside of the match."""
+        key = id(pattern), shared
+        if key not in self._made:
+            self._made[key] = self._compile(pattern, shared)
+        return self._made[key]
+
+    def _compile(self, pattern: dsl.Pattern, shared: bool) -> Matcher:
+        match pattern:
+            case dsl.Var():
+                return leaves.var(pattern)
+            case dsl.Const():
+                return leaves.const(pattern)
+            case dsl.Number():
+                return leaves.number(pattern)
+            case dsl.Scalar():
+                return leaves.scalar(pattern)
+            case dsl.Vector():
+                return leaves.vector(pattern)
+            case dsl.Absent():
+                return leaves.absent()
+            case dsl.Node():
+                return self._operator(pattern, 0, shared)
+            case dsl.Output():
+                return self._operator(pattern.node, pattern.index, shared)
+            case dsl.Shared():
+                return self.compile(pattern.inner, shared=True)
+            case _:
+                made = self._composed(pattern, shared)
+                return _once(pattern, made) if self._uses[id(pattern)] > 1 else made
+
+    def _operator(self, pattern: dsl.Node, output: int, shared: bool) -> Matcher:
+        inputs = [self.compile(part) for part in pattern.inputs]
+        return operators.operator(pattern, output, inputs, shared, self._uses[id(pattern)] > 1)
+
+    def _composed(self, pattern: dsl.Pattern, shared: bool) -> Matcher:
+        match pattern:
+            case dsl.Flat():
+                direct = [self.compile(part) for part in pattern.direct]
+                inverse = [self.compile(part) for part in pattern.inverse]
+                spec = flat.Spec.of(pattern)
+                bare = None
+                if spec.may_be_bare and id(pattern) in self._never_bare:
+                    spec = replace(spec, may_be_bare=False)
+                elif spec.may_be_bare:
+                    bare = self.compile(pattern.direct[0], shared)
+                return _flat(spec, direct, inverse, bare, shared)
+            case dsl.Either():
+                return _either([self.compile(option, shared) for option in pattern.options])
+            case dsl.Optional():
+                bare = self.compile(pattern.inner, shared)
+                return _optional(pattern, self.compile(pattern.inner), bare, shared)
+            case dsl.When():
+                return _when(pattern, self.compile(pattern.inner, shared))
+            case dsl.Named():
+                return _named(pattern, self.compile(pattern.inner, shared))
+            case _:
+                raise TypeError(f"{pattern!r} is no pattern")
+
+
+def _flat(
+    spec: flat.Spec,
+    direct: list[Matcher],
+    inverse: list[Matcher],
+    bare: Matcher | None,
+    shared: bool,
+) -> Matcher:
+    divisors, factors = Operands(inverse), Operands(direct)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        for cut in flat.cuts(s, value, spec):
+            mark = len(s.trail)
+            if flat.enter(s, value, cut, shared) and s.solve(goals(s, value, cut, rest)):
+                return None
+            s.undo(mark)
+        return s.recording and s.fail(value, f"expected {spec.text}, found {s.describe(value)}")
+
+    def goals(s: Search, value: str, cut: flat.Cut, rest: Goals) -> Goals:
+        def compare(s: Search, value: str, rest: Goals) -> Goals:
+            return rest if flat.constant_fits(s, value, spec, cut) else False
+
+        if s.recording:  # the constant last: a near miss should tell how far the operands matched
+            rest = (compare, value, rest)
+        elif not flat.constant_fits(s, value, spec, cut):
+            return False
+        if bare is not None and not cut.nodes:
+            return (bare.step, value, rest)
+        rest = assign_goal(divisors.ordered(s), cut.inverse, rest)
+        return assign_goal(factors.ordered(s), cut.direct, rest)
+
+    def accepts(s: Search, value: str) -> bool:
+        node = s.producer(value)
+        if node is not None and node.op_type in spec.operators:
+            return node.domain in nd.STANDARD_DOMAINS
+        return bare is not None and bare.accepts(s, value)
+
+    if bare is None:
+        return Matcher(step, accepts, spec.operators, Breadth.OPERATOR)
+    heads = _union(spec.operators, bare.heads)
+    return Matcher(step, accepts, heads, max(bare.breadth, Breadth.OPTIONAL_OPERATOR))
+
+
+def _either(options: list[Matcher]) -> Matcher:
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        choices = options if s.recording else [o for o in options if o.accepts(s, value)]
+        for option in choices[:-1]:
+            mark = len(s.trail)
+            if s.solve((option.step, value, rest)):
+                return None
+            s.undo(mark)
+        return (choices[-1].step, value, rest) if choices else False
+
+    def accepts(s: Search, value: str) -> bool:
+        return any(option.accepts(s, value) for option in options)
+
+    heads = _union(*(option.heads for option in options))
+    return Matcher(step, accepts, heads, max(option.breadth for option in options))
+
+
+def _optional(pattern: dsl.Optional, inner: Matcher, bare: Matcher, shared: bool) -> Matcher:
+    """Through the wrapper first, so that `maybe_cast(x)` binds what was cast."""
+    wrappers = frozenset(operators.keys(pattern.wrapper))
+
+    def through(s: Search, value: str, rest: Goals) -> Goals:
+        node = s.producer(value)
+        if node is None or not (shared or s.is_inner(value)):
+            return False
+        s.found(node, shared, counted=False)
+        return (inner.step, node.input[0], rest)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        if is_wrapped(s, value):
+            mark = len(s.trail)
+            if s.solve((through, value, rest)):
+                return None
+            s.undo(mark)
+        return (bare.step, value, rest)
+
+    def is_wrapped(s: Search, value: str) -> bool:
+        node = s.producer(value)
+        return node is not None and head(node) in wrappers and len(node.input) > 0
+
+    def accepts(s: Search, value: str) -> bool:
+        return is_wrapped(s, value) or bare.accepts(s, value)
+
+    heads = _union(wrappers, inner.heads)
+    return Matcher(step, accepts, heads, max(inner.breadth, Breadth.OPTIONAL_OPERATOR))
+
+
+def _when(pattern: dsl.When, inner: Matcher) -> Matcher:
+    def ask(s: Search, value: str, rest: Goals) -> Goals:
+        if pattern.predicate(s.graph, value):
+            return rest
+        return s.recording and s.fail(value, leaves.refusal(pattern.why, value), exact=True)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        return inner.step(s, value, (ask, value, rest))
+
+    return Matcher(step, inner.accepts, inner.heads, inner.breadth)
+
+
+def _named(pattern: dsl.Named, inner: Matcher) -> Matcher:
+    name = pattern.name
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        node = s.producer(value)
+        bound = s.bound.get(name, UNBOUND)
+        if bound is UNBOUND:
+            s.bind(name, node)
+        elif bound is not node:
+            return s.recording and s.fail(value, f"expected node '{name}' again")
+        return inner.step(s, value, rest)
+
+    return Matcher(step, inner.accepts, inner.heads, inner.breadth)
+
+
+def _once(pattern: dsl.Pattern, inner: Matcher) -> Matcher:
+    """A pattern that occurs more than once stands for the same value everywhere."""
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        seen = s.bound.get(pattern)
+        if seen is None:
+            s.bind(pattern, value)
+            return inner.step(s, value, rest)
+        if seen == value:
+            return rest
+        return s.recording and s.fail(
+            value, f"expected '{seen}' again, found {s.describe(value)}", exact=True
+        )
+
+    return Matcher(step, inner.accepts, inner.heads, inner.breadth)
+
+
+def _union(*heads: Heads) -> Heads:
+    known = [found for found in heads if found is not None]
+    return frozenset[str]().union(*known) if len(known) == len(heads) else None

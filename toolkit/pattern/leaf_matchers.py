@@ -1,0 +1,220 @@
+"""Patterns without parts: variables, constants, numbers, omitted inputs.
+
+A compiled pattern, leaf or not, is a Matcher. Beside its step it has `accepts`, a cheap test that
+rules out most values before a choice is tried, and `heads`, the operators that can give its value.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import helper
+
+from toolkit.pattern import dsl
+from toolkit.pattern.backtracking import UNBOUND, Goals, Search, Step, close, contents
+
+Heads = frozenset[str] | None
+"""Keys of operators, see `head`; None when any value will do."""
+
+
+class Breadth(enum.IntEnum):
+    """How many values can match: of several operands the narrowest is looked for first."""
+
+    NUMBER = enum.auto()
+    CONSTANT = enum.auto()
+    OPERATOR = enum.auto()
+    OPTIONAL_OPERATOR = enum.auto()
+    ANYTHING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """A compiled pattern."""
+
+    step: Step
+    accepts: Callable[[Search, str], bool]
+    heads: Heads
+    breadth: Breadth
+
+    @property
+    def is_structure(self) -> bool:
+        """Whether this asks for operators, not for a constant or any value."""
+        return self.breadth in (Breadth.OPERATOR, Breadth.OPTIONAL_OPERATOR)
+
+
+def var(pattern: dsl.Var) -> Matcher:
+    name, where = pattern.name, pattern.where
+    guarded = bool(pattern.ranks or pattern.dtypes)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        if not value:
+            return s.recording and s.fail(value, f"input '{name}' is left out")
+        bound = s.bound.get(name, UNBOUND) if name else value
+        if bound is UNBOUND:
+            s.bind(name, value)
+        elif not s.same(bound, value):
+            return s.recording and s.fail(
+                value, f"expected '{bound}' again as '{name}', found {s.describe(value)}"
+            )
+        if guarded and not _fits_type(s, pattern, value):
+            return False
+        if where is not None and not where(s.graph, value):
+            return s.recording and s.fail(value, refusal(name, value), exact=True)
+        return rest
+
+    def accepts(s: Search, value: str) -> bool:
+        bound = s.bound.get(name, UNBOUND)
+        return bool(value) and (bound is UNBOUND or not name or s.same(bound, value))
+
+    return Matcher(step, accepts, None, Breadth.ANYTHING)
+
+
+def const(pattern: dsl.Const) -> Matcher:
+    name, where = pattern.name, pattern.where
+    guarded = bool(pattern.ranks or pattern.dtypes)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        if not accepts(s, value):
+            return s.recording and s.fail(value, f"expected a constant, found {s.describe(value)}")
+        if name and name not in s.bound:
+            s.bind(name, value)
+        elif name and not s.same(s.bound[name], value):
+            return s.recording and s.fail(
+                value, f"expected constant '{s.bound[name]}' again, found '{value}'"
+            )
+        if guarded and not _fits_type(s, pattern, value):
+            return False
+        if where is not None and not where(s.graph.const(value)):  # pyright: ignore[reportArgumentType]
+            return s.recording and s.fail(value, refusal(name, value), exact=True)
+        return rest
+
+    def accepts(s: Search, value: str) -> bool:
+        return bool(value) and s.graph.is_const(value)
+
+    return Matcher(step, accepts, None, Breadth.CONSTANT)
+
+
+def _fits_type(s: Search, pattern: dsl.Var | dsl.Const, value: str) -> bool:
+    if pattern.ranks:
+        rank = s.graph.rank(value)
+        if rank not in pattern.ranks:
+            what = "an unknown rank" if rank is None else f"rank {rank}"
+            wanted = " or ".join(map(str, pattern.ranks))
+            return s.recording and s.fail(value, f"'{value}' has {what}, not {wanted}", exact=True)
+    if pattern.dtypes:
+        dtype = s.graph.dtype(value)
+        if dtype not in pattern.dtypes:
+            wanted = " or ".join(map(_dtype_name, pattern.dtypes))
+            return s.recording and s.fail(
+                value, f"'{value}' is of type {_dtype_name(dtype)}, not {wanted}", exact=True
+            )
+    return True
+
+
+def number(pattern: dsl.Number) -> Matcher:
+    wanted = pattern.value
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        if accepts(s, value):
+            return rest
+        if not s.recording:
+            return False
+        exact = s.scalar(value) is not None
+        return s.fail(value, f"expected constant {wanted:.6g}, found {s.describe(value)}", exact)
+
+    def accepts(s: Search, value: str) -> bool:
+        found = s.scalar(value)
+        return found is not None and close(found[0], wanted, found[1])
+
+    return Matcher(step, accepts, None, Breadth.NUMBER)
+
+
+def scalar(pattern: dsl.Scalar) -> Matcher:
+    bind = scalar_binder(pattern)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        found = s.scalar(value)
+        if found is None:
+            return s.recording and s.fail(
+                value, f"expected a scalar constant, found {s.describe(value)}"
+            )
+        return rest if bind(s, value, *found) else False
+
+    def accepts(s: Search, value: str) -> bool:
+        return s.scalar(value) is not None
+
+    return Matcher(step, accepts, None, Breadth.CONSTANT)
+
+
+def vector(pattern: dsl.Vector) -> Matcher:
+    wanted = list(pattern.values)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        if accepts(s, value):
+            return rest
+        return s.recording and s.fail(
+            value,
+            f"expected constant {wanted}, found {s.describe(value)}",
+            exact=s.graph.is_const(value),
+        )
+
+    def accepts(s: Search, value: str) -> bool:
+        tensor = s.graph.tensor(value) if value else None
+        if tensor is None or list(tensor.dims) != [len(wanted)]:
+            return False
+        found = contents(s.graph.model.weights.array(tensor))
+        return found is not None and all(map(close_enough, found, wanted))
+
+    return Matcher(step, accepts, None, Breadth.NUMBER)
+
+
+def absent() -> Matcher:
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        if not value:
+            return rest
+        return s.recording and s.fail(value, f"expected no input, found {s.describe(value)}")
+
+    return Matcher(step, lambda _, value: not value, None, Breadth.NUMBER)
+
+
+def scalar_binder(pattern: dsl.Scalar) -> Callable[[Search, str, float, float], bool]:
+    """A function that binds a number to the pattern's name, if it fits."""
+    name, where = pattern.name, pattern.where
+
+    def bind(s: Search, value: str, found: float, tolerance: float) -> bool:
+        bound = s.bound.get(name, UNBOUND)
+        if bound is UNBOUND:
+            s.bind(name, found)
+        elif not close(found, bound, max(tolerance, 1e-5)):
+            return s.recording and s.fail(
+                value,
+                f"expected constant {bound:.6g} again as '{name}', found {found:.6g}",
+                exact=True,
+            )
+        if where is not None and not where(found):
+            return s.recording and s.fail(
+                value,
+                f"constant {found:.6g} does not satisfy the condition on '{name}'",
+                exact=True,
+            )
+        return True
+
+    return bind
+
+
+def close_enough(found: Any, wanted: Any) -> bool:
+    if isinstance(found, float) and isinstance(wanted, (int, float)):
+        return close(found, wanted, 1e-5)
+    return found == wanted
+
+
+def refusal(what: str, value: str) -> str:
+    return f"'{value}' does not satisfy the condition {what}".rstrip()
+
+
+def _dtype_name(dtype: int) -> str:
+    """As a pattern names it: `float` for TensorProto.FLOAT."""
+    return helper.tensor_dtype_to_string(dtype).removeprefix("TensorProto.").lower()

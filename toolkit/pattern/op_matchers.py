@@ -1,0 +1,248 @@
+"""Operator patterns: type, attributes, and inputs in order or, where they commute, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from onnx import NodeProto, defs
+
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.op_traits import COMMUTATIVE, COMMUTATIVE_VARIADIC
+from toolkit.pattern import dsl
+from toolkit.pattern.backtracking import UNBOUND, Goals, Search
+from toolkit.pattern.leaf_matchers import Breadth, Matcher, close_enough
+
+_MOST_HEADS = 32
+
+_ANY_ORDER = COMMUTATIVE | COMMUTATIVE_VARIADIC
+"""A sum of many terms is the same sum in another order: rules say how far they may round."""
+
+
+head = nd.qualified
+"""The key of an operator, by which rules are found."""
+
+
+def heads_above(graph: Graph, node: NodeProto, through: frozenset[str]) -> set[str] | None:
+    """The heads of the operators that `node` reads from, and of those beyond operators `through`.
+
+    Like a product or sum it looks through values that are read once. None: too many to tell.
+    """
+    heads: set[str] = set()
+    pending, budget = list(node.input), _MOST_HEADS
+    while pending:
+        value = pending.pop()
+        producer = graph.producer(value)
+        if producer is None:
+            continue
+        found = head(producer)
+        heads.add(found)
+        if found in through and graph.reader_count(value) == 1:
+            budget -= 1
+            if not budget:
+                return None
+            pending.extend(producer.input)
+    return heads
+
+
+def keys(ops: dsl.OpType) -> list[str]:
+    """What `head` says of nodes of these types."""
+    return [f"{ops.domain}::{name}" if ops.domain else name for name in ops.names]
+
+
+def operator(
+    pattern: dsl.Node, output: int, inputs: list[Matcher], shared: bool, reused: bool
+) -> Matcher:
+    """Match an output of a node. A `reused` pattern object stands for one node everywhere."""
+    types, more = pattern.op_types, pattern.more
+    domains = (pattern.domain,) if pattern.domain else nd.STANDARD_DOMAINS
+    attributes_fit = _attributes(pattern)
+    arrange = _arrangement(pattern, inputs)
+    expected = " or ".join(types)
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        node = s.producer(value)
+        if node is None or node.op_type not in types or node.domain not in domains:
+            return s.recording and s.fail(value, f"expected {expected}, found {s.describe(value)}")
+        if output >= len(node.output) or node.output[output] != value:
+            return s.recording and s.fail(
+                value, f"'{value}' is not output {output} of {nd.label(node)}"
+            )
+        if reused:
+            seen = s.bound.get(pattern)
+            if seen is node:
+                return rest
+            if seen is not None:
+                return s.recording and s.fail(
+                    value, f"expected {nd.label(seen)} again, found {nd.label(node)}", exact=True
+                )
+            s.bind(pattern, node)
+        s.found(node, shared)
+        if not shared and not s.is_inner(value):
+            return False
+        if attributes_fit is not None and not attributes_fit(s, value, node):
+            return False
+        values = nd.without_blanks(node.input)
+        if len(values) < len(inputs):
+            values.extend([""] * (len(inputs) - len(values)))
+        elif len(values) > len(inputs) and not more:
+            return s.recording and s.fail(value, f"{nd.label(node)} has more inputs than expected")
+        return arrange(s, value, values, rest)
+
+    def accepts(s: Search, value: str) -> bool:
+        node = s.producer(value)
+        return node is not None and node.op_type in types and node.domain in domains
+
+    heads = frozenset(keys(dsl.OpType(types, pattern.domain)))
+    return Matcher(step, accepts, heads, Breadth.OPERATOR)
+
+
+# Inputs ------------------------------------------------------------------------------------------
+
+
+def _arrangement(
+    pattern: dsl.Node, inputs: list[Matcher]
+) -> Callable[[Search, str, list[str], Goals], Goals]:
+    """How the inputs of a node meet the patterns of its inputs: in order, or in any order."""
+    has_numbers = any(isinstance(part, (dsl.Number, dsl.Scalar)) for part in pattern.inputs)
+    rank_matters = has_numbers and len(inputs) > 1
+    commutes = not pattern.domain and _ANY_ORDER.issuperset(pattern.op_types)
+    operands = Operands(inputs)
+    last_first = [(i, part.step) for i, part in reversed(list(enumerate(inputs)))]
+    # Recording, the goal of an operator is put in front: see Operands.
+    telling = sorted(last_first, key=lambda item: inputs[item[0]].is_structure)
+
+    def in_order(s: Search, value: str, values: list[str], rest: Goals) -> Goals:
+        if rank_matters and not _keeps_rank(s, value, values):
+            return False
+        for index, step in telling if s.recording else last_first:
+            rest = (step, values[index], rest)
+        return rest
+
+    def in_any_order(s: Search, value: str, values: list[str], rest: Goals) -> Goals:
+        if rank_matters and not _keeps_rank(s, value, values):
+            return False
+        return assign(s, operands.ordered(s), tuple(values), rest)
+
+    return in_any_order if commutes and (len(inputs) > 1 or pattern.more) else in_order
+
+
+def _keeps_rank(s: Search, value: str, values: list[str]) -> bool:
+    for one in values:
+        if s.scalar(one) is not None and not s.keeps_rank(one, values):
+            return s.recording and s.fail(
+                value, f"constant '{one}' raises the rank of the result", exact=True
+            )
+    return True
+
+
+class Operands:
+    """Patterns that may meet values in any order, arranged for speed or for telling.
+
+    The narrowest first finds out soonest that nothing fits. While near misses are recorded,
+    operators come first, so that a wrong constant shows how much else was right.
+    """
+
+    __slots__ = ("_fast", "_telling")
+
+    def __init__(self, patterns: Sequence[Matcher]) -> None:
+        self._fast = tuple(sorted(patterns, key=lambda part: part.breadth))
+        self._telling = tuple(sorted(self._fast, key=lambda part: not part.is_structure))
+
+    def ordered(self, s: Search) -> tuple[Matcher, ...]:
+        return self._telling if s.recording else self._fast
+
+
+def assign(s: Search, patterns: Sequence[Matcher], values: tuple[str, ...], rest: Goals) -> Goals:
+    """Give each pattern a value of its own, in every way that there is; values may be left over."""
+    if not patterns:
+        return rest
+    first, others = patterns[0], patterns[1:]
+    places: dict[str, int] = {}
+    for i, one in enumerate(values):
+        places.setdefault(one, i)
+    distinct = list(places.values())
+    choices = distinct if s.recording else _plausible(s, patterns, values, distinct)
+    for index in choices:
+        left = (*values[:index], *values[index + 1 :])
+        goals: Goals = (first.step, values[index], assign_goal(others, left, rest))
+        if index == choices[-1]:
+            return goals
+        mark = len(s.trail)
+        if s.solve(goals):
+            return None
+        s.undo(mark)
+    return False
+
+
+def assign_goal(patterns: Sequence[Matcher], values: tuple[str, ...], rest: Goals) -> Goals:
+    """`assign` as a goal for later, or what it comes to when there is no choice."""
+    if not patterns:
+        return rest
+    if len(values) == 1:
+        return (patterns[0].step, values[0], rest)
+    return (lambda s, _, rest: assign(s, patterns, values, rest), "", rest)
+
+
+def _plausible(
+    s: Search, patterns: Sequence[Matcher], values: tuple[str, ...], choices: list[int]
+) -> list[int]:
+    """The values that the first pattern accepts; of two, the other must fit the other one too."""
+    choices = [i for i in choices if patterns[0].accepts(s, values[i])]
+    if len(patterns) == len(values) == 2:
+        choices = [i for i in choices if patterns[1].accepts(s, values[1 - i])]
+    return choices
+
+
+# Attributes --------------------------------------------------------------------------------------
+
+
+def _attributes(pattern: dsl.Node) -> Callable[[Search, str, NodeProto], bool] | None:
+    if not pattern.attrs:
+        return None
+
+    def fit(s: Search, value: str, node: NodeProto) -> bool:
+        for name, wanted in pattern.attrs:
+            found = nd.attr(node, name, UNBOUND)
+            if found is UNBOUND:
+                found = _default(node.op_type, pattern.domain, s.graph.opset(pattern.domain), name)
+            if not _attribute_fits(s, wanted, found):
+                text = "what is asked for" if callable(wanted) else repr(wanted)
+                return s.recording and s.fail(
+                    value, f"{nd.label(node)} has {name}={found!r}, not {text}", exact=True
+                )
+        return True
+
+    return fit
+
+
+def _attribute_fits(s: Search, wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, dsl.Var):
+        if not wanted.name:
+            return True
+        if wanted.name not in s.bound:
+            s.bind(wanted.name, found)
+        return s.bound[wanted.name] == found
+    if callable(wanted):
+        return bool(wanted(found))
+    if isinstance(wanted, (list, tuple)) and isinstance(found, list):
+        several: list[Any] = list(wanted)  # pyright: ignore[reportUnknownArgumentType]
+        return len(several) == len(found) and all(map(close_enough, found, several))  # pyright: ignore[reportUnknownArgumentType]
+    return close_enough(found, wanted)
+
+
+@lru_cache(maxsize=4096)
+def _default(op_type: str, domain: str, opset: int, name: str) -> Any:
+    """What an absent attribute means, by the operator's schema; None when it says nothing."""
+    try:
+        schema = defs.get_schema(op_type, max(opset, 1), domain)
+    except defs.SchemaError:
+        return None
+    attribute = schema.attributes.get(name)
+    if attribute is None or not attribute.default_value.name:
+        return None
+    holder = NodeProto()
+    holder.attribute.append(attribute.default_value)
+    return nd.attr(holder, attribute.default_value.name)

@@ -1,0 +1,225 @@
+"""Rules: a pattern, and a function that writes something better in its place.
+
+    @rewrite(product(x, 0.5, op.Erf(product(x, 1 / sqrt(2))) + 1))
+    def gelu(g, x):
+        \"\"\"0.5 x (1 + erf(x / sqrt 2))\"\"\"
+        return g.op("Gelu", x)
+
+The function gets the graph and, by name, what the pattern bound: value names for `var` and `const`,
+floats for `number`, NodeProtos for `.named`, attribute values; None for the names of an alternative
+that did not match. It may also ask for `node`, the root, and for `match`, all of it. It returns the
+name of the value that takes the place of the root's output, or a tuple for several outputs (None:
+leave that one). None means: not here; so does `raise Miss("reason")`, with a reason for `explain`.
+Whatever was edited by then is undone. Returning the root's own output says that nodes were edited
+in place.
+
+A rule is a pass by itself; `Rules` makes one of several.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from onnx import NodeProto
+
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.pattern.backtracking import Goals, Search
+from toolkit.pattern.compile import Root, compile_roots, names_of
+from toolkit.pattern.dsl import Pattern
+from toolkit.rewriting.driver import RuleError, apply_rules, explain
+from toolkit.rewriting.match_failure import Miss, Misses, NearMiss
+from toolkit.verification.tolerance import EXACT, FLOAT, QUANT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pass_manager.protocol import Context
+
+__all__ = [
+    "Match",
+    "Miss",
+    "Misses",
+    "NearMiss",
+    "Rule",
+    "RuleError",
+    "Rules",
+    "apply_rules",
+    "explain",
+    "rewrite",
+]
+
+Function = Callable[..., "str | Sequence[str | None] | None"]
+Guard = Callable[..., bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """What a pattern found: the nodes, root first, and what its names stand for."""
+
+    graph: Graph
+    root: NodeProto
+    nodes: tuple[NodeProto, ...]
+    bindings: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.bindings[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """Patterns and what to write in place of what they match. Made by `rewrite`."""
+
+    idempotent: ClassVar[bool] = True
+    name: str
+    doc: str
+    patterns: tuple[Pattern, ...]
+    apply: Function
+    opset: tuple[int, int | None] = (1, None)
+    tolerance: Tolerance = FLOAT
+    when: Guard | None = None
+    roots: tuple[Root, ...] = field(init=False, repr=False)
+    _names: tuple[str, ...] = field(init=False, repr=False)
+    _arguments: _Arguments = field(init=False, repr=False)
+    _guard_arguments: _Arguments | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bound: dict[str, str] = {}
+        try:
+            for pattern in self.patterns:
+                bound.update(names_of(pattern))
+            roots = tuple(root for pattern in self.patterns for root in compile_roots(pattern))
+            arguments = _Arguments.of(self.apply, bound)
+            guard = _Arguments.of(self.when, bound) if self.when is not None else None
+        except ValueError as error:
+            raise ValueError(f"rule '{self.name}': {error}") from error
+        object.__setattr__(self, "roots", roots)
+        object.__setattr__(self, "_names", tuple(bound))
+        object.__setattr__(self, "_arguments", arguments)
+        object.__setattr__(self, "_guard_arguments", guard)
+
+    def covers(self, opset: int) -> bool:
+        """Whether the rule is meant for models of this opset."""
+        least, most = self.opset
+        return least <= opset and (most is None or opset <= most)
+
+    def match(self, search: Search, root: Root, node: NodeProto) -> Match | None:
+        """Match one of the rule's `roots` at `node`; a value that nobody reads is left alone."""
+        if root.output >= len(node.output):
+            return None
+        value = node.output[root.output]
+        if not value or search.graph.is_unused(value):
+            return None
+        goals: Goals = (root.matcher.step, value, (self._finish, value, None))
+        return self._found(search, node) if search.attempt(node, goals) else None
+
+    def call(self, match: Match) -> object:
+        """What the rule's function says to a match."""
+        return self.apply(match.graph, **self._arguments.pick(match))
+
+    def run(self, model: Model, ctx: Context) -> None:
+        """Apply the rule everywhere: a rule is a pass."""
+        apply_rules(model, (self,), ctx)
+
+    def _found(self, search: Search, root: NodeProto) -> Match:
+        bindings = {name: search.bound.get(name) for name in self._names}
+        return Match(search.graph, root, tuple(search.nodes()), bindings)
+
+    def _finish(self, search: Search, value: str, rest: Goals) -> Goals:
+        """The last goal: nothing inside is read outside, and the rule's own condition holds."""
+        if not search.is_closed():
+            return False
+        if self.when is None or self._guard_arguments is None or search.root is None:
+            return rest
+        match = self._found(search, search.root)
+        if self.when(search.graph, **self._guard_arguments.pick(match)):
+            return rest
+        what = getattr(self.when, "__name__", "").replace("<lambda>", "")
+        return search.recording and search.fail(
+            value, f"the rule's condition {what}".rstrip() + " does not hold", exact=True
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A pass made of rules; without a tolerance of its own it has the widest of theirs."""
+
+    idempotent: ClassVar[bool] = True
+    name: str
+    rules: tuple[Rule, ...]
+    tolerance: Tolerance = None  # pyright: ignore[reportAssignmentType]  (set below)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if self.tolerance is None:  # pyright: ignore[reportUnnecessaryComparison]
+            widest = max((rule.tolerance for rule in self.rules), key=_WIDTH.index, default=EXACT)
+            object.__setattr__(self, "tolerance", widest)
+
+    def run(self, model: Model, ctx: Context) -> None:
+        apply_rules(model, self.rules, ctx)
+
+
+_WIDTH = (EXACT, FLOAT, QUANT)
+
+
+def rewrite(
+    *patterns: Pattern,
+    name: str | None = None,
+    opset: int | tuple[int, int | None] = 1,
+    tolerance: Tolerance = FLOAT,
+    when: Guard | None = None,
+) -> Callable[[Function], Rule]:
+    """Make a rule of a function. Several patterns are alternatives, tried in order.
+
+    The rule is named after the function: `relu_as_max` is reported as relu-as-max. `opset` is the
+    first version of ONNX's operators that the rule is for, or the first and the last. `when` is
+    asked with the graph and any of the bound names; where it says no, other ways to match are
+    tried.
+    """
+    if not patterns:
+        raise ValueError("rewrite() needs a pattern")
+
+    def make(function: Function) -> Rule:
+        return Rule(
+            name=name or function.__name__.replace("_", "-"),
+            doc=inspect.getdoc(function) or "",
+            patterns=patterns,
+            apply=function,
+            opset=(opset, None) if isinstance(opset, int) else opset,
+            tolerance=tolerance,
+            when=when,
+        )
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """Which bound names a function asks for; None: all of them."""
+
+    names: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], bound: Mapping[str, str]) -> _Arguments:
+        parameters = list(inspect.signature(function).parameters.values())
+        if not parameters:
+            raise ValueError("its function takes no graph: write def rule(g, ...)")
+        names: list[str] = []
+        for parameter in parameters[1:]:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                return cls(None)
+            if parameter.name in bound or parameter.name in ("node", "match"):
+                names.append(parameter.name)
+            elif parameter.default is parameter.empty:
+                has = ", ".join(sorted(bound)) or "nothing"
+                raise ValueError(
+                    f"its function asks for '{parameter.name}', but the pattern binds {has}"
+                )
+        return cls(tuple(names))
+
+    def pick(self, match: Match) -> dict[str, Any]:
+        if self.names is None:
+            return dict(match.bindings)
+        known = {"node": match.root, "match": match, **match.bindings}
+        return {name: known[name] for name in self.names}

@@ -1,0 +1,1 @@
+"""Open onnxruntime sessions, diagnose their failures, and measure what operators cost."""
