@@ -21,8 +21,11 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: setup
 	$(BIN)/toolkit demo
 
+# COVERAGE=1 measures coverage and reports the files that tests cover least.
+COVER := $(if $(COVERAGE),--cov --cov-report=)
 test: setup
-	$(BIN)/python -m pytest -q -n 2 -m 'not conformance and not export and not tensorflow'
+	$(BIN)/python -m pytest -q -n 2 $(COVER) -m 'not conformance and not export and not tensorflow'
+	$(if $(COVERAGE),$(BIN)/coverage report --sort=cover --skip-covered | (sed -n '1,30p;$$p'))
 
 test-conformance: setup
 	$(BIN)/python -m pytest -q -n 2 -m conformance
@@ -40,12 +43,13 @@ $(TENSORFLOW)/.done: pyproject.toml constraints.txt
 	touch $@
 
 test-tensorflow: $(TENSORFLOW)/.done
-	$(TENSORFLOW)/bin/python -m pytest -q -n 2 -m tensorflow tests/toolkit/frontends/tensorflow/test_tensorflow.py
+	$(TENSORFLOW)/bin/python -m pytest -q -n 2 -m tensorflow tests/toolkit/frontends/tensorflow
 
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright -p pyproject.toml
+	$(BIN)/lint-imports
 
 format: setup
 	$(BIN)/ruff check --fix

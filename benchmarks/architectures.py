@@ -1,8 +1,8 @@
 """The transformer architectures of the fusion benchmark: two layers of real width, random weights.
 
 Every architecture is built from its transformers configuration with a given attention
-implementation (`sdpa` or `eager`), since the implementation decides what an exporter writes. The
-vocabulary is small, because an embedding table is nothing to fuse.
+implementation (`sdpa` or `eager`), since that determines the exported graph. Vocabularies are
+small, because embedding tables have nothing to fuse.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -29,10 +29,10 @@ WORDS = text(VOCABULARY)
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How to build a model with either attention, and how many of what a fusion should find.
+    """A model to build with either attention, and the number of fusions expected in it.
 
     `attention`, `norms` and `gelus` count the layers of each kind that the first output depends on:
-    what only a pooler reads is not exported. `attentions` are the implementations that there are.
+    layers used only by a pooler are not exported. `attentions` lists the implementations.
     """
 
     build: Callable[[str], nn.Module]
@@ -43,7 +43,7 @@ class Architecture:
     attentions: tuple[str, ...] = ATTENTIONS
 
     def network(self, attention: str) -> Network:
-        """The same with the attention implementation decided."""
+        """Return the network with one attention implementation."""
         return Network(lambda: self.build(attention), self.inputs)
 
 
@@ -56,7 +56,7 @@ def _hugging_face(
     attentions: tuple[str, ...] = ATTENTIONS,
     **settings: Any,
 ) -> Architecture:
-    """A class of transformers, built from the config class that it declares."""
+    """Return the architecture of a transformers class, built from its declared config class."""
 
     def build(implementation: str) -> nn.Module:
         model_class = getattr(transformers, model)
@@ -69,7 +69,7 @@ def _hugging_face(
 
 
 class SelfAttention(nn.Module):
-    """torch's own nn.MultiheadAttention on one input."""
+    """PyTorch's nn.MultiheadAttention as self-attention."""
 
     def __init__(self, width: int = 256, heads: int = 8) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def _encoder_layer() -> nn.Module:
 
 
 def _deep_bert(layers: int) -> Architecture:
-    """A narrow BERT of any depth: what a rewriter's time grows with is the graph."""
+    """A narrow BERT of any depth, to measure how the time of `fuse` grows with the graph."""
     counts = layers, 2 * layers + 1, layers
     sizes: dict[str, Any] = {**_BERT, "num_hidden_layers": layers}
     sizes |= {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}

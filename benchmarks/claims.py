@@ -1,4 +1,4 @@
-"""What the toolkit claims against its peers, each computed from a run's data."""
+"""The claims of the engine benchmark against peers, each computed from the data of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINEAR_RATIO = 2.3
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`holds` is None when the run has no data for it."""
+    """A claim and its result; `holds` is None when the run has no data for it."""
 
     text: str
     holds: bool | None
@@ -47,7 +47,7 @@ def claims(run: Run) -> list[Claim]:
 
 
 def judge(text: str, misses: list[str], of: int, allowed: int = 0) -> Claim:
-    """A claim about `of` things that holds for all but the `misses`, or all but some `allowed`."""
+    """Return a claim about `of` items that holds if at most `allowed` of them are `misses`."""
     if not of:
         return Claim(text, None, "not measured")
     detail = f"{of - len(misses)} of {of}"
@@ -69,7 +69,7 @@ def sound(run: Run) -> Claim:
 
 
 def fewest_nodes(run: Run) -> Claim:
-    """Peers' results count when they are as sound as ours have to be."""
+    """Compare with the results of peers that are as correct as ours must be."""
     text = "Nodes: at most as many as the best of onnxslim and onnxsim on 9 of 10 exported models"
     misses: list[str] = []
     compared = 0

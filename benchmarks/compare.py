@@ -1,8 +1,8 @@
-"""What a tool made of a model: how many nodes, of which operators, and does it still agree.
+"""Compare a tool's result with the original model: node counts, operators, numerical agreement.
 
     python benchmarks/compare.py SOURCE TARGET < inputs.json
 
-runs in its own process (see `examine`), so that the caller's memory stays small. Agreement means:
+runs in a separate process (see `examine`), to keep the caller's memory small. Agreement means:
 the same output names and types, integers equal, floats within `TOLERANCE` of the largest
 reference value, on two random feeds of different sizes, in onnxruntime with its optimizations
 off.
@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """`nodes` counts subgraphs and the bodies of called functions; `foreign` non-standard ops."""
+    """The comparison; `nodes` counts subgraphs and calls, too, `foreign` non-standard operators."""
 
     nodes: int
     ops: dict[str, int]
@@ -39,7 +39,7 @@ class Examination:
 
 
 def examine(source: Path, target: Path, inputs: Sequence[Input], timeout: float) -> Examination:
-    """Compares the two files in a process of its own."""
+    """Compare the two files in a separate process."""
     command = [sys.executable, __file__, str(source), str(target)]
     text = json.dumps([asdict(i) for i in inputs])
     try:
@@ -55,7 +55,7 @@ def examine(source: Path, target: Path, inputs: Sequence[Input], timeout: float)
 
 
 def census(path: Path) -> Counter[tuple[str, str]]:
-    """Nodes by (domain, operator), in subgraphs too; a function call counts as its body."""
+    """Count nodes by (domain, operator), with subgraphs; a call counts as its function."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -75,7 +75,7 @@ def census(path: Path) -> Counter[tuple[str, str]]:
 
 
 def session_as_written(path: Path) -> Any:
-    """The model in onnxruntime, with the runtime's own optimizations off."""
+    """Open the model in onnxruntime without graph optimizations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -87,7 +87,7 @@ def session_as_written(path: Path) -> Any:
 
 
 def agreement(source: Path, target: Path, inputs: Sequence[Input]) -> tuple[float | None, str]:
-    """The largest error over all feeds and outputs, and why the two models do not agree."""
+    """Return the largest error over all feeds and outputs, and the reason of a disagreement."""
     feeds = [random_feed(inputs, sizes, seed) for seed, sizes in enumerate(FED)]
     outputs: list[list[list[Any]]] = []
     names: list[str] = []
@@ -106,7 +106,7 @@ def agreement(source: Path, target: Path, inputs: Sequence[Input]) -> tuple[floa
 def difference(
     names: Sequence[str], wanted: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]
 ) -> tuple[float | None, str]:
-    """The largest error relative to an output's scale over all feeds, and what does not agree."""
+    """Return the largest error relative to an output's scale, and the reason of a disagreement."""
     import numpy as np
 
     worst = 0.0

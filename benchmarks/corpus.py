@@ -1,4 +1,4 @@
-"""Writes the benchmark models into a cache folder, each at `<cache>/<name>/model.onnx`.
+"""Write the benchmark models to a cache folder, each as `<cache>/<name>/model.onnx`.
 
     python benchmarks/corpus.py [--cache DIR] [--models PATTERN ...] [--list]
 
@@ -70,7 +70,7 @@ QUICK = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model of the corpus as it lies on disk; `reason` says why there is none."""
+    """A model file of the corpus; `reason` is set if it could not be exported."""
 
     name: str
     path: Path
@@ -84,17 +84,17 @@ class Entry:
 
     @property
     def exported(self) -> bool:
-        """Written by an exporter, not by `synthetic.py`."""
+        """Whether an exporter wrote it, not `synthetic.py`."""
         return self.name not in (*MLP_WIDTHS, *CHAIN_NODES, BIG_DECODER)
 
 
 def select(patterns: Sequence[str]) -> list[str]:
-    """The models that match any of the shell patterns, in the corpus' order."""
+    """Return the models that match any of the shell patterns, in the order of the corpus."""
     return [name for name in MODELS if any(fnmatch.fnmatch(name, p) for p in patterns)]
 
 
 def transformers() -> list[str]:
-    """The exports of all architectures, with each attention, by each exporter."""
+    """Return the names of all architectures, with each attention and each exporter."""
     from architectures import ARCHITECTURES
 
     return [
@@ -106,7 +106,7 @@ def transformers() -> list[str]:
 
 
 def ensure(name: str, cache: Path) -> Entry:
-    """The model in the cache, written first where it is not there yet."""
+    """Return a model of the cache; write it if it is missing."""
     folder = cache / name
     note = folder / "entry.json"
     if not note.exists():
@@ -157,7 +157,7 @@ def _write(name: str, path: Path) -> tuple[tuple[Input, ...], str]:
 
 
 def _network(name: str) -> Network:
-    """A network by its name, or an architecture with its attention: `bert`, `bert-sdpa`."""
+    """Return a network by its name, or an architecture with its attention: `bert`, `bert-sdpa`."""
     from networks import NETWORKS
 
     if name in NETWORKS:
@@ -197,7 +197,7 @@ def _export(network: Network, dynamo: bool, path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet():
-    """Exporters print progress and warn about every traced condition."""
+    """Silence exporters, which print progress and warn about every traced condition."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

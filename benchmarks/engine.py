@@ -1,10 +1,10 @@
-"""The toolkit against its peers, on the exports of both PyTorch exporters, in one run.
+"""Compare the toolkit with its peers on models of both PyTorch exporters.
 
     python benchmarks/engine.py [--models PATTERN ...] [--peers NAME ...] [--rounds N]
                                 [--cache DIR] [--quick]
 
-Every peer works on every model in a fresh process, one after the other, round after round, so
-that a busy minute of the machine hits all of them alike. Tables go to the console and to
+Every peer runs on every model in a fresh process, in rounds, so that a busy minute of the machine
+affects all of them alike. Tables go to the console and to
 `benchmarks/results/engine.md`, the data to `engine.json`. Exit code 1 when a claim fails.
 """
 
@@ -30,7 +30,7 @@ EXAMINE_TIMEOUT = 900
 
 
 def run_model(run: Run, name: str, options: argparse.Namespace) -> None:
-    """Measures all peers on one model and adds its case and rows to the run."""
+    """Measure all peers on one model, and add its case and rows to the run."""
     entry = corpus.ensure(name, options.cache)
     nodes = 0 if entry.reason else census(entry.path).total()
     run.cases[name] = Case(name, entry.bytes, nodes, entry.exported, entry.reason)
@@ -62,7 +62,7 @@ def run_model(run: Run, name: str, options: argparse.Namespace) -> None:
 
 
 def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str:
-    """Writes JSON and Markdown and returns the Markdown."""
+    """Write JSON and Markdown; return the Markdown."""
     packages = ("numpy", "onnx", *(p for peer in PEERS.values() for p in peer.packages))
     measured_on = setting(f"{options.cores} core(s), {options.rounds} round(s)", packages)
     text = markdown(run, judged, measured_on)

@@ -1,11 +1,11 @@
-"""Exports architecture after architecture and writes the table of what came out.
+"""Export many architectures and write a table of the results.
 
     python benchmarks/export.py [--cache DIR] [--rows PATTERN ...] [--exporters NAME ...]
                                 [--again] [--timeout SECONDS]
 
 Every row of `export_models.py` is saved as a checkpoint and exported twice, with dynamo and with
-TorchScript, each in a process of its own. Results stay in the cache, so that a run that was stopped
-goes on where it was; the table is `benchmarks/results/export.md`. Failures are rows as others.
+TorchScript, each in a separate process. Results stay in the cache, so that an interrupted run
+continues where it stopped; the table is `benchmarks/results/export.md`. Failures are rows, too.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def isolated(row: Row, exporter: str, timeout: float) -> dict[str, Any]:
-    """The row measured in a child of this process, which has all imports behind it."""
+    """Measure a row in a forked child, which inherits all imports."""
     context = multiprocessing.get_context("fork")
     given, taken = context.Pipe(duplex=False)
     child = context.Process(target=lambda: taken.send(measure(row, exporter)))
@@ -75,7 +75,7 @@ def isolated(row: Row, exporter: str, timeout: float) -> dict[str, Any]:
 
 
 def _import() -> None:
-    """What every child needs: imported once, before they are forked."""
+    """Import the packages that every child needs, once before forking."""
     for name in (
         "onnxruntime",
         "onnxscript",
@@ -90,15 +90,15 @@ def _import() -> None:
 
 
 def measure(row: Row, exporter: str) -> dict[str, Any]:
-    """In the child: save the checkpoint, then export it."""
+    """Save the checkpoint, then export it; runs in the child."""
     with tempfile.TemporaryDirectory() as folder:
         row.save(Path(folder))
         return _export(Path(folder), row.task, exporter)
 
 
 def _export(folder: Path, task: str, exporter: Any) -> dict[str, Any]:
+    from toolkit import export
     from toolkit.errors import ToolkitError
-    from toolkit.frontends.export import export
 
     started = time.process_time()
     try:
@@ -131,7 +131,7 @@ def shown(result: dict[str, Any]) -> str:
 
 
 def table(cache: Path) -> str:
-    """All rows that have results, as Markdown."""
+    """Return all rows with results as Markdown."""
     lines = [
         "# Exports of transformers architectures",
         "",

@@ -1,7 +1,7 @@
 """The architectures of the export benchmark: two layers of real width where it matters, random.
 
 Every row is a task and an architecture that has it, as a transformers class and its configuration;
-nothing is downloaded. Vocabularies are small, because an embedding table is nothing to export.
+nothing is downloaded. Vocabularies are small, to keep embedding tables small.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -18,7 +18,7 @@ LABELS = 5
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A checkpoint to be: `parts` are sub-configurations, by the config class that makes them."""
+    """The specification of a checkpoint; `parts` are sub-configurations by config class."""
 
     architecture: str
     task: str

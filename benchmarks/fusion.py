@@ -1,11 +1,11 @@
-"""`--passes fuse` against its peers, on transformers by both exporters with either attention.
+"""Compare `--passes fuse` with its peers on transformers, by exporter and attention implementation.
 
     python benchmarks/fusion.py [--models PATTERN ...] [--peers NAME ...] [--rounds N]
                                 [--cache DIR] [--passes PASSES] [--quick]
 
-Every tool is one process that works on one export after another. The tools whose time is compared
-have one core for themselves, the others work beside them on another one; latencies are measured
-when nothing else runs. Tables go to the console and to `benchmarks/results/fusion.md`, the data to
+Every tool is one process that handles one export after another. Tools whose time is compared have
+one core to themselves, the others share another one; latencies are measured while nothing else
+runs. Tables go to the console and to `benchmarks/results/fusion.md`, the data to
 `fusion.json`. Exit code 1 when a claim fails.
 """
 
@@ -36,7 +36,7 @@ DEPTH_REPEATS = 5
 
 
 def run_model(run: Run, name: str, lanes: Lanes, options: argparse.Namespace) -> None:
-    """Measures all tools on one export and adds its case and rows to the run."""
+    """Measure all tools on one export, and add its case and rows to the run."""
     entry = corpus.ensure(name, options.cache)
     nodes = 0 if entry.reason else census(entry.path).total()
     architecture, expected = _expected(name)
@@ -64,7 +64,7 @@ def run_model(run: Run, name: str, lanes: Lanes, options: argparse.Namespace) ->
 
 
 def run_depths(run: Run, lanes: Lanes, options: argparse.Namespace) -> None:
-    """The time that `fuse` takes for the same encoder at several depths."""
+    """Measure the time of `fuse` on the same encoder at several depths."""
     from architectures import DEEP, DEPTHS
 
     entries = {
@@ -84,7 +84,7 @@ def run_depths(run: Run, lanes: Lanes, options: argparse.Namespace) -> None:
 
 
 def _expected(name: str) -> tuple[str, dict[str, int]]:
-    """The architecture of an export, and how many layers of each kind it has."""
+    """Return the architecture of an export and its number of layers of each kind."""
     from architectures import ARCHITECTURES
 
     network = name.rpartition("-")[0]
@@ -96,13 +96,13 @@ def _expected(name: str) -> tuple[str, dict[str, int]]:
 
 
 def model_names() -> list[str]:
-    """All exports of the benchmark."""
+    """Return the names of all exports of the benchmark."""
     others = [f"{network}-{e}" for network in OTHER_NETWORKS for e in corpus.EXPORTERS]
     return [*corpus.transformers(), *others]
 
 
 def write(run: Run, judged: Sequence[Claim], options: argparse.Namespace) -> str:
-    """Writes JSON and Markdown and returns the Markdown."""
+    """Write JSON and Markdown; return the Markdown."""
     packages = ("onnx", "onnxruntime", "torch", "transformers", "onnxscript", "onnxslim", "onnxsim")
     how = f"passes `{options.passes}`, {options.rounds} round(s) of latency, {options.clock} clock"
     measured_on = setting(how, packages)

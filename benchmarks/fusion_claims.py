@@ -1,4 +1,4 @@
-"""What `fuse` claims against its peers, each computed from a run's data."""
+"""The claims of `fuse` against its peers, each computed from the data of a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _ours(run: Run) -> list[str]:
 
 
 def _coverage(run: Run, cases: Iterable[Case], kinds: Iterable[str]) -> tuple[list[str], int, str]:
-    """Exports with something left, how many there are, and the layers found of all."""
+    """Return the exports with unfused layers, their total number, and the layers fused."""
     misses: list[str] = []
     compared = found_layers = layers = 0
     for case in cases:
@@ -149,7 +149,7 @@ def never_slower(run: Run) -> Claim:
 
 
 def faster_than_peers(run: Run) -> Claim:
-    """Peers count where their result is right; there, ours is compared."""
+    """Compare with peers on the exports where their result is correct."""
     text = "Latency: geometric mean above every peer's"
     misses: list[str] = []
     compared: list[str] = []

@@ -1,10 +1,10 @@
-"""What became of a model: fused operators, agreement with the original, latency beside it.
+"""Examine the results of tools: fused operators, agreement with the original, latency.
 
     python benchmarks/fusion_examiner.py CORE        (started by `fusion_workers.Worker`)
 
 Two kinds of request. `examine` counts the operators of a result and compares its outputs with the
 original's at several sizes, in onnxruntime with its optimizations off. `race` runs the original and
-all results in turn, with the optimizations on and one thread, and answers the seconds of every
+all results in turn, with the optimizations on and one thread, and returns the seconds of every
 round.
 """
 
@@ -59,7 +59,7 @@ ENOUGH_SECONDS, MOST_ROUNDS = 0.15, 60
 
 
 class Examiner:
-    """Answers requests; keeps the outputs of the original for the results that follow."""
+    """Answer requests; cache the outputs of the original for the following results."""
 
     def __init__(self) -> None:
         self._reference: tuple[str, list[dict[str, Any]], list[str], list[list[Any]]] | None = None
@@ -91,7 +91,7 @@ class Examiner:
     def _wanted(
         self, source: Path, inputs: Sequence[Input]
     ) -> tuple[list[dict[str, Any]], list[str], list[list[Any]]]:
-        """Feeds that the original takes, its output names, and its outputs."""
+        """Return feeds that the original accepts, its output names, and its outputs."""
         if self._reference is None or self._reference[0] != str(source):
             runner = session_as_written(source)
             names = [output.name for output in runner.get_outputs()]
@@ -109,7 +109,7 @@ class Examiner:
 
 
 def found(path: Path, counts: Mapping[tuple[str, str], int]) -> dict[str, Any]:
-    """How many operators of each kind a model has, and those that are not standard ONNX."""
+    """Return the number of operators of each kind, and the operators outside standard ONNX."""
     import onnx
 
     from toolkit.ir import node as nd
@@ -133,7 +133,7 @@ def found(path: Path, counts: Mapping[tuple[str, str], int]) -> dict[str, Any]:
 def race(
     source: Path, results: Mapping[str, Path], inputs: Sequence[Input], rounds: int, clock: str
 ) -> dict[str, Any]:
-    """Seconds of each round for the original and each result: one long input, padded short ones."""
+    """Return seconds per round of the original and each result, by regime of inputs."""
     sessions: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for name, path in {"original": source, **results}.items():
@@ -166,10 +166,7 @@ def race(
 def _rounds(
     sessions: Mapping[str, Any], feed: Any, rounds: int, clock: str
 ) -> dict[str, list[float]]:
-    """In every round each session runs once, in an order that turns from round to round.
-
-    Models that run in no time have more rounds.
-    """
+    """Run each session once per round, in rotating order; fast models have more rounds."""
     names = list(sessions)
     once = timed(partial(sessions["original"].run, None, feed), clock)[1]
     rounds = max(rounds, min(MOST_ROUNDS, int(ENOUGH_SECONDS / max(once, 1e-6))))
@@ -182,9 +179,9 @@ def _rounds(
 
 
 def _regimes(inputs: Sequence[Input]) -> dict[str, list[dict[str, Any]]]:
-    """Feeds to try in order: one full input, and, where there is a mask, several that are padded.
+    """Return feeds to try in order: a full input, and padded ones if there is a mask.
 
-    Not every model takes long inputs.
+    Not every model accepts long inputs.
     """
     plain = [random_feed(inputs, {**PLAIN, "length": length}, seed=1) for length in LENGTHS]
     plain.append(random_feed(inputs, EXPORTED, seed=1))

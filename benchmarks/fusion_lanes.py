@@ -1,4 +1,4 @@
-"""All tools at work on one export: those that are timed on one core, the others beside them."""
+"""Run all tools on one export: the timed ones on one core, the others on another."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fusion_results import KINDS, Row
 from fusion_workers import Worker
 
 REPEATS = 3
-"""How often a tool works whose best time is compared."""
+"""Number of runs of a tool whose best time is compared."""
 
 
 class Lanes:
-    """The processes of all tools, and those that look at what the tools have made."""
+    """The processes of all tools, and of the examiners of their results."""
 
     def __init__(self, tools: Sequence[str], passes: str, clock: str, timeout: float) -> None:
         self.clock = clock
@@ -30,7 +30,7 @@ class Lanes:
         self._pool = ThreadPoolExecutor(2)
 
     def run(self, entry: Entry, architecture: str, folder: Path) -> list[Row]:
-        """A row for each tool; what they write is at `target_of`."""
+        """Run all tools and return a row for each; results are written to `target_of`."""
         lanes = [[tool for tool in self.workers if _core(tool) == core] for core in (0, 1)]
         working = [self._pool.submit(self._work, t, entry, architecture, folder) for t in lanes]
         rows = [row for lane in working for row in lane.result()]
@@ -42,7 +42,7 @@ class Lanes:
         return sorted(rows, key=lambda row: order.index(row.tool))
 
     def race(self, entry: Entry, rows: Sequence[Row], folder: Path, rounds: int) -> dict[str, Any]:
-        """Latencies of the original and of all results that are right, alone on the machine."""
+        """Measure the latencies of the original and of all correct results, without other load."""
         return self._racer.ask(
             {
                 "kind": "race",
@@ -81,7 +81,7 @@ class Lanes:
 
 
 def target_of(tool: str, folder: Path) -> Path:
-    """Where a tool writes its result."""
+    """Return the path of a tool's result."""
     return folder / tool / "model.onnx"
 
 
@@ -90,7 +90,7 @@ def _core(tool: str) -> int:
 
 
 def _examine(rows: Sequence[Row], entry: Entry, folder: Path, examiner: Worker) -> None:
-    """Fills the rows with what the tools' results are."""
+    """Examine the results and fill in the rows."""
     for row in rows:
         if row.reason:
             continue

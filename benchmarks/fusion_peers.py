@@ -1,10 +1,9 @@
-"""The tools of the fusion benchmark, each a process that works on one model after another.
+"""The tools of the fusion benchmark, each a process that handles one model after another.
 
     python benchmarks/fusion_peers.py CORE TOOL PASSES      (started by `fusion_workers.Worker`)
 
-A request is a `Job` and how often to do it, `repeats`; the answer has `seconds`, the best
-time of the call that does the tool's work, without reading and writing files where the tool lets
-these be told apart.
+A request is a `Job` and its number of `repeats`; the answer has `seconds`, the best time of the
+tool's main call, without reading and writing files where the tool separates these.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -23,7 +22,7 @@ from fusion_workers import serve, timed
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to work on; `architecture` is for tools that want to be told."""
+    """A model to optimize; `architecture` is for tools that require it."""
 
     source: str
     target: str
@@ -36,14 +35,14 @@ class Job:
 
 
 Work = Callable[[Job], float]
-"""Does the job and returns the seconds of the work in it."""
+"""Runs a job and returns the seconds of its main call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`prepare` gets the passes that the toolkit is to run.
+    """A tool; `prepare` is called with the passes that the toolkit runs.
 
-    `repeated` tools are those whose seconds a claim compares.
+    Tools whose time a claim compares are `repeated`.
     """
 
     prepare: Callable[[str], Work]

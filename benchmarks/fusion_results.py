@@ -1,4 +1,4 @@
-"""The data of one run of the fusion benchmark: exports, and one row for each export and tool."""
+"""The data of one run of the fusion benchmark: exports, and one row per export and tool."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ CAUSAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An export, and how many layers of each kind are in it; `reason` says why there is none.
+    """An export and its number of layers of each kind; `reason` is set if the export failed.
 
-    A network without counts is no transformer.
+    A network without counts is not a transformer.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(slots=True)
 class Row:
-    """One tool on one export. `latency` has the seconds of each round, by regime."""
+    """The result of one tool on one export; `latency` holds seconds per round, by regime."""
 
     model: str
     tool: str
@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(slots=True)
 class Run:
-    """Everything measured so far, in the order of measuring."""
+    """All measurements so far, in order."""
 
     tools: list[str]
     cases: dict[str, Case] = field(default_factory=dict[str, Case])
@@ -80,23 +80,23 @@ class Run:
     depths: dict[int, dict[str, float]] = field(default_factory=dict[int, dict[str, float]])
 
     def get(self, model: str, tool: str) -> Row | None:
-        """The row, where the tool wrote a model that onnx can read."""
+        """Return the row if the tool wrote a model that onnx can read."""
         row = self.rows.get((model, tool))
         return row if row is not None and row.written else None
 
     def sound(self, model: str, tool: str) -> Row | None:
-        """The row, where the result also computes what the original does."""
+        """Return the row if the result also agrees with the original."""
         row = self.get(model, tool)
         return row if row is not None and row.agrees else None
 
     def measured(self, *tools: str) -> Iterator[Case]:
-        """The exports on which all of these tools were let loose."""
+        """Return the exports on which all of these tools ran."""
         for case in self.cases.values():
             if all((case.name, tool) in self.rows for tool in tools):
                 yield case
 
     def speedup(self, model: str, tool: str, regime: str) -> float | None:
-        """How much faster the result runs: the median of the rounds' ratios."""
+        """Return the speedup of the result: the median of the ratios per round."""
         row = self.sound(model, tool)
         before = self.original.get(model, {}).get(regime)
         after = row.latency.get(regime) if row else None
@@ -107,7 +107,7 @@ class Run:
     def speedups(
         self, tool: str, regimes: Iterable[str] = REGIMES, among: Iterable[Case] | None = None
     ) -> dict[str, float]:
-        """By export and regime."""
+        """Return the speedups by export and regime."""
         cases = list(self.cases.values() if among is None else among)
         found = {
             f"{case.name} {regime}": self.speedup(case.name, tool, regime)
@@ -117,7 +117,7 @@ class Run:
         return {name: ratio for name, ratio in found.items() if ratio is not None}
 
     def coverage(self, case: Case, *tools: str) -> dict[str, int]:
-        """Layers of each kind that one of the tools' results has as one operator."""
+        """Return the number of layers of each kind that any of the tools fused."""
         rows = [row for tool in tools if (row := self.sound(case.name, tool))]
         return {
             kind: min(wanted, max((row.found.get(kind, 0) for row in rows), default=0))

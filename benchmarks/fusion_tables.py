@@ -1,4 +1,4 @@
-"""A run of the fusion benchmark as Markdown: coverage, nodes, numerics, time, latency, failures."""
+"""Format a run of the fusion benchmark as Markdown: coverage, nodes, errors, time, latency."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def markdown(run: Run, claims: Sequence[Claim], setting: str) -> str:
 
 
 def _grid(run: Run, cell: Callable[[Case, Row], str], expected: bool = False) -> str:
-    """One line an export, one column a tool."""
+    """Return a table with one row per export and one column per tool."""
     lines: list[list[str]] = []
     for case in run.cases.values():
         if case.reason or (expected and not case.transformer):

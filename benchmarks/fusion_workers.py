@@ -1,7 +1,7 @@
-"""Processes that answer one request after another, so that tools are started once and may crash.
+"""Worker processes that answer requests: tools start once, and may crash.
 
 A child prints `ready` after its imports and then answers each line of JSON with one. The parent
-starts it anew when it died or took too long.
+restarts it when it dies or times out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Worker:
     _log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer, or `{"error": reason}` when there is none."""
+        """Return the answer, or `{"error": reason}`."""
         try:
             child = self._started()
             assert child.stdin is not None
@@ -83,11 +83,11 @@ class Worker:
 
 
 class _Gone(Exception):
-    """The child is of no use any more; the message says why."""
+    """Raised when the child must be restarted; the message is the reason."""
 
 
 def serve(core: int, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The child's side: answer requests until there are no more."""
+    """Answer requests until there are no more; runs in the child."""
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
@@ -113,7 +113,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
 
 
 def timed(call: Callable[[], Any], clock: str) -> tuple[Any, float]:
-    """What the call returns, and its seconds by this clock."""
+    """Return the result of the call, and its seconds by this clock."""
     now = CLOCKS[clock]
     start = now()
     value = call()

@@ -1,4 +1,4 @@
-"""What a benchmark model takes as input, and random feeds of any size for it."""
+"""The inputs of a benchmark model, and random feeds of any size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One graph input. `shape` mixes sizes with the names of dynamic dimensions.
+    """A graph input; `shape` holds sizes and names of dynamic dimensions.
 
     `below` makes it integer token ids in [0, below); `below=2` is an attention mask, rows of ones
     padded with zeros.
@@ -34,7 +34,7 @@ FED = (
 def random_feed(
     inputs: Sequence[Input], sizes: Mapping[str, int], seed: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """A seeded array for each input, with its dynamic dimensions at `sizes`."""
+    """Return a random array per input, with the given sizes of dynamic dimensions."""
     rng = np.random.default_rng(seed)
     feed: dict[str, NDArray[Any]] = {}
     for each in inputs:

@@ -1,16 +1,16 @@
-"""Measures the spellings that lowering and quantization choose from, and writes what ships.
+"""Measure the operator forms that `lower` and `quantize` choose from, for their cost tables.
 
-    python benchmarks/spellings.py                      # print, and write results/spellings-X.md
-    python benchmarks/spellings.py --write              # and passes/lower/data/X.json
-    python benchmarks/spellings.py --only mish attention --seconds 10
-    python benchmarks/spellings.py --int8 --threads 1   # int8 kernels against floats; int8-X.md
+    python benchmarks/kernel_forms.py                      # print, write results/kernel-forms-X.md
+    python benchmarks/kernel_forms.py --write              # and passes/lower/data/X.json
+    python benchmarks/kernel_forms.py --only mish attention --seconds 10
+    python benchmarks/kernel_forms.py --int8 --threads 1   # int8 kernels against float; int8-X.md
 
-X is who made the processor: amd, intel or other.
+X is the vendor of the processor: amd, intel or other.
 
-The spellings are in passes/lower/spellings.py and passes/quantize/choice/int8_kernels.py, the
-measuring is in passes/lower/measure.py, which `toolkit tune` uses too. What the runtime ran for
-each spelling is part of the table: a spelling that it undid at load time is marked. With `--only`
-what is written takes the place of these computations in the table, which must be of the same
+The forms are in passes/lower/candidates.py and passes/quantize/search/int8_kernels.py, the timing
+is in passes/lower/measure.py, which `toolkit tune` uses as well. The table lists the operators that
+onnxruntime executed for each form, and marks a form that it replaced at load time. With `--only`
+and `--write`, only these computations of the shipped table are replaced; it must be of the same
 runtime and processor.
 """
 
@@ -33,18 +33,18 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--int8", action="store_true", help="int8 kernels in place of spellings")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these computations alone")
-    parser.add_argument("--seconds", type=float, default=240.0, help="time for all of it, about")
+    parser.add_argument("--int8", action="store_true", help="measure int8 kernels")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure only these computations")
+    parser.add_argument("--seconds", type=float, default=240.0, help="approximate total time")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--write", action="store_true", help="replace the table that ships")
+    parser.add_argument("--write", action="store_true", help="replace the shipped table")
     given = parser.parse_args()
     computations = INT8_COMPUTATIONS if given.int8 else COMPUTATIONS
-    folder, result = (INT8_SHIPPED, "int8") if given.int8 else (SHIPPED, "spellings")
+    folder, result = (INT8_SHIPPED, "int8") if given.int8 else (SHIPPED, "kernel-forms")
     shipped = shipped_path(folder, cpu_name())
     unknown = sorted(set(given.only or ()) - {c.name for c in computations})
     if unknown:
-        parser.error(f"'{unknown[0]}' is none of {', '.join(c.name for c in computations)}")
+        parser.error(f"'{unknown[0]}' is not one of {', '.join(c.name for c in computations)}")
     chosen = [c for c in computations if not given.only or c.name in given.only]
     costs = measure(_show, given.seconds, given.threads, chosen)
     if given.only:
@@ -66,31 +66,27 @@ def main() -> int:
 
 
 def as_markdown(costs: Costs) -> str:
-    """A table for each computation: microseconds of the usual spelling, and how much faster."""
+    """Return one table per computation: the time of the usual form, and the speedup of others."""
     lines = [
-        "# What spellings cost",
+        "# Cost of operator forms",
         "",
         f"onnxruntime {costs.runtime}, {costs.cpu}; default session options; by {costs.script}.",
-        "The usual spelling comes first, in microseconds; the others as how many times faster they",
-        "are. A column is tokens x width @ threads.",
+        "The usual form comes first, in microseconds; the other rows are speedups over it.",
+        "Columns are tokens x width @ threads.",
     ]
-    for name, spellings in costs.computations.items():
-        regimes: list[Regime] = sorted(
-            spellings[0].cost, key=lambda r: (r.threads, r.tokens, r.width)
-        )
+    for name, forms in costs.computations.items():
+        regimes: list[Regime] = sorted(forms[0].cost, key=lambda r: (r.threads, r.tokens, r.width))
         lines += ["", f"## {name}", ""]
-        lines.append("| spelling | runs as | " + " | ".join(map(str, regimes)) + " |")
+        lines.append("| form | runs as | " + " | ".join(map(str, regimes)) + " |")
         lines.append("|---|---|" + "---:|" * len(regimes))
-        for index, spelling in enumerate(spellings):
+        for index, form in enumerate(forms):
             cells = [
-                f"{spelling.microseconds[r]:.1f} us"
-                if not index
-                else f"{1 / spelling.cost[r]:.2f}x"
+                f"{form.microseconds[r]:.1f} us" if not index else f"{1 / form.cost[r]:.2f}x"
                 for r in regimes
             ]
-            runs = ", ".join(run.removeprefix("com.microsoft") for run in spelling.runs)
-            mark = " (undone)" if spelling.undone else ""
-            lines.append(f"| {spelling.name}{mark} | {runs} | " + " | ".join(cells) + " |")
+            runs = ", ".join(run.removeprefix("com.microsoft") for run in form.runs)
+            mark = " (replaced)" if form.undone else ""
+            lines.append(f"| {form.name}{mark} | {runs} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

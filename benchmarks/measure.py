@@ -1,9 +1,8 @@
-"""Runs one peer on one model in a process of its own and watches its memory from outside.
+"""Run one peer on one model in a separate process, and sample its memory from outside.
 
-Memory is RssAnon + RssShmem of /proc/<pid>/status: what the process allocated, without the pages
-of files it mapped. It is sampled by this process, because a thread inside the tool's process
-sleeps while the tool holds the interpreter's lock. `peak_mb` is the highest sample above the one
-taken when the imports were done.
+Memory is RssAnon + RssShmem of /proc/<pid>/status: allocated memory, without mapped files. The
+parent samples it, because a thread inside the tool's process would sleep while the tool holds the
+interpreter lock. `peak_mb` is the highest sample minus the one after the imports.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run. `seconds` is the call alone, `total_seconds` the process from start to answer."""
+    """The measurement of a run: `seconds` of the call, `total_seconds` of the whole process."""
 
     seconds: float
     cpu_seconds: float
@@ -39,7 +38,7 @@ class Measurement:
 
 
 def measure(peer: str, source: Path, target: Path, cores: int, timeout: float) -> Measurement:
-    """Runs `peers.py` for this peer; a failure is a Measurement with its reason in `error`."""
+    """Run `peers.py` for this peer; a failed Measurement has its reason in `error`."""
     command = [sys.executable, str(HERE / "peers.py"), peer, str(source), str(target), str(cores)]
     start = time.perf_counter()
     with tempfile.TemporaryFile() as log:
@@ -96,7 +95,7 @@ def _watch(child: subprocess.Popen[bytes], start: float, timeout: float) -> Meas
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that this process allocated and holds now; 0 when it is gone."""
+    """Return the memory that a process has allocated; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -106,7 +105,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def child_environment(cores: int) -> dict[str, str]:
-    """The project's own packages are importable, and no library starts more threads than cores."""
+    """Return environment variables: the project's packages on the path, one thread per core."""
     paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),

@@ -1,8 +1,8 @@
 """The PyTorch networks of the benchmark corpus: random weights, nothing downloaded.
 
-A `Network` says how to build a module and what to feed it. Sizes are those of small published
-models where that keeps the whole corpus below a few gigabytes; depth and structure, which decide
-what an exporter writes, are kept. Every input has a dynamic batch, text a dynamic length.
+A `Network` builds a module and lists its inputs. Sizes are those of small published models, or
+smaller to keep the corpus below a few gigabytes; depth and structure, which determine the exported
+graph, are kept. Every input has a dynamic batch, text a dynamic length.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A module factory and the inputs that its forward takes, in order."""
+    """A module factory and the inputs of its forward, in order."""
 
     make: Callable[[], nn.Module]
     inputs: tuple[Input, ...]
 
     def build(self) -> nn.Module:
-        """The module as if trained: no bias is 0, no scale 1, no two layers alike.
+        """Return the module with random parameters: no bias is 0, no scale 1, all layers differ.
 
-        Fresh modules have all of these, and a simplifier would remove what real models need.
+        In a fresh module, a simplifier would remove operators that trained models need.
         """
         torch.manual_seed(0)
         module = self.make().eval()
@@ -58,7 +58,7 @@ def image(size: int) -> tuple[Input, ...]:
 
 
 class FirstOutput(nn.Module):
-    """Calls a transformers model with keyword inputs and returns its first output only."""
+    """Call a transformers model with keyword inputs; return its first output."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], **fixed: Any) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class FirstOutput(nn.Module):
 
 
 class MeanOfTokens(FirstOutput):
-    """The mean of its first output over the tokens that the last input, the mask, says are real."""
+    """Return the mean of the first output over the tokens selected by the last input, the mask."""
 
     def forward(self, *values: Tensor) -> Tensor:
         hidden = super().forward(*values)
@@ -90,7 +90,7 @@ class ConvBlock(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Down by pooling, up by interpolation to the skip's size: shape arithmetic in a CNN."""
+    """A U-Net that interpolates to the size of its skip connections: shape arithmetic in a CNN."""
 
     def __init__(self, width: int = 32, levels: int = 4) -> None:
         super().__init__()
@@ -113,9 +113,9 @@ class UNet(nn.Module):
 
 
 class Tagger(nn.Module):
-    """torch's own nn.TransformerEncoder between an embedding and a classifier.
+    """PyTorch's nn.TransformerEncoder between an embedding and a classifier.
 
-    Its length is fixed: the TorchScript exporter writes it as a constant in any case.
+    Its length is fixed: the TorchScript exporter makes it a constant anyway.
     """
 
     def __init__(self, vocabulary: int = 8000, width: int = 256) -> None:
@@ -132,7 +132,7 @@ class Tagger(nn.Module):
 
 
 class MobileNet(nn.Module):
-    """MobileNetV2 in plain torch, as torchvision writes it: inverted residuals, ReLU6."""
+    """MobileNetV2 in PyTorch, like torchvision's: inverted residuals, ReLU6."""
 
     # (expansion, channels, repeats, stride) of the paper's table 2.
     STAGES = (
@@ -196,10 +196,10 @@ def transformers_model(
     eager: bool = False,
     **fixed: Any,
 ) -> Network:
-    """`model` is a class of transformers, its config class the one it declares.
+    """Return the network of a transformers class, built from its declared config class.
 
-    `eager` spells attention out, for the models whose SDPA form the dynamo exporter cannot
-    decompose with a dynamic batch.
+    `eager` attention is for models whose SDPA the dynamo exporter cannot decompose with a dynamic
+    batch.
     """
 
     def build() -> nn.Module:

@@ -1,12 +1,11 @@
-"""The tools that are compared: each turns a model file into a model file, by its best own way.
+"""The compared tools, each of which converts a model file to a model file with its best options.
 
-A peer is a function that imports everything its tool will need and hands back the call to
-measure, so that start-up and work can be told apart. Run as a script, this file is the process
-that `measure.py` watches:
+A peer is a function that imports everything its tool needs and returns the call to measure, which
+separates start-up from work. Run as a script, this file is the process that `measure.py` samples:
 
     python benchmarks/peers.py PEER SOURCE TARGET CORES
 
-It says `ready` after the imports, waits for a line, works, and answers one line of JSON.
+It prints `ready` after the imports, waits for a line, runs, and answers with one line of JSON.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -28,7 +27,7 @@ Work = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`python` marks the peers of the time claim: tools that are called as a Python library."""
+    """A tool; `python` marks the peers of the time claim, which are called as Python libraries."""
 
     prepare: Callable[[], Work]
     packages: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a run has shown: progress while it lasts, then tables for people and data for machines."""
+"""Publish a run: progress messages, Markdown tables and JSON data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def setting(how: str, packages: Iterable[str]) -> str:
-    """The machine, how it was measured, and the versions of these packages."""
+    """Return a description of the machine, the method, and the versions of these packages."""
     versions = ", ".join(f"{package} {_version(package)}" for package in packages)
     return f"{processor()}, Python {platform.python_version()}, {how}. {versions}."
 
@@ -42,7 +42,7 @@ def progress(text: str) -> None:
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -1,14 +1,14 @@
-"""`--passes fuse,quantize` against its peers: size, speed, accuracy and memory.
+"""Compare `--passes fuse,quantize` with its peers: size, speed, accuracy and memory.
 
     python benchmarks/quantization.py [--subjects PATTERN ...] [--tools NAME ...] [--assets DIR]
                                       [--cache DIR] [--rounds N] [--no-memory] [--keep]
 
-Every tool works on every subject in a process of its own, with the same calibration data. Then all
-results are scored on the same tests, and their latencies are measured in turn, beside the float
-model, with onnxruntime's defaults and one thread. `--assets` is a folder with `models/` and `data/`
-for the subjects that no package ships. Tables go to the console and to
-`benchmarks/results/quantization.md`, the data to `quantization.json`; with `--keep` what was there
-stays where nothing new is measured. Exit code 1 when a claim fails.
+Every tool runs on every subject in a separate process, with the same calibration data. Then all
+results are scored on the same test data, and their latencies and that of the float model are
+measured in turn, with onnxruntime's defaults and one thread. `--assets` is a folder with `models/`
+and `data/` for the subjects that no package ships. Tables go to the console and to
+`benchmarks/results/quantization.md`, the data to `quantization.json`; `--keep` keeps results of
+earlier runs. Exit code 1 when a claim fails.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -48,7 +48,7 @@ BIG_TOOLS = ("toolkit-no-data", "toolkit-size", "toolkit-int4")
 
 
 def all_subjects() -> list[Subject]:
-    """Those with a task, and the transformers of the fusion benchmark."""
+    """Return the subjects with a task, and the transformers of the fusion benchmark."""
     exports = [
         Subject(name, partial(transformer, name), "agreement", "transformer")
         for name in corpus.transformers()
@@ -57,7 +57,7 @@ def all_subjects() -> list[Subject]:
 
 
 def quantize(tool: str, model: Path, calib: Path, target: Path, timeout: float) -> dict[str, Any]:
-    """Runs a tool in a process of its own and watches its memory; an error is in the answer."""
+    """Run a tool in a separate process and sample its memory; the answer may hold an error."""
     command = [sys.executable, str(HERE / "quantization_tools.py"), tool]
     command += [str(model), str(calib), str(target)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
@@ -141,7 +141,7 @@ def outputs_of(subject: Subject, model: Path, tests: list[Any]) -> list[dict[str
 def race(
     files: dict[str, Path], feed: dict[str, Any], rounds: int, clock: str
 ) -> dict[str, list[float]]:
-    """Seconds of every round for each model, run in turn."""
+    """Return the seconds per round of each model, run in turn."""
     read = CLOCKS[clock]
     sessions = {tool: open_session(path) for tool, path in files.items()}
     repeats: dict[str, int] = {}
@@ -162,7 +162,7 @@ def race(
 
 
 def measure_memory(run: Run, options: argparse.Namespace) -> None:
-    """Peaks with few and many calibration samples, and with models of 3 GB."""
+    """Measure peak memory with few and many calibration samples, and with models of 3 GB."""
     with tempfile.TemporaryDirectory(dir=options.cache, prefix="memory-") as output:
         folder = next(s for s in SUBJECTS if s.name == "digits").prepare(options.cache, None)
         feeds = load_feeds(folder / "calib")
@@ -187,7 +187,7 @@ def measure_memory(run: Run, options: argparse.Namespace) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of the model with the data file beside it."""
+    """Return the bytes of the model with its data file."""
     data = path.with_name(path.name + ".data")
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 

@@ -1,4 +1,4 @@
-"""What the toolkit claims of quantization, each computed from a run's data."""
+"""The claims of the quantization benchmark, each computed from the data of a run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _minilm_faster(run: Run, subject: str, name: str, tool: str = OURS) -> Claim
 
 
 def _keeps_similarity(run: Run, subject: str, tool: str) -> bool:
-    """Whether a peer loses no more than the toolkit may."""
+    """Whether a peer is within the accuracy budget of the toolkit."""
     row = run.get(subject, tool)
     drop = None if row is None else run.drop(row)
     return drop is not None and drop <= SIMILARITY_DROP
@@ -178,7 +178,7 @@ def big_memory(run: Run) -> Claim:
 
 
 def _ours(run: Run) -> list[Row]:
-    """The rows of the toolkit with data; a failure counts, with nothing to show for it."""
+    """Return the rows of the toolkit with data, including failures."""
     return [row for (_, tool), row in run.rows.items() if tool == OURS and not row.reason]
 
 
@@ -200,7 +200,7 @@ def _drops(text: str, run: Run, subjects: Iterable[str], allowed: float) -> Clai
 
 
 def _against(run: Run, row: Row, regime: str, tools: Iterable[str]) -> float | None:
-    """How many times as fast as the fastest of these tools."""
+    """Return the speedup over the fastest of these tools."""
     peers = [run.get(row.subject, tool) for tool in tools]
     best = max((p.speed.get(regime, 0.0) for p in peers if p is not None), default=0.0)
     return row.speed[regime] / best if best and regime in row.speed else None

@@ -1,4 +1,4 @@
-"""Photographs that scikit-image and scikit-learn ship, cut into as many samples as are needed."""
+"""Samples cut from the photographs that scikit-image and scikit-learn ship."""
 
 # pyright: basic, reportMissingImports=false
 
@@ -23,12 +23,12 @@ PADDING = 114
 
 
 def folder_of(package: str) -> Path:
-    """Where a package is installed; raises ModuleNotFoundError when it is not."""
+    """Return the folder of an installed package; raise ModuleNotFoundError without it."""
     return Path(str(importlib.resources.files(package)))
 
 
 def photographs() -> list[Array]:
-    """All of them, as height x width x RGB bytes."""
+    """Return all photographs as height x width x RGB bytes."""
     from PIL import Image
 
     folders = (folder_of("skimage") / "data", folder_of("sklearn.datasets") / "images")
@@ -37,7 +37,7 @@ def photographs() -> list[Array]:
 
 
 def crops(count: int, size: int) -> Iterator[Array]:
-    """Random parts, scaled to 1 x 3 x size x size and normalized as for ImageNet."""
+    """Return random crops, scaled to 1 x 3 x size x size and normalized as for ImageNet."""
     for piece in _parts(count, 0.35, seed=0):
         image = _resized(piece, size, size).astype(np.float32) / 255
         normal = ((image - MEAN) / STD).astype(np.float32)
@@ -45,7 +45,7 @@ def crops(count: int, size: int) -> Iterator[Array]:
 
 
 def letterboxed(count: int, size: int) -> Iterator[Array]:
-    """Random parts in a square with grey borders: 1 x 3 x size x size, BGR, 0 to 255."""
+    """Return random crops in a square with grey borders: 1 x 3 x size x size, BGR, 0 to 255."""
     for piece in _parts(count, 0.6, seed=1):
         height, width = piece.shape[:2]
         scale = size / max(height, width)
@@ -56,7 +56,7 @@ def letterboxed(count: int, size: int) -> Iterator[Array]:
 
 
 def _parts(count: int, least: float, seed: int) -> Iterator[Array]:
-    """Parts of the photographs in turn, each at least this share of a side."""
+    """Yield crops of the photographs in turn, each at least this share of a side."""
     rng = np.random.default_rng(seed)
     photos = photographs()
     for index in range(count):

@@ -17,7 +17,7 @@ _NOTES = 4
 
 @dataclass(slots=True)
 class Row:
-    """One tool on one subject. `speed` is float time over its own, by regime; `score` in points."""
+    """The result of one tool on one subject: speedup by regime, score in points, noise."""
 
     subject: str
     kind: str
@@ -33,7 +33,7 @@ class Row:
     milliseconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def line(self, base: float) -> str:
-        """For the console."""
+        """Return one line for the console."""
         if self.reason:
             return f"{self.subject:20} {self.tool:16} {self.reason}"
         return (
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(slots=True)
 class Run:
-    """All rows; subjects that could not be had; memory figures by what was measured."""
+    """All rows, the missing subjects with their reasons, and the memory figures by name."""
 
     tools: Sequence[str]
     rows: dict[tuple[str, str], Row] = field(default_factory=dict[tuple[str, str], Row])
@@ -56,7 +56,7 @@ class Run:
         self.rows[row.subject, row.tool] = row
 
     def keep(self, written: Mapping[str, Any]) -> None:
-        """Take over what an earlier run has measured, as `to_json` wrote it."""
+        """Add the results of an earlier run, as `to_json` wrote them."""
         for row in written["rows"]:
             self.add(Row(**row))
         self.missing.update(written["missing"])
@@ -66,7 +66,7 @@ class Run:
         return self.rows[subject, tool]
 
     def get(self, subject: str, tool: str) -> Row | None:
-        """The row of a tool that wrote a model which runs."""
+        """Return the row of a tool if it wrote a model that runs."""
         found = self.rows.get((subject, tool))
         return found if found is not None and not found.reason else None
 
@@ -77,7 +77,7 @@ class Run:
         return (row for row in self.rows.values() if row.tool == FLOAT)
 
     def drop(self, row: Row) -> float | None:
-        """Points lost against the float model."""
+        """Return the points lost against the float model."""
         base = self.rows[row.subject, FLOAT].score
         return None if row.score is None or base is None else base - row.score
 
@@ -121,7 +121,7 @@ def markdown(run: Run, judged: Sequence[Claim], setting: str) -> str:
 
 
 def _grid(run: Run, cell: Callable[[Row], str]) -> str:
-    """One line a subject, one column a tool."""
+    """Return a table with one row per subject and one column per tool."""
     lines: list[list[str]] = []
     for base in run.floats():
         line = [base.subject]

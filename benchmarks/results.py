@@ -1,4 +1,4 @@
-"""The data of one benchmark run: models, and one row for each model and peer."""
+"""The data of one run of the engine benchmark: models, and one row per model and peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from measure import Measurement
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model as it came; `reason` says why it could not be made."""
+    """An original model; `reason` is set if it could not be exported."""
 
     name: str
     bytes: int = 0
@@ -23,7 +23,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One peer on one model. Times are medians over the rounds, memory is the highest."""
+    """The result of one peer on one model: median times and the highest memory over all rounds."""
 
     model: str
     peer: str
@@ -43,17 +43,17 @@ class Row:
 
     @property
     def written(self) -> bool:
-        """The tool came to an end and wrote a model that onnx can read."""
+        """Whether the tool finished and wrote a model that onnx can read."""
         return self.nodes > 0
 
     @property
     def sound(self) -> bool:
-        """Standard operators only, and the same outputs as the original."""
+        """Whether the result has only standard operators, and the outputs of the original."""
         return self.written and self.agrees and not self.foreign
 
 
 def row(model: str, peer: str, rounds: Sequence[Measurement], examined: Examination | None) -> Row:
-    """Puts the rounds of one peer together; a failed round is the row's reason."""
+    """Combine the rounds of one peer; a failed round becomes the reason of the row."""
     failed = next((r.error for r in rounds if r.error), "")
     ended = [r for r in rounds if not r.error] or list(rounds)
     found = examined or Examination(0, {}, {}, False, None, failed)
@@ -78,19 +78,19 @@ def row(model: str, peer: str, rounds: Sequence[Measurement], examined: Examinat
 
 @dataclass(slots=True)
 class Run:
-    """Everything measured so far, in the order of measuring."""
+    """All measurements so far, in order."""
 
     peers: list[str]
     cases: dict[str, Case] = field(default_factory=dict[str, Case])
     rows: dict[tuple[str, str], Row] = field(default_factory=dict[tuple[str, str], Row])
 
     def get(self, model: str, peer: str) -> Row | None:
-        """The row, where the peer wrote a model."""
+        """Return the row if the peer wrote a model."""
         found = self.rows.get((model, peer))
         return found if found is not None and found.written else None
 
     def of(self, peer: str) -> Iterator[tuple[Case, Row]]:
-        """Each model with this peer's row, where the peer wrote one."""
+        """Return the models for which this peer wrote a result, with its rows."""
         for case in self.cases.values():
             found = self.get(case.name, peer)
             if found is not None:

@@ -1,9 +1,8 @@
-"""Models written without any framework, to show how cost grows with weights and with nodes.
+"""Write models without a framework, to measure how cost grows with weights and with nodes.
 
-`write_mlp` is one graph at any weight size: the same nodes hold 200 MB or 3 GB. `write_decoder` is
-a language model of any size, with weights of many shapes: a table, a projection to its rows, and
-attention and gated layers between them. `write_chain` is one deep chain of any length, with
-something to remove in every block.
+`write_mlp` writes one graph with weights of any size (200 MB, 3 GB). `write_decoder` writes a
+language model of any size: an embedding, attention and gated layers, and an output projection.
+`write_chain` writes a chain of any length, with something to remove in every block.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def mlp_inputs(width: int) -> tuple[Input, ...]:
 
 
 def write_mlp(path: Path, width: int) -> None:
-    """`MLP_LAYERS` residual layers x + gelu(x W + b); W streams into a sidecar, never in memory."""
+    """Write `MLP_LAYERS` residual layers x + gelu(x W + b); W is streamed to external data."""
     graph = _graph("mlp", width)
     value = "x"
     with open(path.with_name(path.name + ".data"), "wb") as file:
@@ -72,7 +71,7 @@ def _mlp_layer(x: str, layer: int) -> tuple[list[NodeProto], str]:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The sizes of a language model; `hidden` is a multiple of 64, the width of a head."""
+    """The sizes of a language model; `hidden` is a multiple of 64, the head size."""
 
     vocabulary: int = 32_000
     hidden: int = 2_048
@@ -85,7 +84,7 @@ def decoder_inputs(sizes: Decoder) -> tuple[Input, ...]:
 
 
 def write_decoder(path: Path, sizes: Decoder) -> None:
-    """x + attention(norm x), x + gated(norm x), over and over, then logits by a projection."""
+    """Write layers x + attention(norm x), x + gated(norm x), and a projection to logits."""
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "length"])
     shape = ["batch", "length", sizes.vocabulary]
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)
@@ -176,7 +175,7 @@ def chain_inputs() -> tuple[Input, ...]:
 
 
 def write_chain(path: Path, nodes: int) -> None:
-    """`nodes` nodes one after the other; six of every ten do nothing."""
+    """Write a chain of `nodes` nodes, six of every ten of which are no-ops."""
     rng = np.random.default_rng(0)
     graph = _graph("chain", CHAIN_WIDTH)
     graph.initializer.append(numpy_helper.from_array(np.array([0]), "axis"))
@@ -224,14 +223,14 @@ def _write_model(graph: GraphProto, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sidecar:
-    """Adds random weights to a graph; their numbers stream into a file beside the model."""
+    """Adds random weights to a graph, streamed to a file beside the model."""
 
     graph: GraphProto
     file: BinaryIO
     rng: np.random.Generator
 
     def add(self, name: str, shape: Sequence[int], scale: float | None = None) -> None:
-        """A weight of this shape, of numbers around 1 / sqrt(rows) unless a scale is given."""
+        """Add a weight of this shape, with a standard deviation of `scale`, or 1 / sqrt(rows)."""
         self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
         offset = self.file.tell()
         remaining = math.prod(shape)

@@ -1,4 +1,4 @@
-"""A run as Markdown: nodes, seconds, memory, failures, claims."""
+"""Format a run of the engine benchmark as Markdown: nodes, seconds, memory, failures, claims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def markdown(run: Run, claims: Sequence[Claim], setting: str) -> str:
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, names to the left and figures to the right."""
+    """Return a Markdown table, with names left-aligned and figures right-aligned."""
     widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
 
     def render(line: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _grid(run: Run, cell: Callable[[Row], str]) -> str:
-    """One line a model, one column a peer."""
+    """Return a table with one row per model and one column per peer."""
     lines: list[list[str]] = []
     for case in run.cases.values():
         if case.reason:
@@ -69,7 +69,7 @@ def claim_list(claims: Sequence[Claim]) -> str:
 
 
 def _startup(run: Run) -> str:
-    """Interpreter and imports, median over the models."""
+    """Return the start-up time of interpreter and imports, the median over all models."""
     lines: list[list[str]] = []
     for peer in run.peers:
         rows = sorted((row for _, row in run.of(peer)), key=lambda row: row.startup_seconds)

@@ -1,12 +1,14 @@
-"""The library of passes: each name and where its class lives.
+"""The catalogue of passes: the module and class of each, and the groups of them.
 
-The registry reads CATALOGUE through the entry point `toolkit.passes`, the same door as a third
-party's, and imports a module only when its pass is asked for.
+The registry reads CATALOGUE through the entry point `toolkit.passes`, as it does for third-party
+passes. Both the registry and `from passes import Cleanup` import a module on first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
 CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "inline": "passes.simplify.inline:InlineFunctions",
@@ -20,7 +22,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "cse": "passes.simplify.cse:CommonSubexpressions",
     "share": "passes.simplify.dedup_initializers:ShareInitializers",
     "dead": "passes.simplify.dce:RemoveDead",
-    "opset": "passes.opset:Opset",
+    "opset": "passes.opset.opset:Opset",
     "fuse-activations": "passes.fuse.activation.fuse_activations:FuseActivations",
     "fuse-norms": "passes.fuse.norm.fuse_norms:FuseNorms",
     "fuse-arithmetic": "passes.fuse.arithmetic.fuse_arithmetic:FuseArithmetic",
@@ -32,7 +34,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "rows": "passes.motion.sink_slices:Rows",
     "unpad": "passes.motion.remove_padding:Unpad",
     "compact": "passes.fuse.compact.compact:Compact",
-    "lower": "passes.lower:Lower",
+    "lower": "passes.lower.lower:Lower",
     "smooth": "passes.quantize.rescale.smooth:Smooth",
     "equalize": "passes.quantize.rescale.equalize:Equalize",
     "clip-weights": "passes.quantize.clip_weights:ClipWeights",
@@ -40,14 +42,13 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "quantize-dynamic": "passes.quantize.schemes.dynamic.quantize_dynamic:QuantizeDynamic",
     "quantize-static": "passes.quantize.schemes.static.quantize_static:QuantizeStatic",
     "quantize-weights": "passes.quantize.schemes.weight_only.quantize_weights:QuantizeWeights",
-    "fp16": "passes.precision:Float16",
+    "fp16": "passes.precision.to_float16:Float16",
     "fp32": "passes.precision.to_float32:Float32",
     "correct-bias": "passes.quantize.bias_correction.correct_bias:CorrectBias",
     "onnxsim": "passes.external.optimizers:OnnxSim",
     "onnxruntime": "passes.external.optimizers:OrtOptimizer",
-    # `dead` first, because dead readers keep values from being rewritten; `fold` before `branches`
-    # for conditions that are computed, and `branches` again for those inside of a branch (skipped
-    # when the first brought nothing).
+    # `dead` comes first because dead users block rewrites; `fold` before `branches` to compute
+    # conditions; the second `branches` handles nested ones (skipped if the first changed nothing).
     "simplify": (
         "inline",
         "constants",
@@ -60,7 +61,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "branches",
         "tidy",
     ),
-    # What simplify does once the graph is flat: again after other passes have changed it.
+    # The part of simplify for a flat graph, repeated after passes that change it.
     "tidy": (
         "shapes:annotate=false",
         "reshape",
@@ -71,7 +72,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "cse",
         "dead",
     ),
-    # Constants around activations and norms belong to these, so they come before conv and linear.
+    # Activations and norms before conv and linear, which would absorb their constants.
     "fuse": (
         "opset",
         "simplify",
@@ -79,7 +80,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "fuse-arithmetic",
         "fuse-rotary",
         "fuse-attention",
-        "shapes:annotate=false",  # of what `reshape` has made known; attention needs no more
+        "shapes:annotate=false",  # after `reshape`, for fuse-norms
         "fuse-norms",
         "fuse-conv",
         "fuse-linear",
@@ -87,9 +88,27 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
         "rows",
         "unpad",
         "lower",
-        "fuse-linear",  # for factors that a spelling has left beside a MatMul
+        "fuse-linear",  # folds the factors that `lower` leaves beside a MatMul
         "compact",
         "cse",
         "dead",
     ),
 }
+
+_MODULES = {
+    class_name: module
+    for offer in CATALOGUE.values()
+    if isinstance(offer, str)
+    for module, class_name in [offer.split(":")]
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'passes' has no attribute '{name}'")
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return ["CATALOGUE", *_MODULES]

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from toolkit.api import load, optimize
     from toolkit.calibrate.data import Calib
     from toolkit.errors import ModelError, NotProven, SaveError, ToolkitError, UsageError
-    from toolkit.frontends.export import Exported, export
+    from toolkit.frontends.export import export
+    from toolkit.frontends.exported import Exported
     from toolkit.ir.graph import Graph
     from toolkit.ir.model import Model
     from toolkit.ir.tensor_type import TensorType
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context, Pass
     from toolkit.pass_manager.result import PassResult, Result
     from toolkit.pattern import const, maybe_cast, number, op, optional, product, total, var
-    from toolkit.rewriting.rule import Miss, Rule, Rules, explain, rewrite
+    from toolkit.rewriting.rule import MatchFailure, Miss, Rule, Rules, explain, rewrite
     from toolkit.verification.models import verify
     from toolkit.verification.tolerance import EXACT, FLOAT, QUANT, Tolerance
 
@@ -31,7 +32,8 @@ _HOMES = {
     "toolkit.calibrate.data": ("Calib",),
     "toolkit.pass_manager.protocol": ("Context", "Pass"),
     "toolkit.errors": ("ModelError", "NotProven", "SaveError", "ToolkitError", "UsageError"),
-    "toolkit.frontends.export": ("Exported",),
+    "toolkit.frontends.export": ("export",),
+    "toolkit.frontends.exported": ("Exported",),
     "toolkit.ir.graph": ("Graph",),
     "toolkit.ir.model": ("Model",),
     "toolkit.pattern": (
@@ -46,7 +48,7 @@ _HOMES = {
     ),
     "toolkit.pass_manager.pipeline": ("Pipeline",),
     "toolkit.pass_manager.result": ("PassResult", "Result"),
-    "toolkit.rewriting.rule": ("Miss", "Rule", "Rules", "explain", "rewrite"),
+    "toolkit.rewriting.rule": ("MatchFailure", "Miss", "Rule", "Rules", "explain", "rewrite"),
     "toolkit.verification.tolerance": ("EXACT", "FLOAT", "QUANT", "Tolerance"),
     "toolkit.ir.tensor_type": ("TensorType",),
     "toolkit.verification.models": ("verify",),
@@ -61,6 +63,7 @@ __all__ = [
     "Context",
     "Exported",
     "Graph",
+    "MatchFailure",
     "Miss",
     "Model",
     "ModelError",
@@ -94,8 +97,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "export":  # the package is the function: importing it binds the name here
-        return import_module("toolkit.frontends.export")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'toolkit' has no attribute '{name}'")

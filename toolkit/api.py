@@ -12,7 +12,8 @@ from toolkit.pass_manager.pipeline import Pipeline
 from toolkit.pass_manager.protocol import Pass, Progress
 from toolkit.pass_manager.registry import parse_passes
 from toolkit.pass_manager.result import Result
-from toolkit.settings import OpsetLimit, Prefer, Validate
+from toolkit.settings import OpsetLimit, Prefer, Settings, Validate
+from toolkit.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from toolkit.accuracy.requirement import Function
@@ -27,7 +28,7 @@ def load(path: str | os.PathLike[str]) -> Model:
 def optimize(
     source: Source,
     passes: str | Pass | Sequence[Pass | str] = "simplify",
-    target: str = "ort-cpu",
+    target: str = DEFAULT_TARGET,
     validate: Validate = "each",
     *,
     opset: OpsetLimit = None,
@@ -52,26 +53,28 @@ def optimize(
     is never modified. Raises `NotProven` when the result differs from the original beyond the
     tolerance of its passes.
 
-    What quantizing may cost is in the budgets of `toolkit.quality.budgets`, or `max_drop` says it,
+    What quantizing may cost is in the budgets of `toolkit.accuracy.budgets`, or `max_drop` says it,
     as 0.01, by the `metric` sqnr, cosine, top1 or error, or by a function of the outputs that knows
     the labels; `max_drop="off"` lets everything pass. With `prefer="size"` layers may come out
     slower than they were; `measure=False` times nothing.
     """
     listed = passes if isinstance(passes, Sequence) and not isinstance(passes, str) else [passes]
-    pipeline = Pipeline(
-        [p for item in listed for p in (parse_passes(item) if isinstance(item, str) else [item])],
-        validate=validate,
+    settings = Settings(
         target=target,
+        validate=validate,
+        opset=opset,
         samples=samples,
         seed=seed,
         custom_ops=tuple(custom_ops),
-        opset=opset,
         calib=calib if calib is None or isinstance(calib, Calib) else Calib(calib),
         max_drop=max_drop,
         metric=metric,
         prefer=prefer,
         measure=measure,
-        progress=progress or (lambda _: None),
     )
+    parsed = [
+        p for item in listed for p in (parse_passes(item) if isinstance(item, str) else [item])
+    ]
+    pipeline = Pipeline(parsed, settings, progress=progress or (lambda _: None))
     model = Model.of(source)
     return pipeline.run(model.copy() if model is source else model)

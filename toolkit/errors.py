@@ -33,6 +33,14 @@ class RuntimeRefused(ToolkitError):
     """onnxruntime cannot load or run the model: missing kernel, unknown domain, bad feed."""
 
 
+class PreconditionFailed(ToolkitError):
+    """A pass does not apply to this model; it is skipped."""
+
+
+class PostconditionFailed(ToolkitError):
+    """A pass did not do what it promises; it is undone."""
+
+
 class NotProven(ToolkitError):
     """The result could not be shown to equal the original; nothing was written.
 

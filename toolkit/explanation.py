@@ -1,8 +1,8 @@
-"""The facts behind `toolkit explain`: what was fused where, and what stopped the rest.
+"""The data behind `toolkit explain`: the fusions that applied, and the reasons others did not.
 
-The passes run on a copy of the model, with a recorder for near misses. After the last pass that
-declares cores (see `cores`), those that are still there are what was left unfused. A pattern ends
-in a node behind its core, so the nearest rule is looked for there.
+The passes run on a copy of the model and record match failures. Anchors (see `rewriting.anchors`)
+that remain after the last pass that declares any are unfused. The root of a pattern lies downstream
+of its anchor, so match failures are collected from there.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from toolkit.messages import suggestion
 from toolkit.pass_manager.pipeline import Pipeline
 from toolkit.pass_manager.protocol import Pass
 from toolkit.pass_manager.result import PassResult
-from toolkit.rewriting.anchors import Core, cores_of, downstream, find_cores, is_about
-from toolkit.rewriting.match_failure import Misses, NearMiss
+from toolkit.rewriting.anchors import Anchor, anchors_of, downstream, find_anchors, is_about
+from toolkit.rewriting.match_failure import NearMiss, NearMisses
 from toolkit.rewriting.rule import Rule, Rules
-from toolkit.settings import OpsetLimit
+from toolkit.settings import OpsetLimit, Settings
+from toolkit.targets import DEFAULT_TARGET
 
 _FAR = 16
-"""How many nodes behind its core a pattern may end."""
+"""The largest distance, in nodes, from an anchor to the root of a pattern about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The rewrites of one rule: the values in whose place it wrote something."""
+    """The rewrites of one rule, each named by the value that it replaced."""
 
     pass_name: str
     rule: str
@@ -44,7 +45,10 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Unfused:
-    """A core that is still there: the rules about it, the nearest of them, what stopped it."""
+    """An anchor left after fusion: its rules, the closest match failure, and the reason.
+
+    `core` is the label of the anchor node.
+    """
 
     core: str
     op: str
@@ -55,10 +59,10 @@ class Unfused:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything that `toolkit explain` knows.
+    """The result of `toolkit explain`.
 
-    `misses` are near misses of rules that nobody declared a core for, `besides` counts the rewrites
-    of passes that do not fuse, `problems` are passes that failed.
+    `misses` are the match failures of rules without an anchor, `besides` counts the rewrites of
+    passes that do not fuse, `problems` names the passes that failed.
     """
 
     path: Path | None
@@ -90,25 +94,25 @@ def explain_passes(
     source: Source,
     passes: Sequence[Pass],
     rule: str | None = None,
-    target: str = "ort-cpu",
+    target: str = DEFAULT_TARGET,
     opset: OpsetLimit = None,
 ) -> Explanation:
-    """Run passes without validation, and tell what their rules did and why they did no more.
+    """Run passes without validation; return the rewrites they made and the match failures.
 
-    With `rule`, only what concerns that rule and its variants. The source is not modified.
+    `rule` restricts the result to that rule and its variants. The source is not modified.
     """
     started = time.perf_counter()
+    settings = Settings(target=target, validate="off", opset=opset)
     model = Model.of(source)
     model = model.copy() if model is source else model
-    before, misses = model.node_count(), Misses()
-    last = max((n for n, item in enumerate(passes, 1) if cores_of(item)), default=0)
+    before, misses = model.node_count(), NearMisses()
+    last = max((n for n, item in enumerate(passes, 1) if anchors_of(item)), default=0)
 
     def run(part: Sequence[Pass]) -> list[PassResult]:
-        pipeline = Pipeline(part, validate="off", target=target, opset=opset, misses=misses)
-        return pipeline.run(model).passes
+        return Pipeline(part, settings, misses=misses).run(model).passes
 
     results = run(passes[:last])
-    # now, because a pass behind the fusions may spell an operator out again
+    # before the remaining passes, which may decompose an operator again
     unfused = _unfused(model, passes, misses)
     results += run(passes[last:])
     if rule is not None:
@@ -126,67 +130,67 @@ def explain_passes(
     )
 
 
-def _unfused(model: Model, passes: Sequence[Pass], misses: Misses) -> list[Unfused]:
-    left = find_cores(model, map(cores_of, passes))
-    cores_in: dict[int, list[Core]] = {}
-    for core in left:
-        cores_in.setdefault(id(core.graph), []).append(core)
-    behind = [_behind(core, cores_in[id(core.graph)]) for core in left]
-    # A layer leads to the next one: a node belongs to the core that is closest to it.
+def _unfused(model: Model, passes: Sequence[Pass], misses: NearMisses) -> list[Unfused]:
+    left = find_anchors(model, map(anchors_of, passes))
+    anchors_in: dict[int, list[Anchor]] = {}
+    for anchor in left:
+        anchors_in.setdefault(id(anchor.graph), []).append(anchor)
+    behind = [_behind(anchor, anchors_in[id(anchor.graph)]) for anchor in left]
+    # Layers follow each other: a node belongs to the closest anchor.
     closest: dict[tuple[str, int], int] = {}
-    for core, nodes in zip(left, behind, strict=True):
-        for name in core.rules:
+    for anchor, nodes in zip(left, behind, strict=True):
+        for name in anchor.rules:
             for distance, node in nodes:
                 key = name, id(node)
                 closest[key] = min(distance, closest.get(key, distance))
     return [
         _explained(
-            core,
+            anchor,
             [
                 (distance, miss)
                 for distance, node in nodes
                 for miss in misses.at(node)
                 if any(
                     is_about(miss.rule, name) and distance == closest[name, id(node)]
-                    for name in core.rules
+                    for name in anchor.rules
                 )
             ],
             misses,
         )
-        for core, nodes in zip(left, behind, strict=True)
+        for anchor, nodes in zip(left, behind, strict=True)
     ]
 
 
-def _behind(core: Core, cores: Sequence[Core]) -> list[tuple[int, NodeProto]]:
-    """The core and what is behind it as far as the next of its kind, each with its distance."""
-    alike = [other.node for other in cores if set(other.rules) & set(core.rules)]
-    return [(0, core.node), *downstream(core.graph, core.node, _FAR, stop=alike)]
+def _behind(anchor: Anchor, anchors: Sequence[Anchor]) -> list[tuple[int, NodeProto]]:
+    """Return the anchor and its downstream nodes up to the next such anchor, with distances."""
+    alike = [other.node for other in anchors if set(other.rules) & set(anchor.rules)]
+    return [(0, anchor.node), *downstream(anchor.graph, anchor.node, _FAR, stop=alike)]
 
 
-def _explained(core: Core, near: Sequence[tuple[int, NearMiss]], misses: Misses) -> Unfused:
-    """The core with what came nearest to fusing it."""
+def _explained(anchor: Anchor, near: Sequence[tuple[int, NearMiss]], misses: NearMisses) -> Unfused:
+    """Return the anchor with its closest match failure."""
 
     def rank(found: tuple[int, NearMiss]) -> tuple[float, int]:
-        # Of two that are equally far, the one that ends later has more of the formula in it; but
-        # where nothing but the last operator matched, the closer one is more likely about it.
+        # Of two equally complete matches, the root further downstream covers more of the formula;
+        # when only the root matched, the closer one is more likely related to the anchor.
         distance, miss = found
         return miss.matched / miss.total, distance if miss.matched > 1 else -distance
 
     nearest = max(near, key=rank)[1] if near else None
     return Unfused(
-        core=nd.label(core.node),
-        op=core.node.op_type,
-        rules=core.rules,
+        core=nd.label(anchor.node),
+        op=anchor.node.op_type,
+        rules=anchor.rules,
         nearest=nearest,
-        reason=nearest.reason if nearest else _why_none(core.rules, misses),
+        reason=nearest.reason if nearest else _why_none(anchor.rules, misses),
     )
 
 
-def _why_none(names: Sequence[str], misses: Misses) -> str:
+def _why_none(names: Sequence[str], misses: NearMisses) -> str:
     for rule, reason in misses.left_out.items():
         if any(is_about(rule, name) for name in names):
             return f"{rule} was not looked for: {reason}"
-    return "no rule matched a single node around it"
+    return "no rule matched any node near it"
 
 
 def _concerns(core: Unfused, rule: str) -> bool:
@@ -194,10 +198,10 @@ def _concerns(core: Unfused, rule: str) -> bool:
 
 
 def _require_known(
-    rule: str, passes: Sequence[Pass], results: Sequence[PassResult], misses: Misses
+    rule: str, passes: Sequence[Pass], results: Sequence[PassResult], misses: NearMisses
 ) -> None:
     """Raise unless one of the passes has such a rule."""
-    declared = {name for item in passes for name in cores_of(item)}
+    declared = {name for item in passes for name in anchors_of(item)}
     known = {*misses.tried, *misses.left_out, *declared, *(n for r in results for n in r.rules)}
     if not any(is_about(name, rule) for name in known):
         listed = sorted(declared or known)
@@ -207,7 +211,7 @@ def _require_known(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What is shown: the rule that was asked for, or else the passes that fuse."""
+    """Selects the results to show: those of the requested rule, or of all fusion passes."""
 
     passes: Sequence[Pass]
     rule: str | None
@@ -221,32 +225,32 @@ class _View:
         ]
 
     def besides(self, results: Sequence[PassResult]) -> dict[str, int]:
-        """The other rewrites, by pass, the most frequent first."""
+        """Count the remaining rewrites by pass, most frequent first."""
         counts: Counter[str] = Counter()
         for item, result in zip(self.passes, results, strict=True):
             others = (n for name, n in result.rules.items() if not self._shows(item, name))
             counts[result.name] += sum(others)
         return {name: count for name, count in counts.most_common() if count}
 
-    def misses(self, misses: Misses, unfused: Sequence[Unfused]) -> list[NearMiss]:
-        """Those at least half of the way, of the rule asked for or of rules that are passes."""
-        told = {(core.nearest.rule, core.nearest.root) for core in unfused if core.nearest}
+    def misses(self, misses: NearMisses, unfused: Sequence[Unfused]) -> list[NearMiss]:
+        """Return match failures that got at least halfway, of the requested or the user's rules."""
+        shown = {(core.nearest.rule, core.nearest.root) for core in unfused if core.nearest}
         own = {name for item in self.passes for name in _rule_names(item)}
         return [
             miss
             for miss in misses.list()
             if (miss.rule in own if self.rule is None else is_about(miss.rule, self.rule))
-            and (miss.rule, miss.root) not in told
+            and (miss.rule, miss.root) not in shown
             and 2 * miss.matched >= miss.total
         ]
 
     def _shows(self, item: Pass, rule: str) -> bool:
         if self.rule is not None:
             return is_about(rule, self.rule)
-        return bool(cores_of(item)) or rule in _rule_names(item)
+        return bool(anchors_of(item)) or rule in _rule_names(item)
 
 
 def _rule_names(item: Pass) -> set[str]:
-    """The names of the rules, if the pass is one or made of some by the user."""
+    """Return the rule names of a pass that is a rule or a `Rules`."""
     rules = (item,) if isinstance(item, Rule) else item.rules if isinstance(item, Rules) else ()
     return {rule.name for rule in rules}

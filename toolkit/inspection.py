@@ -18,7 +18,7 @@ from toolkit.ir.model import Model
 from toolkit.ir.tensor_type import dtype_name
 from toolkit.pass_manager.result import count_ops
 from toolkit.runtime.diagnose import find_obstacles
-from toolkit.storage import serialize as storage
+from toolkit.storage import serialize
 from toolkit.storage.weights import is_external, nbytes, reference
 
 Dimension = int | str | None
@@ -163,7 +163,7 @@ def _external_files(model: Model) -> dict[str, int]:
 
 def _file_bytes(model: Model, external: dict[str, int]) -> int:
     if model.path is None:
-        return storage.size_of(storage.inflate(model.to_proto(), model.weights))
+        return serialize.size_of(serialize.inflate(model.to_proto(), model.weights))
     return model.path.stat().st_size + sum(external.values())
 
 

@@ -1,22 +1,73 @@
-"""What a run lets the user choose from, for the command line and for Python alike. No onnx here."""
+"""The settings of a run, for the command line and for Python alike. Imports no onnx."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from toolkit.errors import UsageError
+from toolkit.targets import DEFAULT_TARGET, Target, find_target
 
-Target = Literal["ort-cpu", "onnx"]
-"""What a model is made for: onnxruntime on a CPU, or any runtime of standard operators."""
+if TYPE_CHECKING:
+    from toolkit.accuracy.requirement import Function, Requirement
+    from toolkit.calibrate.data import Calib
+    from toolkit.feeds import Sample
 
 Validate = Literal["each", "final", "off"]
-"""When a model is proven: after each pass, once at the end, or not at all."""
+"""When a model is verified: after each pass, once at the end, or not at all."""
 
 Prefer = Literal["speed", "size"]
-"""What a model is quantized for: with size, layers may be slower than in floats."""
+"""The goal of quantization; with size, layers may be slower than in float."""
 
 OpsetLimit: TypeAlias = int | Literal["keep"] | None
-"""How far a model may be lifted: to this opset, not at all, or as far as the passes need."""
+"""The newest opset that passes may lift a model to; "keep": no lift; None: as passes need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything a run is given besides the model and the passes.
+
+    - `target`: the name of the runtime that the model is written for (see `toolkit.targets`).
+    - `validate`: when the model is verified against the original.
+    - `opset`: the newest opset that passes may lift the model to.
+    - `samples`: real inputs to verify with, in addition to synthetic ones.
+    - `seed`: the seed of synthetic inputs.
+    - `custom_ops`: custom-operator libraries that onnxruntime loads.
+    - `calib`: the source of calibration data, for passes that quantize by measured ranges.
+    - `max_drop`, `metric`: the error budget of quantization (see `accuracy.requirement`).
+    - `prefer`: whether a quantized layer has to be faster, or may only be smaller.
+    - `measure`: whether passes may time candidates on this machine.
+    """
+
+    target: str = DEFAULT_TARGET
+    validate: Validate = "each"
+    opset: OpsetLimit = None
+    samples: Sequence[Sample] = ()
+    seed: int = 0
+    custom_ops: tuple[str, ...] = ()
+    calib: Calib | None = None
+    max_drop: float | str | None = None
+    metric: str | Function | None = None
+    prefer: Prefer = "speed"
+    measure: bool = True
+
+    def __post_init__(self) -> None:
+        require_choice("validate", self.validate, Validate)
+        require_choice("prefer", self.prefer, Prefer)
+        _require_opset(self.opset, find_target(self.target))
+        if self.max_drop is not None or self.metric is not None:
+            has_budget = not self.requirement().off
+            if has_budget and self.validate == "off" and self.calib is None:
+                raise UsageError(
+                    "--max-drop and --metric are of no use with --validate off and without --calib"
+                )
+
+    def requirement(self) -> Requirement:
+        """Return the error budget that `max_drop` and `metric` describe."""
+        from toolkit.accuracy.requirement import Requirement
+
+        return Requirement.of(self.max_drop, self.metric)
 
 
 def require_choice(what: str, value: str, choices: Any) -> None:
@@ -24,3 +75,14 @@ def require_choice(what: str, value: str, choices: Any) -> None:
     known = get_args(choices)
     if value not in known:
         raise UsageError(f"unknown {what} '{value}': choose one of {', '.join(known)}")
+
+
+def _require_opset(limit: OpsetLimit, target: Target) -> None:
+    if limit is None or limit == "keep":
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"opset {limit!r} is not valid: give a number, or 'keep' for no lift")
+    if not 1 <= limit <= target.max_opset:
+        raise UsageError(
+            f"opset {limit} is out of range: onnxruntime loads opsets from 1 to {target.max_opset}"
+        )

@@ -1,7 +1,7 @@
-"""Objects by their address: `./my_pass.py:MyRule` and `package.module:MyRule`.
+"""Load objects by address: `./my_pass.py:MyRule` or `package.module:MyRule`.
 
-Both run the user's own code, so anything may come out of it: every failure becomes one line that
-says where in the user's file it happened.
+Both run the user's own code, which may raise anything: each failure becomes a one-line error with
+the line of the user's file.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from toolkit.errors import UsageError, summarize
+from toolkit.errors import ToolkitError, UsageError, summarize
 from toolkit.messages import suggestion
 
 
 def load_file(path_text: str) -> ModuleType:
-    """Run a Python file as a module of its own.
+    """Run a Python file as a separate module.
 
-    Files beside it can be imported while it runs. Two files of the same name do not clash: the
-    module's name is made from the whole path.
+    It can import files from its own folder. The module's name is derived from the whole path, so
+    that two files of the same name do not clash.
     """
     path = Path(path_text).expanduser()
     if not path.is_file():
@@ -68,8 +69,8 @@ def load_module(name: str) -> ModuleType:
 
 
 def running_files() -> list[Path]:
-    """The files of all modules that are loaded, the user's own among them."""
-    # by their dictionaries: asking a lazy module for an attribute may import something
+    """Return the files of all loaded modules, including the user's own."""
+    # by their dictionaries: an attribute of a lazy module may trigger an import
     dictionaries: list[Mapping[str, object]] = [
         getattr(module, "__dict__", {}) for module in list(sys.modules.values())
     ]
@@ -77,8 +78,28 @@ def running_files() -> list[Path]:
     return [Path(file) for file in files if isinstance(file, str)]
 
 
+def object_at(address: str) -> object:
+    """Import and return the object named by `module:name` or `./file.py:name`."""
+    home, _, name = address.rpartition(":")
+    if not home or not name or not name.replace(".", "_").isidentifier():
+        raise UsageError(f"'{address}' is not valid: write module:name, or ./file.py:name")
+    is_file = home.endswith(".py") or "/" in home or "\\" in home
+    return get_object(load_file(home) if is_file else load_module(home), name, home)
+
+
+def call(function: Callable[[], Any], what: str) -> Any:
+    """Call a user's function; any exception becomes a UsageError of one line."""
+    try:
+        with redirect_stdout(sys.stderr):  # standard output is for reports
+            return function()
+    except ToolkitError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} failed: {summarize(error)}") from error
+
+
 def get_object(module: ModuleType, dotted: str, address: str) -> object:
-    """`module.dotted`, or an error that suggests what the module does have."""
+    """Return `module.dotted`; raises UsageError with a suggestion if there is no such object."""
     found: object = module
     for part in dotted.split("."):
         if not hasattr(found, part):
@@ -89,7 +110,7 @@ def get_object(module: ModuleType, dotted: str, address: str) -> object:
 
 
 def _line_in(filename: str, error: BaseException) -> int:
-    """The line of `filename` that led to the error, also when it was raised further down."""
+    """Return the line of `filename` that led to the error, even if it was raised elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == filename:
         return error.lineno or 1
     frames = traceback.extract_tb(error.__traceback__)

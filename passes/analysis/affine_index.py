@@ -17,9 +17,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.axes import positive_axes
-from passes.analysis.operands import int_operand, operand, permutation
+from passes.analysis.axis_flow import carried_from
+from passes.analysis.operands import int_operand, operand
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
+from toolkit.ir.op_traits import MOVEMENT
 from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import Dim, Expr, is_nonneg
 
@@ -145,23 +147,17 @@ def _range(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
     return Count(start, {0: step}, shape)
 
 
-def _view(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    """Axes of size 1 come and go; the others keep their order."""
+def _moved(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
+    """Follow the axes that are carried; the value must not vary along the others."""
     found = search.count(node.input[0])
     if found is None:
         return None
-    before = [axis for axis, size in enumerate(found.shape) if size != 1]
-    after = [axis for axis, size in enumerate(shape) if size != 1]
-    if [found.shape[axis] for axis in before] != [shape[axis] for axis in after]:
+    sources = carried_from(search.g, node) or ()
+    varying = {axis for axis in found.strides if found.shape[axis] != 1}
+    if not varying.issubset(sources):
         return None
-    moved = dict(zip(before, after, strict=True))
-    strides = {moved[axis]: s for axis, s in found.strides.items() if axis in moved}
+    strides = {to: found.strides[axis] for to, axis in enumerate(sources) if axis in varying}
     return Count(found.offset, strides, shape)
-
-
-def _expand(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    found = search.count(node.input[0])
-    return None if found is None else _widened(found, shape)
 
 
 def _widened(found: Count, shape: Shape) -> Count | None:
@@ -174,14 +170,6 @@ def _widened(found: Count, shape: Shape) -> Count | None:
         if found.shape[axis] != shape[axis + extra]:
             return None
         strides[axis + extra] = stride
-    return Count(found.offset, strides, shape)
-
-
-def _transpose(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    found, perm = search.count(node.input[0]), permutation(search.g, node)
-    if found is None or perm is None:
-        return None
-    strides = {to: found.strides[axis] for to, axis in enumerate(perm) if axis in found.strides}
     return Count(found.offset, strides, shape)
 
 
@@ -239,12 +227,6 @@ def _slice(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
     return Count(offset, strides, shape)
 
 
-def _selected(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    """Whatever is taken of one number everywhere is that number."""
-    found = search.count(node.input[0])
-    return None if found is None or found.strides else Count(found.offset, {}, shape)
-
-
 def _filled(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
     value = nd.attr(node, "value")
     if value is None:
@@ -253,21 +235,13 @@ def _filled(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
     return Count(int(stored[0]), {}, shape) if stored.size == 1 else None
 
 
-def _same(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    return search.count(node.input[0])
-
-
 _RULES: dict[str, Callable[[_Search, NodeProto, Shape], Count | None]] = {
-    "Range": _range,
-    **dict.fromkeys(("Unsqueeze", "Squeeze", "Reshape", "Flatten"), _view),
-    "Expand": _expand,
-    "Transpose": _transpose,
+    **dict.fromkeys((*MOVEMENT, "Cast"), _moved),
     **dict.fromkeys(("Add", "Sub"), _sum),
-    "Mul": _product,
-    "Slice": _slice,
-    **dict.fromkeys(("Gather", "GatherElements", "GatherND", "Tile"), _selected),
     "ConstantOfShape": _filled,
-    **dict.fromkeys(("Cast", "Identity"), _same),
+    "Mul": _product,
+    "Range": _range,
+    "Slice": _slice,
 }
 
 
@@ -301,12 +275,10 @@ def _truth(search: _Search, value: str) -> bool | None:
     if node.op_type == "Not":
         inner = search.truth(node.input[0])
         return None if inner is None else not inner
-    if node.op_type in _MOVING:
+    if node.op_type in MOVEMENT:
         return search.truth(node.input[0])
     return None
 
-
-_MOVING = ("Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Identity", "Gather")
 
 _COMPARISONS: dict[str, tuple[bool, int]] = {
     "GreaterOrEqual": (True, 0),

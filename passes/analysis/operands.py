@@ -8,15 +8,16 @@ opset. `fits` and `reshape_target` are the two questions about shapes that most 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.axes import positive_axes
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape
-from toolkit.symbolic import Dim, Expr, is_positive
+from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.symbolic import Dim, Expr, floordiv, is_positive
 
 # -- reading
 
@@ -94,6 +95,19 @@ def normalized_from(g: Graph, node: NodeProto) -> int | None:
     return axes[0]
 
 
+def scalar_value(g: Graph, value: str) -> float | None:
+    """Return the number in a float constant of one element, or None."""
+    array = g.const(value)
+    if array is None or array.size != 1 or array.dtype.kind != "f":
+        return None
+    return float(array.reshape(-1)[0])
+
+
+def extra_outputs_used(g: Graph, node: NodeProto) -> bool:
+    """Whether any output but the first has users."""
+    return any(extra and not g.is_unused(extra) for extra in node.output[1:])
+
+
 # -- shapes
 
 
@@ -162,6 +176,12 @@ def int_vector(g: Graph, values: Sequence[int], hint: str = "axes") -> str:
     return g.constant(np.array(values, dtype=np.int64), hint)
 
 
+def scalar(g: Graph, number: float, dtype: int, hint: str = "scalar") -> str:
+    """Add a constant without axes, of element type `dtype`."""
+    array: Array = np.array(number, dtype=helper.tensor_dtype_to_np_dtype(dtype))
+    return g.constant(array, hint)
+
+
 def squeeze(g: Graph, x: str, axes: Sequence[int], at: NodeProto) -> str:
     return _with_axes(g, "Squeeze", x, axes, at)
 
@@ -176,13 +196,35 @@ def _with_axes(g: Graph, op_type: str, x: str, axes: Sequence[int], at: NodeProt
     return g.op(op_type, x, int_vector(g, axes), at=at)
 
 
-def reshape(g: Graph, x: str, target: Sequence[int], at: NodeProto) -> str:
-    """A Reshape (opset 5) to `target`, which `reshape_target` made."""
-    return g.op("Reshape", x, int_vector(g, target, "shape"), at=at)
+def reshape(
+    g: Graph, x: str, target: Sequence[int], at: NodeProto, shape: Shape | None = None
+) -> str:
+    """Add a Reshape (opset 5) to `target`; its result has `shape`, inferred by default."""
+    result, source = g.op("Reshape", x, int_vector(g, target, "shape"), at=at), g.shape(x)
+    if shape is None and source is not None:
+        shape = _reshaped(source, target)
+    if shape is not None:
+        g.learn_type(result, TensorType(g.dtype(x), shape))
+    return result
+
+
+def _reshaped(source: Shape, target: Sequence[int]) -> Shape | None:
+    sizes: list[Dim] = [source[i] if size == 0 else size for i, size in enumerate(target)]
+    if -1 in target:
+        inferred, rest = target.index(-1), -prod(sizes)
+        if not is_positive(rest):
+            return None
+        sizes[inferred] = floordiv(prod(source), rest)
+        if sizes[inferred] * rest != prod(source):
+            return None
+    return tuple(sizes)
 
 
 def transpose(g: Graph, x: str, perm: Sequence[int], at: NodeProto) -> str:
-    return g.op("Transpose", x, at=at, perm=list(perm))
+    result, shape = g.op("Transpose", x, at=at, perm=list(perm)), g.shape(x)
+    if shape is not None:
+        g.learn_type(result, TensorType(g.dtype(x), tuple(shape[axis] for axis in perm)))
+    return result
 
 
 def set_int_operand(

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from passes.analysis.operands import given, permutation
+from passes.analysis.axes import positive_axes
+from passes.analysis.operands import given, int_operand, permutation
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.op_traits import VIEWS
 from toolkit.symbolic import Dim, floordiv
 
 _LONGEST_CHAIN = 16
@@ -102,7 +104,7 @@ def _before(g: Graph, node: NodeProto, source: Source) -> Source | None:
         perm = permutation(g, node)
         if perm is not None and len(perm) == len(source.axes):
             axes = [source.axes[perm.index(axis)] for axis in range(len(perm))]
-    elif node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
+    elif node.op_type in VIEWS:
         shape = g.shape(node.input[0])
         axes = None if shape is None else regroup(source.axes, shape)
     elif node.op_type in ("Expand", "Tile"):
@@ -160,6 +162,32 @@ def _unjoined(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axis]
     kept = list(axes)
     kept[axis] = groups[1]
     return kept
+
+
+def viewed(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> list[Axis] | None:
+    """Return the axes of a view's result, given the axes of its input; None if that is unknown."""
+    rank = len(axes)
+    if node.op_type == "Transpose":
+        perm = permutation(g, node)
+        return [axes[axis] for axis in perm] if perm and len(perm) == rank else None
+    if node.op_type == "Flatten":
+        axis: int = nd.attr(node, "axis", 1)
+        return [_merged(axes[:axis]), _merged(axes[axis:])] if -rank <= axis <= rank else None
+    listed = int_operand(g, node, "axes", 1) if node.op_type in ("Squeeze", "Unsqueeze") else None
+    if node.op_type == "Squeeze" and listed:
+        gone = positive_axes(listed, rank)
+        return None if gone is None else [a for i, a in enumerate(axes) if i not in gone]
+    if node.op_type == "Unsqueeze":
+        new = None if listed is None else positive_axes(listed, rank + len(listed))
+        left = iter(axes)
+        if new is not None:
+            return [[] if i in new else next(left) for i in range(rank + len(new))]
+    shape = g.shape(node.output[0])
+    return None if shape is None else regroup(axes, shape)
+
+
+def _merged(axes: Sequence[Axis]) -> Axis:
+    return [factor for axis in axes for factor in axis]
 
 
 def regroup(axes: Sequence[Axis], shape: Sequence[Dim]) -> list[Axis] | None:

@@ -1,4 +1,4 @@
-"""Whole optimizers of others as passes: onnxsim, and onnxruntime's offline optimizer."""
+"""Run third-party optimizers as passes: onnxsim, and onnxruntime's offline optimizer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class OnnxSim:
 
     def run(self, model: Model, ctx: Context) -> None:
         onnxsim = require("onnxsim", "adapters", "onnxsim is not installed")
-        if len(ctx.custom_ops) > 1:
+        if len(ctx.settings.custom_ops) > 1:
             raise UsageError("onnxsim takes one --custom-ops library, not several")
-        library = ctx.custom_ops[0] if ctx.custom_ops else None
+        library = ctx.settings.custom_ops[0] if ctx.settings.custom_ops else None
 
         def simplify(proto: ModelProto) -> ModelProto:
-            # The pipeline does the proving, so none of onnxsim's own checks.
+            # The pipeline verifies the result, so onnxsim's own checks are off.
             return onnxsim.simplify(proto, check_n=0, custom_lib=library, certify=False)[0]
 
         _run(self.name, simplify, model, ctx)
@@ -50,8 +50,8 @@ class OrtOptimizer:
     level: Level = field(
         default="basic",
         metadata={
-            "help": "basic keeps to standard operators; extended fuses into onnxruntime's own; "
-            "all also picks layouts for the machine it runs on."
+            "help": "basic: standard operators; extended: also onnxruntime's own operators; "
+            "all: also layouts for the machine it runs on."
         },
     )
 
@@ -59,23 +59,26 @@ class OrtOptimizer:
         from toolkit.runtime.session import optimize_offline
 
         def optimize(proto: ModelProto) -> ModelProto:
-            return optimize_offline(proto, self.level, ctx.custom_ops)
+            return optimize_offline(proto, self.level, ctx.settings.custom_ops)
 
         _run(self.name, optimize, model, ctx)
 
 
 def _run(name: str, optimizer: Editor, model: Model, ctx: Context) -> None:
-    """Put what the optimizer makes of the model in its place, tidied up and still described."""
+    """Replace the model with the optimizer's result; restore its imports and metadata."""
 
     def optimize(proto: ModelProto) -> ModelProto:
         changed = optimizer(proto) or proto
         known = {entry.domain for entry in proto.opset_import}
         new = set(_domains(changed.graph)) - known
-        if new and ctx.target == "onnx":
-            listed = ", ".join(sorted(new))
-            raise ToolkitError(f"{name} wrote operators of {listed}, which target onnx rules out")
+        foreign = [domain for domain in sorted(new) if not ctx.target.runs(domain)]
+        if foreign:
+            listed, target = ", ".join(foreign), ctx.target.name
+            raise ToolkitError(
+                f"{name} wrote operators of {listed}, which target {target} does not support"
+            )
         imports = [e for e in changed.opset_import if e.domain in known | new]
-        changed.ClearField("opset_import")  # onnxruntime imports everything that it has
+        changed.ClearField("opset_import")  # onnxruntime imports every domain it knows
         changed.opset_import.extend(imports)
         keep_description(changed, proto)
         return changed

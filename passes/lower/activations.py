@@ -13,7 +13,7 @@ from passes.lower.cost_query import Choice
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.pattern import const, op, product, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 x = var("x")
@@ -48,7 +48,7 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         _require_float(g, x)
         alpha = float(nd.attr(node, "alpha", 1.0))
         if not 0 < alpha <= 1:
-            raise Miss("with an alpha above 1 it is not the larger of the two")
+            raise MatchFailure("with an alpha above 1 it is not the larger of the two")
         choice.require("elu", "exp", g, x)
         e = g.op("Exp", g.op("Min", x, _number(g, 0), at=node), at=node)
         low = g.op("Sub", e, _number(g, 1), at=node)
@@ -63,7 +63,7 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         _require_float(g, x)
         slopes = g.const(slope)
         if slopes is None or not slopes.size or not np.all(np.isfinite(slopes)):
-            raise Miss("slopes that are no numbers")
+            raise MatchFailure("slopes that are no numbers")
         if slopes.min() == slopes.max():
             choice.require("prelu-scalar", "leaky-relu", g, x)
             return g.op("LeakyRelu", x, at=node, alpha=float(slopes.min()))
@@ -87,7 +87,7 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
 
 def _require_float(g: Graph, value: str) -> None:
     if g.dtype(value) != TensorProto.FLOAT:
-        raise Miss("its costs are known for 32-bit floats alone")
+        raise MatchFailure("its costs are known for 32-bit floats alone")
 
 
 def _number(g: Graph, value: float) -> str:

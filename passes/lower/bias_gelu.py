@@ -12,7 +12,7 @@ from passes.lower.cost_query import Choice
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 
@@ -26,12 +26,12 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         """
         total = add.output[0]
         if g.dtype(total) != TensorProto.FLOAT:
-            raise Miss("Sum has a kernel for float and double alone")
+            raise MatchFailure("Sum has a kernel for float and double alone")
         known = g.type(x)
         if nd.is_op(g.producer(x), "MatMul") and (
             known is None or known.static is not None or known.rank == 2
         ):
-            raise Miss("the runtime makes a Gemm of the MatMul and the bias")
+            raise MatchFailure("the runtime makes a Gemm of the MatMul and the bias")
         tanh = nd.attr(node, "approximate", "none") == "tanh"
         choice.require("bias-gelu-tanh" if tanh else "bias-gelu", "sum", g, total)
         g.set_op(add, "Sum")

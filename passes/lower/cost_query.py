@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.runtime.cost_table import Costs, cores, costs_in_use
 
 SHIPPED = Path(__file__).parent / "data"
@@ -22,7 +22,7 @@ class Choice:
     threads: int
 
     def require(self, computation: str, spelling: str, g: Graph, value: str) -> None:
-        """Raise Miss unless `spelling` pays for a tensor of the shape of `value`."""
+        """Raise MatchFailure unless `spelling` pays for a tensor of the shape of `value`."""
         tokens, width = tokens_and_width(g.shape(value))
         self.require_at(computation, spelling, tokens, width)
 
@@ -30,7 +30,7 @@ class Choice:
         self, computation: str, spelling: str, tokens: int | None, width: int | None
     ) -> None:
         if self.costs.gain(computation, spelling, tokens, width, self.threads) is None:
-            raise Miss(f"{computation} is not faster here when spelled '{spelling}'")
+            raise MatchFailure(f"{computation} is not faster here when spelled '{spelling}'")
 
 
 def tokens_and_width(shape: Shape | None) -> tuple[int | None, int | None]:

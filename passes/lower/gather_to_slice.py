@@ -10,7 +10,7 @@ from passes.lower.cost_query import Choice
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 
@@ -22,15 +22,15 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
         indices = ints(g, at)
         if shape is None or axes is None or not indices:
-            raise Miss("the axis or the indices are not known")
+            raise MatchFailure("the axis or the indices are not known")
         size = shape[axes[0]]
         first, last = indices[0], indices[-1]
         if indices != list(range(first, last + 1)) or (first < 0 <= last):
-            raise Miss("the indices are not neighbours in their order")
+            raise MatchFailure("the indices are not neighbours in their order")
         if not isinstance(size, int) or not -size <= first <= last < size:
-            raise Miss("a Slice ends where the axis does, a Gather fails")
+            raise MatchFailure("a Slice ends where the axis does, a Gather fails")
         if axes[0] != len(shape) - 1 and len(indices) == 1:
-            raise Miss("one entry of an outer axis is one block as it is")
+            raise MatchFailure("one entry of an outer axis is one block as it is")
         choice.require("half-split", "slice", g, x)
         first, last = first % size, last % size
         return g.op(

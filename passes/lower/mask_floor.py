@@ -29,9 +29,10 @@ from passes.analysis.operands import given, ints
 from passes.lower.cost_query import Choice
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
+from toolkit.ir.op_traits import MOVEMENT, VIEWS
 from toolkit.ir.tensor_type import Shape
 from toolkit.pattern import op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 from toolkit.symbolic import Dim
 
@@ -43,8 +44,7 @@ SHOWN = 25.0
 
 _LOWEST = float(np.finfo(np.float32).min)
 _FAR_BELOW = -1e3
-_VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Identity")
-_PICKS = (*_VIEWS, "Expand", "Transpose", "Slice", "Gather", "Tile")
+_VIEWS = (*VIEWS, "Identity")
 _SCORES, _REAL_KEYS = 3, 6
 """The output of Attention that holds the scores, masked ones among them; the input that counts the
 keys that are real."""
@@ -67,7 +67,7 @@ def rules(
         if choice is not None:
             require_gain(choice, g, node)
         if only is not None and node.output[0] not in only:
-            raise Miss("it is not shown that a floor leaves the answers as they are")
+            raise MatchFailure("it is not shown that a floor leaves the answers as they are")
         if site.is_causal:
             g.set_inputs(node, [*node.input[:3], _triangle(g, node, depth or 0.0)])
             g.del_attr(node, "is_causal")
@@ -82,7 +82,7 @@ def rules(
 
 
 def require_gain(choice: Choice, g: Graph, node: NodeProto) -> None:
-    """Raises Miss unless a floor is faster for queries [batch, length, width] or by heads."""
+    """Raise MatchFailure unless a floor is faster, for queries in rows or by heads."""
     query = g.shape(node.input[0])
     heads: Shape = () if query is None else (query[1], query[-1]) if len(query) == 4 else query[-1:]
     widths = [size for size in heads if isinstance(size, int)]
@@ -106,40 +106,40 @@ class Site:
 
     @classmethod
     def of(cls, g: Graph, node: NodeProto) -> Site:
-        """Raises Miss where there is nothing to do, or it would not be the same."""
+        """Raises MatchFailure where there is nothing to do, or it would not be the same."""
         mask, is_causal = given(node, 3), nd.attr(node, "is_causal", 0)
         if not mask and not is_causal:
-            raise Miss("nothing is masked")
+            raise MatchFailure("nothing is masked")
         if any(g.dtype(value) != TensorProto.FLOAT for value in node.input[:3]):
-            raise Miss("its costs are known for 32-bit floats alone")
+            raise MatchFailure("its costs are known for 32-bit floats alone")
         if nd.attr(node, "softcap", 0.0):
-            raise Miss("the cap of the scores is for masked ones too")
+            raise MatchFailure("the cap of the scores is for masked ones too")
         if len(node.output) > _SCORES and node.output[_SCORES]:
-            raise Miss("its scores are read")
+            raise MatchFailure("its scores are read")
         if given(node, _REAL_KEYS):
-            raise Miss("keys are left out beside those that are masked")
+            raise MatchFailure("keys are left out beside those that are masked")
         if not is_causal:
             return cls(mask, _known_mask(g, mask))
         if mask or any(node.input[4:]):
-            raise Miss("what is to come is masked beside a mask, or behind a cache")
+            raise MatchFailure("what is to come is masked beside a mask, or behind a cache")
         length = _own_length(g, node)
         return cls("", g.parent is None and isinstance(length, int) and length > 1)
 
 
 def _known_mask(g: Graph, mask: str) -> bool:
-    """Whether a mask is the same at every run; raises Miss where it is to stay."""
+    """Whether a mask is the same at every run; raises MatchFailure where it is to stay."""
     chain = _chain(g, mask)
     part = chain[-1]
     if _has_floor(g, part) or _is_bias(g, part):
-        raise Miss("nothing is far below the others of its row")
+        raise MatchFailure("nothing is far below the others of its row")
     shape, stored = g.shape(part), g.const(part)
     if g.dtype(part) not in (TensorProto.FLOAT, TensorProto.BOOL):
-        raise Miss("the mask is known to be neither booleans nor 32-bit floats")
+        raise MatchFailure("the mask is known to be neither booleans nor 32-bit floats")
     if not shape:
-        raise Miss("the rank of the mask is not known")
+        raise MatchFailure("the rank of the mask is not known")
     by_heads = len(shape) == 4 and shape[1] != 1
     if by_heads and stored is None and all(g.use_count(value) == 1 for value in chain):
-        raise Miss("a floor of its own, for all heads, would take as long as it saves")
+        raise MatchFailure("a floor of its own, for all heads, would take as long as it saves")
     return stored is not None and g.parent is None
 
 
@@ -180,7 +180,7 @@ def _is_bias(g: Graph, value: str) -> bool:
     stored, maker = g.const(value), g.producer(value)
     if stored is not None:
         return stored.dtype.kind == "f" and (not stored.size or bool(np.ptp(stored) <= SHOWN))
-    return nd.is_op(maker, *_PICKS) and maker is not None and _is_bias(g, maker.input[0])
+    return nd.is_op(maker, *MOVEMENT) and maker is not None and _is_bias(g, maker.input[0])
 
 
 def _is_limit(g: Graph, value: str) -> bool:
@@ -192,7 +192,7 @@ def _own_length(g: Graph, node: NodeProto) -> Dim:
     """How many queries there are, and keys."""
     query, key = (g.shape(value) for value in node.input[:2])
     if query is None or key is None or query[-2] != key[-2]:
-        raise Miss("as many keys as queries are not known")
+        raise MatchFailure("as many keys as queries are not known")
     return query[-2]
 
 

@@ -14,7 +14,7 @@ from passes.lower.cost_query import Choice
 from passes.lower.mask_floor import SHOWN, Site, require_gain, rules
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import apply_rules
 
 _MOST_TRIALS = 32
@@ -40,7 +40,7 @@ def candidates(model: Model, choice: Choice) -> list[Masked]:
         try:
             site = Site.of(g, node)
             require_gain(choice, g, node)
-        except Miss:
+        except MatchFailure:
             continue
         found.setdefault((id(g), site), []).append(node.output[0])
     return [Masked(tuple(names), site.is_known) for (_, site), names in found.items()]

@@ -1,13 +1,9 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Measuring spellings on this machine.
+"""Measure lowering candidates on this machine.
 
-Each spelling is a chain of a few of its kind in a session with the runtime's default options. All
-spellings of a computation take turns, in bursts of a few milliseconds; what counts of a burst is
-its fastest run, since a busy machine only ever adds time. On one thread it is the thread's own time
-that counts, which other programs do not add to, and the lower quartile of all bursts. On several
-it is the fastest run of a chain of one, and where that takes longer than one thread does, something
-else had the cores, and the figure is dropped. The graph that the runtime made of a spelling at load
-time is looked at, too: that is what was timed.
+A candidate is timed as a chain of several applications, in a session with the runtime's default
+options; `latency.paired` interleaves all candidates of a computation. The graph that the runtime
+optimized at load time tells which operators were timed.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +29,15 @@ from toolkit.runtime.cost_table import (
     cpu_name,
     runtime_version,
 )
+from toolkit.runtime.latency import Effort, Timing, paired
 
-SCRIPT = "benchmarks/spellings.py"
-_QUANTIZERS = {"scale": 1 / 32, "zero": 128, "ws": 1 / 2048, "wz": 0}
+SCRIPT = "benchmarks/kernel_forms.py"
+_CONSTANTS = {"quarter": 0.25, "scale": 1 / 32, "zero": 128, "ws": 1 / 2048, "wz": 0}
+"""Contents of inputs and weights, by name."""
+_MASKS = {"mask_lowest": float(np.finfo(np.float32).min), "mask_finite": -50.0}
+"""Masked scores in causal masks, by name."""
 _HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
-_BURST_SECONDS = 0.003
 _FEWEST_ROUNDS = 3
-_DISTURBED = 1.3
-_CALL_SECONDS = 15e-6
-"""What calling the runtime takes, which a chain of one does not hide."""
-_SPIN_SECONDS = 0.002
-"""The threads of the session before still spin that long, and would take a core from this one."""
 
 
 def measure(
@@ -53,117 +46,67 @@ def measure(
     threads: Sequence[int] = (),
     computations: Sequence[Computation] = COMPUTATIONS,
 ) -> Costs:
-    """Measure all spellings of these computations, on one thread and on two where there are two."""
+    """Measure all candidates of these computations, on one thread and on two if there are two."""
     counts = tuple(threads) or ((1,) if cores() == 1 else (1, 2))
     plan = [
-        (computation, Regime(tokens, width, count))
+        (computation, Regime(*size, count))
         for computation in computations
-        for tokens, width in computation.regimes
+        for size in computation.regimes
         for count in counts
     ]
     left = sum(len(computation.spellings) for computation, _ in plan)
     end = time.perf_counter() + seconds
-    found: dict[str, dict[str, _Timed]] = {c.name: {} for c in computations}
+    found: dict[str, dict[Regime, _Measured]] = {}
     for done, (computation, regime) in enumerate(plan):
         progress(done, len(plan), f"{computation.name} {regime}")
-        # what took longer than planned is taken from what is still to come
+        # Time that earlier computations overran is taken from the later ones.
         budget = (end - time.perf_counter()) * len(computation.spellings) / left
         left -= len(computation.spellings)
-        for name, (runs, each) in time_spellings(computation, regime, budget).items():
-            timed = found[computation.name].setdefault(name, _Timed())
-            timed.runs.update(dict.fromkeys(runs))
-            timed.seconds[regime] = each
-    for timed in found.values():
-        _drop_disturbed(timed)
+        found.setdefault(computation.name, {})[regime] = _measured(computation, regime, budget)
     progress(len(plan), len(plan), "done")
-    return Costs(
-        runtime=runtime_version(),
-        cpu=cpu_name(),
-        script=SCRIPT,
-        computations={c.name: _spellings(c, found[c.name]) for c in computations},
-    )
+    costs = {one.name: _costs_of(one, found[one.name]) for one in computations}
+    return Costs(runtime_version(), cpu_name(), SCRIPT, costs)
 
 
-@dataclass(slots=True)
-class _Timed:
-    runs: dict[str, None] = field(default_factory=dict[str, None])
-    seconds: dict[Regime, float] = field(default_factory=dict[Regime, float])
+_Measured = Mapping[str, tuple[Sequence[str], Timing]]
+"""Operators that the runtime ran, and the time of the whole chain, by candidate."""
 
 
-def _drop_disturbed(found: Mapping[str, _Timed]) -> None:
-    """Forget regimes of several threads in which a spelling took longer than on one."""
-    regimes = {regime for timed in found.values() for regime in timed.seconds}
-    for regime in regimes:
-        alone = replace(regime, threads=1)
-        if regime != alone and any(
-            timed.seconds[regime] > _DISTURBED * timed.seconds[alone] + _CALL_SECONDS
-            for timed in found.values()
-            if alone in timed.seconds
-        ):
-            for timed in found.values():
-                del timed.seconds[regime]
+def _measured(computation: Computation, regime: Regime, budget: float) -> _Measured:
+    feeds = contents(computation, computation.inputs, regime)
+    loaded = {
+        name: load(chain(computation, name, regime), regime.threads)
+        for name in computation.spellings
+    }
+    runners = {name: _runner(session, feeds) for name, (session, _) in loaded.items()}
+    clock = time.thread_time if regime.threads == 1 else time.perf_counter
+    timings = paired(runners, Effort(max(budget, 1e-3), _FEWEST_ROUNDS), clock)
+    return {name: (operators, timings[name]) for name, (_, operators) in loaded.items()}
 
 
-def _spellings(computation: Computation, found: Mapping[str, _Timed]) -> tuple[Spelling, ...]:
-    usual = found[next(iter(computation.spellings))].seconds
-    return tuple(
-        Spelling(
-            name=name,
-            runs=tuple(sorted(timed.runs)),
-            undone=set(computation.kept.get(name, timed.runs)) != set(timed.runs),
-            cost={regime: each / usual[regime] for regime, each in timed.seconds.items()},
-            microseconds={regime: each * 1e6 for regime, each in timed.seconds.items()},
+def _costs_of(computation: Computation, found: Mapping[Regime, _Measured]) -> tuple[Spelling, ...]:
+    costs: list[Spelling] = []
+    for name in computation.spellings:
+        runs = {operator for one in found.values() for operator in one[name][0]}
+        timings = {regime: one[name][1] for regime, one in found.items()}
+        costs.append(
+            Spelling(
+                name=name,
+                runs=tuple(sorted(runs)),
+                undone=set(computation.kept.get(name, runs)) != runs,
+                cost={regime: one.ratio for regime, one in timings.items()},
+                microseconds={
+                    regime: one.seconds * 1e6 / computation.stages
+                    for regime, one in timings.items()
+                },
+            )
         )
-        for name, timed in found.items()
-    )
-
-
-# -- one computation
-
-
-def time_spellings(
-    computation: Computation, regime: Regime, budget: float
-) -> dict[str, tuple[list[str], float]]:
-    """Of each spelling the operators that the runtime runs, and the seconds of one application."""
-    alike = computation if regime.threads == 1 else replace(computation, stages=1)
-    feeds = contents(alike, alike.inputs, regime)
-    built = {name: load(chain(alike, name, regime), regime.threads) for name in alike.spellings}
-    runners = {name: _runner(session, feeds) for name, (session, _) in built.items()}
-    times = _interleaved(runners, budget, alone=regime.threads == 1)
-    return {name: (operators, times[name] / alike.stages) for name, (_, operators) in built.items()}
+    return tuple(costs)
 
 
 def _runner(session: Any, feeds: Mapping[str, Any]) -> Callable[[], object]:
     read = {value.name: feeds[value.name] for value in session.get_inputs()}
     return lambda: session.run(None, read)
-
-
-def _interleaved(
-    runners: Mapping[str, Callable[[], object]], budget: float, alone: bool
-) -> dict[str, float]:
-    """Seconds of one call of each, taken in turns; `alone`: the caller's thread does it all."""
-    clock = time.thread_time if alone else time.perf_counter
-    repeats: dict[str, int] = {}
-    for name, run in runners.items():
-        run()
-        repeats[name] = max(1, int(_BURST_SECONDS / max(_seconds(run, clock), 1e-6)))
-    fastest: dict[str, list[float]] = {name: [] for name in runners}
-    end, rounds = time.perf_counter() + budget, 0
-    while rounds < _FEWEST_ROUNDS or time.perf_counter() < end:
-        rounds += 1
-        for name, run in runners.items():
-            if not alone:
-                time.sleep(_SPIN_SECONDS)
-            run()
-            fastest[name].append(min(_seconds(run, clock) for _ in range(repeats[name])))
-    counts = 0.25 if alone else 0.0
-    return {name: float(np.quantile(found, counts)) for name, found in fastest.items()}
-
-
-def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    started = clock()
-    run()
-    return clock() - started
 
 
 # -- models
@@ -216,17 +159,15 @@ def contents(computation: Computation, declared: str, regime: Regime) -> dict[st
         tensor = value.type.tensor_type
         shape = [dim.dim_value for dim in tensor.shape.dim]
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        if value.name.startswith("mask_"):
-            arrays[value.name] = _causal_mask(shape, value.name.removeprefix("mask_"))
+        if value.name in _MASKS:
+            arrays[value.name] = np.triu(np.full(shape, _MASKS[value.name], dtype), 1)
         elif value.name.startswith("range_"):
             start = 0 if value.name == "range_low" else shape[0]
             arrays[value.name] = np.arange(start, start + shape[0])
-        elif value.name == "quarter":
-            arrays[value.name] = np.full(shape, 0.25, dtype)
         elif tensor.elem_type == TensorProto.INT64:
             arrays[value.name] = np.ones(shape, dtype)
-        elif value.name in _QUANTIZERS:
-            arrays[value.name] = np.full(shape, _QUANTIZERS[value.name], dtype)
+        elif value.name in _CONSTANTS:
+            arrays[value.name] = np.full(shape, _CONSTANTS[value.name], dtype)
         elif tensor.elem_type == TensorProto.INT8:
             arrays[value.name] = random.integers(-127, 128, shape).astype(dtype)
         elif value.name in ("x", "r", "k", "v") and not computation.positive:
@@ -235,14 +176,6 @@ def contents(computation: Computation, declared: str, regime: Regime) -> dict[st
             fan_in = int(np.prod(shape[1:])) if value.name in ("w", "w2") else 1
             arrays[value.name] = (random.uniform(0.5, 0.9, shape) / fan_in).astype(dtype)
     return arrays
-
-
-def _causal_mask(shape: Sequence[int], kind: str) -> Any:
-    allowed = np.broadcast_to(np.tril(np.ones(shape[-2:], bool)), shape)
-    if kind == "boolean":
-        return np.ascontiguousarray(allowed)
-    low = {"lowest": np.finfo(np.float32).min, "infinite": -np.inf, "finite": -50.0}[kind]
-    return np.where(allowed, np.float32(0), np.float32(low)).astype(np.float32)
 
 
 def _sizes(regime: Regime) -> dict[str, int]:

@@ -8,7 +8,7 @@ from passes.lower.cost_query import Choice
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import number, op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 _SPELLINGS = {2: "mul", 3: "mul", 4: "mul", 0.5: "sqrt", -1: "reciprocal", -0.5: "sqrt"}
@@ -22,9 +22,9 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         Only -inf^0.5 and -inf^-0.5 differ, where a square root is not a number.
         """
         if g.dtype(x) != TensorProto.FLOAT:
-            raise Miss("its costs are known for 32-bit floats alone")
+            raise MatchFailure("its costs are known for 32-bit floats alone")
         if _runtime_looks_for_it(g, node.output[0], exponent):
-            raise Miss("the runtime fuses what this is a part of, and looks for a Pow")
+            raise MatchFailure("the runtime fuses what this is a part of, and looks for a Pow")
         choice.require(f"pow{exponent:g}", _SPELLINGS[exponent], g, x)
         if exponent == -1:
             return g.op("Reciprocal", x, at=node)

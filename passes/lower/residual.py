@@ -12,7 +12,7 @@ from passes.lower.cost_query import Choice
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 
@@ -26,12 +26,12 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         """
         total = add.output[0]
         if TensorProto.FLOAT not in (g.dtype(total), g.dtype(node.input[1])):
-            raise Miss("the runtime fuses 32-bit floats, and has a Sum for them")
+            raise MatchFailure("the runtime fuses 32-bit floats, and has a Sum for them")
         if g.rank(total) not in (3, None) or nd.attr(node, "axis", -1) not in (-1, 2):
-            raise Miss("the runtime fuses sums of rank 3, normalized along the last axis")
+            raise MatchFailure("the runtime fuses sums of rank 3, normalized along the last axis")
         shapes = g.shape(a), g.shape(b)
         if None not in shapes and shapes[0] != shapes[1]:
-            raise Miss("the runtime does not fuse a sum that broadcasts")
+            raise MatchFailure("the runtime does not fuse a sum that broadcasts")
         choice.require("residual-layernorm", "sum", g, total)
         g.set_op(add, "Sum")
         return node.output[0]

@@ -20,14 +20,14 @@ from passes.analysis.operands import reshape, transpose, unsqueeze
 from passes.lower.cost_query import Choice
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
+from toolkit.ir.op_traits import MOVEMENT
 from toolkit.pattern import op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 _KNOWN = {"q_num_heads", "kv_num_heads", "scale", "softcap"}
 """Attributes that are written out here."""
 
-_VIEWS = ("Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Identity")
 _DEEPEST = 8
 
 
@@ -39,11 +39,11 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         """Attention of three [batch, length, heads x size] with a softcap"""
         attributes = nd.attrs(node)
         if attributes.get("softcap", 0.0) <= 0:
-            raise Miss("its scores are not capped")
+            raise MatchFailure("its scores are not capped")
         if not set(attributes) <= _KNOWN or "scale" not in attributes:
-            raise Miss("it is causal, or computes in another precision")
+            raise MatchFailure("it is causal, or computes in another precision")
         if any(node.input[4:]) or len(nd.outputs_of(node)) != 1:
-            raise Miss("it has a cache, or its scores are read")
+            raise MatchFailure("it has a cache, or its scores are read")
         heads = Heads.of(g, (q, k, v), attributes)
         mask = _mask(g, node, heads)
         choice.require("capped-attention", "decomposed", g, q)
@@ -58,16 +58,16 @@ def _mask(g: Graph, node: NodeProto, heads: Heads) -> str:
     if not mask:
         return mask
     if g.dtype(mask) != TensorProto.FLOAT:
-        raise Miss("a boolean mask, or one of 16 bits")
+        raise MatchFailure("a boolean mask, or one of 16 bits")
     if not _has_floor(g, mask):
-        raise Miss("a row that is masked as a whole is 0 for the operator alone")
+        raise MatchFailure("a row that is masked as a whole is 0 for the operator alone")
     shape = g.shape(mask)
     if shape is None:
-        raise Miss("the shape of the mask is not known")
+        raise MatchFailure("the shape of the mask is not known")
     if heads.queries == 1 or len(shape) == 2:
         return mask
     if len(shape) != 4 or shape[1] != 1:
-        raise Miss("the heads of one group have masks of their own")
+        raise MatchFailure("the heads of one group have masks of their own")
     return unsqueeze(g, mask, [1], at=node)
 
 
@@ -82,7 +82,7 @@ def _has_floor(g: Graph, mask: str, depth: int = 0) -> bool:
         return all(_has_floor(g, value, depth + 1) for value in node.input[1:])
     if nd.is_op(node, "Max"):
         return any(_has_floor(g, value, depth + 1) for value in node.input)
-    return nd.is_op(node, *_VIEWS) and _has_floor(g, node.input[0], depth + 1)
+    return nd.is_op(node, *MOVEMENT) and _has_floor(g, node.input[0], depth + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class Heads:
         widths = [shape[2] for name in operands if (shape := g.shape(name)) is not None]
         known = [width for width in widths if isinstance(width, int)]
         if len(known) != len(operands):
-            raise Miss("the size of the heads is not known")
+            raise MatchFailure("the size of the heads is not known")
         count, groups = (attributes.get(f"{name}_num_heads", 0) for name in ("q", "kv"))
         if not groups or count % groups:
-            raise Miss("the heads of the queries are no groups of those of the keys")
+            raise MatchFailure("the heads of the queries are no groups of those of the keys")
         return cls(groups, count // groups, known[1] // groups, known[2] // groups)
 
     def attend(

@@ -21,7 +21,7 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import ELEMENTWISE, REDUCTIONS
 from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import op, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 _repeated = op.Expand(var("x"), var("shape")).named("expand")
 
@@ -39,14 +39,14 @@ def reduction_of_repeated(g: Graph, x: str, shape: str, expand: NodeProto, node:
     known, repeated = g.shape(x), g.shape(expand.output[0])
     sizes = g.shape(shape)
     if known is None or repeated is None or sizes is None:
-        raise Miss("its shapes are not known")
+        raise MatchFailure("its shapes are not known")
     if not len(known) == len(repeated) == sizes[0]:
-        raise Miss("the Expand adds axes")
+        raise MatchFailure("the Expand adds axes")
     axes = positive_axes(int_operand(g, node, "axes", 1), len(known))
     if not axes:
-        raise Miss("it is not known which axes are reduced, or all are")
+        raise MatchFailure("it is not known which axes are reduced, or all are")
     if any(known[axis] != repeated[axis] for axis in axes):
-        raise Miss("a reduced axis is repeated")
+        raise MatchFailure("a reduced axis is repeated")
     reduced = g.op(node.op_type, x, *node.input[1:], at=node, **nd.attrs(node))
     if nd.attr(node, "keepdims", 1):
         left: Shape = tuple(1 if axis in axes else size for axis, size in enumerate(known))

@@ -1,7 +1,8 @@
-"""What an adapter works on: one node, what is known of its values, and how to give up."""
+"""The interface of adapters: one node, the types of its values, and how to refuse."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,23 +20,23 @@ Array = NDArray[Any]
 
 
 class CannotLift(Exception):
-    """A node means something that the next opset cannot say; the message says what."""
+    """Raised for a node that has no equivalent in the next opset; the message says why."""
 
 
 class Types:
-    """Types of values: those the graph knows, else what ONNX's inference finds in a snapshot.
+    """The types of values: those the graph knows, else those ONNX's shape inference finds.
 
-    Take it while all nodes of the model are still at one opset.
+    Create it while all nodes of the model are still at one opset.
     """
 
     def __init__(self, model: Model, infer: bool) -> None:
-        """`infer` runs the inference, now: later, nodes will be of two opsets."""
+        """`infer`: run shape inference now, before nodes of two opsets mix."""
         self._inferred: dict[tuple[int, str], TensorType] = {}
         if infer:
             try:
                 proto = shape_inference.infer_shapes(model.to_proto(), data_prop=True)
             except (shape_inference.InferenceError, ValueError):
-                return  # then only what the graph knows is known
+                return  # fall back to the types the graph knows
             self._read(model.graph, proto.graph)
 
     def of(self, graph: Graph, value: str) -> TensorType | None:
@@ -56,8 +57,8 @@ class Types:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """One node that its next version reads differently."""
+class AdapterContext:
+    """One node whose operator changes in the next opset, and the edits an adapter makes to it."""
 
     graph: Graph
     node: NodeProto
@@ -69,11 +70,11 @@ class Site:
         return nd.attr(self.node, name, default)
 
     def input(self, index: int) -> str:
-        """The name of an input; blank when it is left out."""
+        """Return the name of an input; blank when it is omitted."""
         return given(self.node, index)
 
     def used_outputs(self, start: int) -> list[str]:
-        """The outputs from `start` on that somebody reads."""
+        """Return the outputs from index `start` on that have users."""
         return [v for v in self.node.output[start:] if v and not self.graph.is_unused(v)]
 
     def rank(self, value: str) -> int | None:
@@ -81,14 +82,14 @@ class Site:
         return None if found is None else found.rank
 
     def sizes(self, value: str) -> tuple[int | None, ...] | None:
-        """The dimensions of `value`, None for one that is no number; None for an unknown rank."""
+        """Return the dimensions of `value`, None for a symbolic one; None for an unknown rank."""
         found = self.types.of(self.graph, value)
         if found is None or found.shape is None:
             return None
         return tuple(d if isinstance(d, int) else None for d in found.shape)
 
     def dtype(self, value: str) -> np.dtype[Any]:
-        """The element type of `value`, for constants that must match it."""
+        """Return the element type of `value`, for constants that must match it."""
         found = self.types.of(self.graph, value)
         if found is None or not found.dtype:
             raise CannotLift(f"the element type of '{value}' is unknown")
@@ -112,15 +113,15 @@ class Site:
         return self.graph.constant(np.asarray(values, dtype=dtype), hint)
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """A new node beside this one; its output."""
+        """Add a node next to this one and return its output."""
         return self.graph.op(op_type, *inputs, at=self.node, **attributes)
 
     def set_inputs(self, *values: str) -> None:
-        """Set the inputs; blanks at the end are left away."""
+        """Set the inputs, without trailing blanks."""
         self.graph.set_inputs(self.node, nd.without_blanks(values))
 
     def hand_over(self, index: int = 0) -> tuple[str, str]:
-        """Give an output a new name; (new name, old name), the old one for others to define."""
+        """Rename an output; return (new name, old name), the old one free to be redefined."""
         outputs = list(self.node.output)
         old = outputs[index]
         outputs[index] = self.graph.fresh(old)
@@ -128,5 +129,9 @@ class Site:
         return outputs[index], old
 
     def define(self, value: str, op_type: str, *inputs: str, **attributes: Any) -> None:
-        """A new node beside this one that defines `value`."""
+        """Add a node next to this one that defines `value`."""
         self.graph.add(op_type, inputs, [value], attributes, at=self.node)
+
+
+Adapter = Callable[[AdapterContext], None]
+"""Rewrites a node of the version before; raises CannotLift where that is impossible."""

@@ -1,92 +1,82 @@
-"""Operators that were never in the standard, most of which onnxruntime runs below opset 10.
+"""Adapters for experimental operators, most of which onnxruntime runs below opset 10.
 
-Old PyTorch, CoreML and Caffe2 exports hold them. Each becomes what it means in standard operators.
+Old PyTorch, CoreML and Caffe2 exports contain them. Each is decomposed into standard operators.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.opset.adapter_context import CannotLift, Site
+from passes.opset.adapter_context import Adapter, AdapterContext, CannotLift
 
 _END = np.iinfo(np.int64).max
 
 
-def affine(site: Site) -> None:
-    """alpha x + beta"""
-    alpha, beta = site.take("alpha", 1.0), site.take("beta", 0.0)
-    scaled = site.op("Mul", site.input(0), _number(site, alpha))
-    _become(site, "Add", scaled, _number(site, beta))
+def line(factor: str, shift: str = "") -> Adapter:
+    """factor x + shift, by the names of two attributes; several shifts are one per channel of
+    N x C x H x W."""
+
+    def adapt(ctx: AdapterContext) -> None:
+        x, scale, offset = ctx.input(0), ctx.take(factor, 1.0), ctx.take(shift, 0.0)
+        if not shift:
+            return _become(ctx, "Mul", x, _number(ctx, scale))
+        per_channel: Any = np.reshape(offset, (-1, 1, 1)) if np.ndim(offset) else offset
+        scaled = ctx.op("Mul", x, _number(ctx, scale))
+        return _become(ctx, "Add", scaled, ctx.constant(per_channel, ctx.dtype(x), "bias"))
+
+    return adapt
 
 
-def scale(site: Site) -> None:
-    """scale x"""
-    _become(site, "Mul", site.input(0), _number(site, site.take("scale", 1.0)))
+def scaled(function: str) -> Adapter:
+    """alpha f(beta x)"""
+
+    def adapt(ctx: AdapterContext) -> None:
+        alpha, beta = ctx.take("alpha", 1.0), ctx.take("beta", 1.0)
+        inner = ctx.op(function, ctx.op("Mul", ctx.input(0), _number(ctx, beta)))
+        _become(ctx, "Mul", inner, _number(ctx, alpha))
+
+    return adapt
 
 
-def image_scaler(site: Site) -> None:
-    """scale x + bias, one bias per channel of N x C x H x W"""
-    factor, bias = site.take("scale", 1.0), site.take("bias", [0.0])
-    scaled = site.op("Mul", site.input(0), _number(site, factor))
-    per_channel = np.reshape(bias, (-1, 1, 1))
-    _become(site, "Add", scaled, site.constant(per_channel, site.dtype(site.input(0)), "bias"))
-
-
-def scaled_tanh(site: Site) -> None:
-    """alpha tanh(beta x)"""
-    alpha, beta = site.take("alpha", 1.0), site.take("beta", 1.0)
-    inner = site.op("Tanh", site.op("Mul", site.input(0), _number(site, beta)))
-    _become(site, "Mul", inner, _number(site, alpha))
-
-
-def parametric_softplus(site: Site) -> None:
-    """alpha softplus(beta x)"""
-    alpha, beta = site.take("alpha", 1.0), site.take("beta", 1.0)
-    inner = site.op("Softplus", site.op("Mul", site.input(0), _number(site, beta)))
-    _become(site, "Mul", inner, _number(site, alpha))
-
-
-def crop(site: Site) -> None:
-    """Rows and columns without `border` = [left, top, right, bottom], or `scale` = [h, w] of it."""
-    left, top, right, bottom = site.take("border")
-    size = site.take("scale")
+def crop(ctx: AdapterContext) -> None:
+    """Cut off `border` = [left, top, right, bottom], or keep `scale` = [h, w] from its corner."""
+    left, top, right, bottom = ctx.take("border")
+    size = ctx.take("scale")
     ends = [top + size[0], left + size[1]] if size else [-bottom or _END, -right or _END]
     bounds = ([top, left], ends, [2, 3])
-    _become(site, "Slice", site.input(0), *(site.constant(values) for values in bounds))
+    _become(ctx, "Slice", ctx.input(0), *(ctx.constant(values) for values in bounds))
 
 
-def dynamic_slice(site: Site) -> None:
-    """Slice-10 under its first name."""
-    site.graph.set_op(site.node, "Slice")
-
-
-def constant_fill(site: Site) -> None:
-    """`value` in a shape: the input's, or the input itself, or `shape`; then `extra_shape`."""
-    source, is_shape = site.input(0), site.take("input_as_shape", 0)
-    given, extra = site.take("shape", []), site.take("extra_shape")
+def constant_fill(ctx: AdapterContext) -> None:
+    """Fill a shape with `value`: that of the input, or the input itself, or `shape`, extended by
+    `extra_shape`."""
+    source, is_shape = ctx.input(0), ctx.take("input_as_shape", 0)
+    given, extra = ctx.take("shape", []), ctx.take("extra_shape")
     if not source:
-        shape = site.constant(given, hint="shape")
+        shape = ctx.constant(given, hint="shape")
     elif is_shape:
-        shape = site.op("Cast", source, to=TensorProto.INT64)
+        shape = ctx.op("Cast", source, to=TensorProto.INT64)
     else:
-        shape = site.op("Shape", source)
+        shape = ctx.op("Shape", source)
     if extra:
-        shape = site.op("Concat", shape, site.constant(extra, hint="shape"), axis=0)
-    filling = site.take("dtype", TensorProto.FLOAT), [1], [site.take("value", 0.0)]
-    _become(site, "ConstantOfShape", shape)
-    site.set(value=helper.make_tensor("value", *filling))
+        shape = ctx.op("Concat", shape, ctx.constant(extra, hint="shape"), axis=0)
+    filling = ctx.take("dtype", TensorProto.FLOAT), [1], [ctx.take("value", 0.0)]
+    _become(ctx, "ConstantOfShape", shape)
+    ctx.set(value=helper.make_tensor("value", *filling))
 
 
-def mean_variance(site: Site) -> None:
-    """The same name as the standard's operator of opset 9, but other statistics."""
+def mean_variance(ctx: AdapterContext) -> None:
+    """Refuse: the standard operator of this name (opset 9) takes other statistics."""
     raise CannotLift("it is onnxruntime's operator of that name, not ONNX's")
 
 
-def _number(site: Site, value: float) -> str:
-    return site.constant(value, site.dtype(site.input(0)), "factor")
+def _number(ctx: AdapterContext, value: float) -> str:
+    return ctx.constant(value, ctx.dtype(ctx.input(0)), "factor")
 
 
-def _become(site: Site, op_type: str, *inputs: str) -> None:
-    site.graph.set_op(site.node, op_type)
-    site.set_inputs(*inputs)
+def _become(ctx: AdapterContext, op_type: str, *inputs: str) -> None:
+    ctx.graph.set_op(ctx.node, op_type)
+    ctx.set_inputs(*inputs)

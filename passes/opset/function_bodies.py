@@ -1,4 +1,4 @@
-"""Bodies of model-local functions as models of their own, so that adapters can work on them."""
+"""Model-local functions as stand-alone models, so that adapters can edit them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from toolkit.ir import node as nd
 from toolkit.ir.model import Model
 
 
-class Body:
-    """One function; `model` holds its nodes, with types unknown and attributes by reference."""
+class FunctionModel:
+    """A function as a model; its types are unknown and attributes may be references."""
 
     def __init__(self, function: FunctionProto, owner: Model) -> None:
         self._function = function
@@ -22,7 +22,7 @@ class Body:
         self.model = Model(proto, owner.weights)
 
     def to_function(self) -> FunctionProto:
-        """The function with the body as it is now; new constants become nodes."""
+        """Return the function with the edited nodes; new initializers become Constant nodes."""
         written = self.model.to_proto()
         function = FunctionProto()
         function.CopyFrom(self._function)
@@ -36,6 +36,6 @@ class Body:
 
 
 def import_version(function: FunctionProto) -> int:
-    """The version of ONNX's own operators that the body is written in; 0 for none."""
+    """Return the standard opset that a function imports; 0 for none."""
     versions = (e.version for e in function.opset_import if e.domain in nd.STANDARD_DOMAINS)
     return next(versions, 0)

@@ -1,104 +1,111 @@
-"""Attributes that became inputs, were renamed, or whose default changed; operators renamed."""
+"""Adapters for attributes that became inputs, were renamed or dropped, or changed their default.
+
+`drop`, `rename`, `rename_op` and `to_inputs` make an adapter from names; `in_order` chains several.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from passes.opset.adapter_context import CannotLift, Site
+from passes.opset.adapter_context import Adapter, AdapterContext, CannotLift
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
-def pads_renamed(site: Site) -> None:
-    """Pad: `paddings` is called `pads`."""
-    site.set(pads=site.take("paddings"))
+def drop(name: str) -> Adapter:
+    """Drop an attribute without meaning: a hint, or a choice that is now the only one."""
+
+    def adapt(ctx: AdapterContext) -> None:
+        ctx.take(name)
+
+    return adapt
 
 
-def shape_to_input(site: Site) -> None:
-    """Reshape: the shape is an input."""
-    site.take("consumed_inputs")
-    site.set_inputs(site.input(0), site.constant(site.take("shape", []), hint="shape"))
+def rename(old: str, new: str) -> Adapter:
+    def adapt(ctx: AdapterContext) -> None:
+        ctx.set(**{new: ctx.take(old)})
+
+    return adapt
 
 
-def axes_to_input(site: Site) -> None:
-    """Squeeze, Unsqueeze and the reductions: the axes are an input; none means all of them."""
-    axes = site.take("axes")
-    if axes:
-        site.set_inputs(site.input(0), site.constant(axes, hint="axes"))
+def rename_op(op_type: str) -> Adapter:
+    def adapt(ctx: AdapterContext) -> None:
+        ctx.graph.set_op(ctx.node, op_type)
+
+    return adapt
 
 
-def split_to_input(site: Site) -> None:
-    """Split: the lengths are an input."""
-    lengths = site.take("split")
-    if lengths:
-        site.set_inputs(site.input(0), site.constant(lengths, hint="split"))
+def to_inputs(*names: str, optional: Sequence[str] = ()) -> Adapter:
+    """Move integer attributes to inputs 1, 2, ...; an optional one that is absent or empty is left
+    out."""
+
+    def adapt(ctx: AdapterContext) -> None:
+        values = {name: ctx.take(name, []) for name in (*names, *optional)}
+        moved = [
+            ctx.constant(np.atleast_1d(value), hint=name) if value or name in names else ""
+            for name, value in values.items()
+        ]
+        ctx.set_inputs(ctx.input(0), *moved)
+
+    return adapt
 
 
-def split_count(site: Site) -> None:
-    """Split: equal parts are asked for by their number."""
-    if not site.input(1):
-        site.set(num_outputs=len(site.node.output))
+def in_order(*adapters: Adapter) -> Adapter:
+    def adapt(ctx: AdapterContext) -> None:
+        for adapter in adapters:
+            adapter(ctx)
+
+    return adapt
 
 
-def slice_to_inputs(site: Site) -> None:
-    """Slice: starts, ends and axes are inputs."""
-    starts, ends, axes = site.take("starts"), site.take("ends"), site.take("axes")
-    bounds = [site.constant(starts, hint="starts"), site.constant(ends, hint="ends")]
-    if axes:
-        bounds.append(site.constant(axes, hint="axes"))
-    site.set_inputs(site.input(0), *bounds)
+def split_count(ctx: AdapterContext) -> None:
+    """Split: equal parts are requested by their number."""
+    if not ctx.input(1):
+        ctx.set(num_outputs=len(ctx.node.output))
 
 
-def topk_to_input(site: Site) -> None:
-    """TopK: k is an input."""
-    site.set_inputs(site.input(0), site.constant([site.take("k")], hint="k"))
-
-
-def clip_to_inputs(site: Site) -> None:
-    """Clip: the bounds are inputs; the widest float32, which bounds nothing, is left out."""
-    x = site.input(0)
-    low, high = site.take("min", -_FLOAT_MAX), site.take("max", _FLOAT_MAX)
+def clip_to_inputs(ctx: AdapterContext) -> None:
+    """Clip: the bounds are inputs; the largest float32, which bounds nothing, is left out."""
+    x = ctx.input(0)
+    low, high = ctx.take("min", -_FLOAT_MAX), ctx.take("max", _FLOAT_MAX)
     bounds = ["", ""]
     if low > -_FLOAT_MAX:
-        bounds[0] = site.constant(low, site.dtype(x), "min")
+        bounds[0] = ctx.constant(low, ctx.dtype(x), "min")
     if high < _FLOAT_MAX:
-        bounds[1] = site.constant(high, site.dtype(x), "max")
-    site.set_inputs(x, *bounds)
+        bounds[1] = ctx.constant(high, ctx.dtype(x), "max")
+    ctx.set_inputs(x, *bounds)
 
 
-def pad_to_inputs(site: Site) -> None:
-    """Pad: the widths and the value are inputs; 0 is the value's default."""
-    x, value = site.input(0), site.take("value", 0.0)
-    pads = site.constant(site.take("pads"), hint="pads")
-    filled = value != 0 and site.attr("mode", "constant") == "constant"
-    site.set_inputs(x, pads, site.constant(value, site.dtype(x), "value") if filled else "")
+def pad_to_inputs(ctx: AdapterContext) -> None:
+    """Pad: the widths and the value are inputs; the value defaults to 0."""
+    x, value = ctx.input(0), ctx.take("value", 0.0)
+    pads = ctx.constant(ctx.take("pads"), hint="pads")
+    filled = value != 0 and ctx.attr("mode", "constant") == "constant"
+    ctx.set_inputs(x, pads, ctx.constant(value, ctx.dtype(x), "value") if filled else "")
 
 
-def dft_axis_to_input(site: Site) -> None:
+def dft_axis_to_input(ctx: AdapterContext) -> None:
     """DFT: the axis is an input, and its default changed from 1 to -2."""
-    axis = site.constant(site.take("axis", 1), hint="axis")
-    site.set_inputs(site.input(0), site.input(1), axis)
+    axis = ctx.constant(ctx.take("axis", 1), hint="axis")
+    ctx.set_inputs(ctx.input(0), ctx.input(1), axis)
 
 
-def grid_sample_mode(site: Site) -> None:
+def grid_sample_mode(ctx: AdapterContext) -> None:
     """GridSample: the modes lost their `bi`, since there may be more than two dimensions."""
-    mode = site.attr("mode", "bilinear")
-    site.set(mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
+    mode = ctx.attr("mode", "bilinear")
+    ctx.set(mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
 
 
-def roi_align_corners(site: Site) -> None:
-    """RoiAlign: by default, positions are shifted by half a pixel from now on."""
-    if site.attr("coordinate_transformation_mode") is None:
-        site.set(coordinate_transformation_mode="output_half_pixel")
+def roi_align_corners(ctx: AdapterContext) -> None:
+    """RoiAlign: the default now shifts positions by half a pixel; write the old default."""
+    if ctx.attr("coordinate_transformation_mode") is None:
+        ctx.set(coordinate_transformation_mode="output_half_pixel")
 
 
-def scatter_elements(site: Site) -> None:
-    """Scatter is called ScatterElements."""
-    site.graph.set_op(site.node, "ScatterElements")
-
-
-def erf_of_floats(site: Site) -> None:
-    """Erf of integers, which nobody defined, is gone."""
-    found = site.types.of(site.graph, site.input(0))
-    if found is not None and found.dtype and site.dtype(site.input(0)).kind in "iu":
-        raise CannotLift("its input is of integers")
+def erf_of_floats(ctx: AdapterContext) -> None:
+    """Erf no longer takes integers, for which its result was never defined."""
+    found = ctx.types.of(ctx.graph, ctx.input(0))
+    if found is not None and found.dtype and ctx.dtype(ctx.input(0)).kind in "iu":
+        raise CannotLift("its input has integers")

@@ -1,31 +1,31 @@
-"""Scan before opset 9 ran once per element of a batch; now a Scan over the batch does that."""
+"""Adapter for Scan-8, which ran once per batch element: a Scan over the batch takes its place."""
 
 from __future__ import annotations
 
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
 
-from passes.opset.adapter_context import CannotLift, Site
+from passes.opset.adapter_context import AdapterContext, CannotLift
 
 
-def scan_without_batch(site: Site) -> None:
+def scan_without_batch(ctx: AdapterContext) -> None:
     """Scan-8 (batch first, sequence second) = Scan over the batch of a Scan over the sequence."""
-    lengths, *inputs = site.node.input
+    lengths, *inputs = ctx.node.input
     if lengths:
-        raise CannotLift("its sequences have lengths of their own")
-    graph = site.graph
-    old = graph.snapshot(site.node)
-    count: int = site.attr("num_scan_inputs")
+        raise CannotLift("its sequences have individual lengths")
+    graph = ctx.graph
+    old = graph.snapshot(ctx.node)
+    count: int = ctx.attr("num_scan_inputs")
     states = len(inputs) - count
-    body = graph.subgraphs(site.node)[0]
+    body = graph.subgraphs(ctx.node)[0]
     inner_inputs, inner_outputs = body.interface_inputs(), body.interface_outputs()
 
     element = GraphProto(name=graph.fresh("batch_element"))
-    element.input.extend(_declare(site, v, i < states) for i, v in enumerate(inner_inputs))
-    element.output.extend(_declare(site, v, i < states) for i, v in enumerate(inner_outputs))
+    element.input.extend(_declare(ctx, v, i < states) for i, v in enumerate(inner_inputs))
+    element.output.extend(_declare(ctx, v, i < states) for i, v in enumerate(inner_outputs))
     sequence = element.node.add()
     sequence.CopyFrom(old)
     _keep_attributes(sequence, "body", "num_scan_inputs")
-    directions = site.attr("directions")
+    directions = ctx.attr("directions")
     if directions:
         sequence.attribute.append(helper.make_attribute("scan_input_directions", directions))
     sequence.name = graph.fresh(old.name or "scan")
@@ -35,14 +35,14 @@ def scan_without_batch(site: Site) -> None:
     batch = helper.make_node("Scan", inputs, old.output, old.name)
     batch.attribute.append(helper.make_attribute("body", element))
     batch.attribute.append(helper.make_attribute("num_scan_inputs", len(inputs)))
-    graph.set_outputs(site.node, [graph.fresh(name) for name in old.output])
-    graph.insert(batch, at=site.node)
-    graph.remove(site.node)
+    graph.set_outputs(ctx.node, [graph.fresh(name) for name in old.output])
+    graph.insert(batch, at=ctx.node)
+    graph.remove(ctx.node)
 
 
-def _declare(site: Site, inner: ValueInfoProto, state: bool) -> ValueInfoProto:
-    """A value of the outer body: a state is as inside, a sequence has one dimension more."""
-    declared = ValueInfoProto(name=site.graph.fresh(inner.name))
+def _declare(ctx: AdapterContext, inner: ValueInfoProto, state: bool) -> ValueInfoProto:
+    """Declare a value of the outer subgraph: states keep their type, sequences gain a dimension."""
+    declared = ValueInfoProto(name=ctx.graph.fresh(inner.name))
     declared.type.CopyFrom(inner.type if state else _unshaped(inner.type))
     return declared
 

@@ -1,16 +1,15 @@
-"""Which nodes can compute in 16-bit floats, and with which of their inputs and outputs.
+"""Select the nodes that can compute in float16, with their float16 inputs and outputs.
 
-A node stays in 32 bits when
+A node stays in float32 if
 
-- its operator, as ONNX defines it, takes no 16-bit floats, or its output's type is an attribute;
-- it sums or raises to powers, or the user keeps it;
-- a constant of it is beyond 65504, or would become zero (the 1e-12 under a root);
-- the runtime crashes when it loads it in 16 bits;
-- it reads or makes a value that may be beyond 65504: as seen in calibration data; without any, what
-  comes of such constants and of exponents and squares, up to an operator that bounds it.
+- its ONNX operator does not support float16, or an attribute sets the type of its output;
+- it computes sums or powers, or the user excludes it;
+- one of its constants exceeds 65504, or would become zero (the 1e-12 under a root);
+- onnxruntime crashes when it loads the node in float16;
+- an operand or a result may exceed 65504, according to calibration data. Without such data, results
+  of large constants, exponentials and squares may, up to the next operator with bounded results.
 
-Subgraphs keep their inputs and outputs, so nodes that have one do. What only moves data between
-nodes of 32 bits stays with them.
+Nodes with subgraphs stay in float32, and so does data movement between float32 nodes.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.ir.op_schema import schema_of
+from toolkit.ir.op_traits import MOVEMENT, ONE_FLOAT_TYPE, has_trait
 
-LARGEST = float(np.finfo(np.float16).max)
-_VANISHED = 0.01
-"""Of a weight, this share of what is not zero may become zero."""
+MAX_HALF = float(np.finfo(np.float16).max)
+_MAX_UNDERFLOW = 0.01
+"""Largest share of the non-zero elements of a weight that may become zero."""
 _FEW = 64
-"""Of fewer numbers than this, none may: an epsilon, a factor."""
+"""In a constant with fewer elements (an epsilon, a factor), none may become zero."""
 
 _KEPT = frozenset(
     (
@@ -42,57 +42,42 @@ _KEPT = frozenset(
         *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     )
 )
+"""Operators that lose too much precision in float16, or must not change."""
 _GROWS = frozenset(("Pow", "Exp", "ReduceSumSquare", "ReduceProd"))
+"""Operators whose results may exceed the range of float16."""
 _BOUNDS = frozenset(
     (
         *("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Tanh", "Erf", "Sqrt", "Log"),
         *("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"),
-        *(
-            "BatchNormalization",
-            "Attention",
-            "Clip",
-            "MultiHeadAttention",
-            "Softsign",
-            "Reciprocal",
-        ),
+        *("BatchNormalization", "Attention", "MultiHeadAttention"),
+        *("Clip", "Softsign", "Reciprocal"),
     )
 )
-_MOVES = frozenset(
-    (
-        *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Concat", "Split"),
-        *("Slice", "Gather", "GatherND", "GatherElements", "Expand", "Tile", "DepthToSpace"),
-        *("SpaceToDepth", "Pad", "Shape", "Size", "ReverseSequence"),
-    )
-)
-_CONTRIBUTED = frozenset(
-    f"com.microsoft::{op}"
-    for op in (
-        *("FusedMatMul", "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "MatMulNBits"),
-        *("MultiHeadAttention", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
-    )
-)
-"""Of onnxruntime's own: all floats of theirs have one type."""
+"""Operators whose results usually are within the range of float16."""
+_MOVES = MOVEMENT | {"Concat", "Pad", "Shape", "Size"}
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The inputs and outputs of a node, by place, that become 16-bit floats."""
+    """The indices of the inputs and outputs of a node that become float16."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Choice:
-    """What becomes of each node: `halves` by identity, and of the others the label and why."""
+class HalfNodes:
+    """The float16 nodes by identity, and the labels of the others with their reasons."""
 
     halves: dict[int, Slots] = field(default_factory=dict[int, Slots])
     kept: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
 
-def choose(model: Model, keep: Sequence[str], ranges: Mapping[str, Range] | None) -> Choice:
-    """Decide on all nodes; `ranges` are of values of the main graph, where they were seen."""
-    choice = Choice()
+def select_nodes(
+    model: Model, keep: Sequence[str], ranges: Mapping[str, Range] | None
+) -> HalfNodes:
+    """Select float16 nodes; `ranges` are calibration ranges of values of the main graph."""
+    choice = HalfNodes()
     wide = _Wide(ranges)
     for graph in model.graphs():
         for node in graph.nodes:
@@ -109,85 +94,85 @@ def choose(model: Model, keep: Sequence[str], ranges: Mapping[str, Range] | None
 
 @dataclass(slots=True)
 class _Wide:
-    """The values that may be beyond 16 bits."""
+    """The values that may exceed the range of float16."""
 
     ranges: Mapping[str, Range] | None
     names: set[str] = field(default_factory=set[str])
 
-    def seen(self, name: str) -> bool:
+    def may_exceed(self, name: str) -> bool:
         found = self.ranges.get(name) if self.ranges is not None else None
         if found is not None:
-            return max(-found.low, found.high) > LARGEST
+            return max(-found.low, found.high) > MAX_HALF
         return name in self.names
 
-    def pass_on(self, node: NodeProto, reads_wide: bool) -> None:
-        """Note what a node makes of a wide value, or of any where its results grow."""
+    def propagate(self, node: NodeProto, from_wide: bool) -> None:
+        """Record the results of a node with a wide operand, or of one whose results grow."""
         grows = self.ranges is None and nd.is_op(node, *_GROWS)
-        if (reads_wide and node.op_type not in _BOUNDS) or grows:
+        if (from_wide and node.op_type not in _BOUNDS) or grows:
             self.names.update(nd.outputs_of(node))
 
 
 def _crashes(g: Graph, node: NodeProto) -> bool:
-    """A Transpose of batch and sequence before a MatMul, as torch's own attention has: onnxruntime
-    1.31 puts a Cast between the two, and swaps what it finds in the wrong order."""
+    """Whether onnxruntime 1.31 crashes: on a Transpose of batch and sequence before a MatMul, as in
+    torch's attention, it inserts a Cast between the two and swaps them in the wrong order."""
     if not nd.is_op(node, "Transpose") or list(nd.attr(node, "perm", ())) != [1, 0, 2]:
         return False
-    return any(nd.is_op(reader, "MatMul") for reader in g.users(node.output[0]))
+    return any(nd.is_op(user, "MatMul") for user in g.users(node.output[0]))
 
 
 def _decide(g: Graph, node: NodeProto, keep: Sequence[str], wide: _Wide) -> Slots | str:
-    """The slots of a node that can be halved; else why not, blank where there is no question."""
+    """Return the float16 slots of a node, or the reason for float32; blank if it has no floats."""
     values = [*nd.inputs_of(node), *nd.outputs_of(node)]
     if not any(g.dtype(name) == TensorProto.FLOAT for name in values) or nd.is_op(node, "Constant"):
         return ""
     bad = _unfit_constant(g, node)
-    reads = [n for n in nd.inputs_of(node) if g.dtype(n) == TensorProto.FLOAT]
-    reads_wide = any(wide.seen(name) for name in reads) or bad.startswith("a constant beyond")
-    wide.pass_on(node, reads_wide)
+    floats = [n for n in nd.inputs_of(node) if g.dtype(n) == TensorProto.FLOAT]
+    from_wide = any(map(wide.may_exceed, floats)) or bad.startswith("a constant beyond")
+    wide.propagate(node, from_wide)
     if nd.is_op(node, "Cast", "CastLike"):
         return ""
     if g.subgraphs(node):
         return "it has a subgraph"
     if matches(node, keep):
-        return "as asked for"
+        return "excluded by keep"
     if nd.domain_of(node) == "" and node.op_type in _KEPT:
-        return f"{node.op_type} loses too much in 16 bits"
+        return f"{node.op_type} loses too much precision in 16 bits"
     if bad:
         return bad
     if _crashes(g, node):
         return "onnxruntime crashes when it loads it in 16 bits"
-    if reads_wide or any(wide.seen(name) for name in nd.outputs_of(node)):
-        return f"values that may be beyond {LARGEST:.0f}"
+    if from_wide or any(map(wide.may_exceed, nd.outputs_of(node))):
+        return f"its values may exceed {MAX_HALF:.0f}"
     if any(not g.dtype(name) for name in values):
-        return "values of unknown type"
-    return _slots(g, node) or "no 16-bit form of it"
+        return "its types are unknown"
+    return _slots(g, node) or "the operator does not support 16 bits"
 
 
 def _slots(g: Graph, node: NodeProto) -> Slots | None:
-    places = [i for i, n in enumerate(node.input) if n and g.dtype(n) == TensorProto.FLOAT]
-    made = [i for i, n in enumerate(node.output) if n and g.dtype(n) == TensorProto.FLOAT]
-    if nd.qualified(node) in _CONTRIBUTED:
-        return Slots(tuple(places), tuple(made)) if len(nd.outputs_of(node)) == 1 else None
+    operands = [i for i, n in enumerate(node.input) if n and g.dtype(n) == TensorProto.FLOAT]
+    results = [i for i, n in enumerate(node.output) if n and g.dtype(n) == TensorProto.FLOAT]
+    if has_trait(node, ONE_FLOAT_TYPE):
+        return Slots(tuple(operands), tuple(results)) if len(nd.outputs_of(node)) == 1 else None
     domain = nd.domain_of(node)
     schema = schema_of(node.op_type, g.opset(domain), domain)
     if schema is None:
         return None
     halved = {c.type_param_str for c in schema.type_constraints
               if "tensor(float16)" in c.allowed_type_strs}  # fmt: skip
-    read = {i: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in places}
-    written = {i: schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in made}
+    read = {i: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in operands}
+    written = {i: schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in results}
     if any(kind not in halved and kind != "tensor(float)" for kind in read.values()):
         return None
     inputs = tuple(i for i, kind in read.items() if kind in halved)
     given = {read[i] for i in inputs}
     if any(kind not in given and kind != "tensor(float)" for kind in written.values()):
-        return None  # the type of an output is an attribute's
+        return None  # an attribute sets the type of an output
     outputs = tuple(i for i, kind in written.items() if kind in halved)
     return Slots(inputs, outputs) if inputs else None
 
 
 def _unfit_constant(g: Graph, node: NodeProto) -> str:
-    """What is wrong with the constants of a node, if anything."""
+    """Return why a constant of the node cannot be float16, or blank."""
     for name in nd.inputs_of(node):
         tensor = g.tensor(name)
         if tensor is None or tensor.data_type != TensorProto.FLOAT:
@@ -200,31 +185,31 @@ def _unfit_constant(g: Graph, node: NodeProto) -> str:
 
 
 def unfit(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
-    """Why 32-bit floats cannot be had in 16 bits; blank when they can. Infinities can."""
-    there = lost = 0
+    """Return why a float32 array cannot be float16, or blank. Infinities can."""
+    nonzero = lost = 0
     flat = array.reshape(-1)
     for start in range(0, flat.size, 1 << 20):
         piece = flat[start : start + (1 << 20)]
         sizes = np.abs(piece[np.isfinite(piece)])
-        if sizes.size and float(sizes.max()) > LARGEST:
-            return f"beyond {LARGEST:.0f}"
-        there += int(np.count_nonzero(sizes))
+        if sizes.size and float(sizes.max()) > MAX_HALF:
+            return f"beyond {MAX_HALF:.0f}"
+        nonzero += int(np.count_nonzero(sizes))
         lost += int(np.count_nonzero((sizes > 0) & (sizes <= 2.0**-25)))
-    if lost > (_VANISHED * there if flat.size >= _FEW else 0):
-        return "that would be zero in 16 bits" if flat.size < _FEW else "of which too much vanishes"
+    if lost > (_MAX_UNDERFLOW * nonzero if flat.size >= _FEW else 0):
+        return "that would be zero in 16 bits" if flat.size < _FEW else "with too much underflow"
     return ""
 
 
-def _is_between(g: Graph, node: NodeProto, choice: Choice) -> bool:
-    """Whether a node moves data from nodes of 32 bits to such nodes only."""
+def _is_between(g: Graph, node: NodeProto, choice: HalfNodes) -> bool:
+    """Whether a node only moves data between float32 nodes."""
     if nd.domain_of(node) or node.op_type not in _MOVES:
         return False
     for name in nd.inputs_of(node):
-        maker = g.producer(name)
+        producer = g.producer(name)
         if g.dtype(name) == TensorProto.FLOAT and not g.is_const(name):
-            if maker is None and g.is_defined(name):
+            if producer is None and g.is_defined(name):
                 continue  # an input
-            if maker is None or id(maker) in choice.halves:
+            if producer is None or id(producer) in choice.halves:
                 return False
     users = [user for name in nd.outputs_of(node) for user in g.users(name)]
     return not any(id(user) in choice.halves for user in users)

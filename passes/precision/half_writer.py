@@ -1,9 +1,8 @@
-"""Writing nodes in 16-bit floats, one at a time; the graph is valid after each.
+"""Convert nodes to float16, one at a time; the graph is valid after each.
 
-A value in 16 bits gets a name of its own, and a Cast back defines the name that it had: whoever
-still reads that, be it a node of 32 bits, a subgraph or the model's caller, reads what it did.
-Casts that nobody reads are removed at the end. What came from 16 bits, or from an integer, is cast
-from there: no Cast follows a Cast.
+A float16 value gets a new name, and a Cast back to float32 defines the old name. So all other users
+of that name (float32 nodes, subgraphs, outputs) are unaffected. Dead Casts are removed at the end.
+A value cast from float16 or an integer is cast again from there: no Cast follows a Cast.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ from toolkit.storage.spill import allocate
 
 _Key: TypeAlias = tuple[int, str]
 _CHUNK = 1 << 20
+"""Elements converted at a time."""
 
 
 class Halves:
-    """The values that exist in 16 bits so far, by graph and the name in 32 bits."""
+    """The values that exist in float16 so far, by graph and the name in float32."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -36,43 +36,38 @@ class Halves:
         self._back: list[tuple[Graph, NodeProto]] = []
 
     def convert(self, g: Graph, node: NodeProto, slots: Slots) -> None:
-        """Let a node compute in 16 bits."""
+        """Make a node compute in float16."""
         if not g.begin("fp16", node):
             return
         before = list(node.input)
         inputs = list(before)
-        for place in slots.inputs:
-            inputs[place] = self._half(g, inputs[place])
+        for index in slots.inputs:
+            inputs[index] = self._half(g, inputs[index])
         g.set_inputs(node, inputs)
-        for name in dict.fromkeys(before[place] for place in slots.inputs):
-            _let_go(g, name)
-        old = [node.output[place] for place in slots.outputs]
+        for name in dict.fromkeys(before[index] for index in slots.inputs):
+            _remove_if_dead(g, name)
+        old = [node.output[index] for index in slots.outputs]
         outputs = list(node.output)
-        for place in slots.outputs:
-            outputs[place] = g.fresh(outputs[place])
+        for index in slots.outputs:
+            outputs[index] = g.fresh(outputs[index])
         g.set_outputs(node, outputs)
-        for name, place in zip(old, slots.outputs, strict=True):
-            self._define(g, name, outputs[place])
+        for name, index in zip(old, slots.outputs, strict=True):
+            self._define(g, name, outputs[index])
 
     def take_inputs(self) -> None:
-        """Let the model's inputs be in 16 bits."""
+        """Declare the model's inputs as float16."""
         g = self._model.graph
         declared = g.interface_inputs()
         floats = {v.name for v in declared if _is_float(v) and v.name not in g.initializers}
         for name in [v.name for v in declared if v.name in floats]:
-            inside = g.fresh(name)
-            shape = g.shape(name)
-            g.replace(name, inside)
-            g.add("Cast", [name], [inside], {"to": TensorProto.FLOAT})
-            g.learn_type(inside, TensorType(TensorProto.FLOAT, shape))
-            self._names[id(g), inside] = name
-            producer = g.producer(inside)
-            if producer is not None:
-                self._back.append((g, producer))
-        g.set_interface(inputs=[_halved(v) if v.name in floats else v for v in declared])
+            cast = _cast_instead(g, name, name)
+            self._names[id(g), cast.output[0]] = name
+            self._back.append((g, cast))
+        half = TensorProto.FLOAT16
+        g.set_interface(inputs=[retyped(v, half) if v.name in floats else v for v in declared])
 
     def give_outputs(self) -> list[str]:
-        """Let the model's outputs be in 16 bits; those that cannot."""
+        """Declare the model's outputs as float16; return those that stay in float32."""
         g = self._model.graph
         declared = g.interface_outputs()
         halved: set[str] = set()
@@ -85,12 +80,13 @@ class Halves:
                 g.replace(name, half)
                 halved.add(name)
         if halved:
-            g.set_interface(outputs=[_halved(v) if v.name in halved else v for v in declared])
+            kind = TensorProto.FLOAT16
+            g.set_interface(outputs=[retyped(v, kind) if v.name in halved else v for v in declared])
             self.settle()
         return left
 
     def settle(self) -> None:
-        """Remove the casts that nobody reads, and those behind another one."""
+        """Remove dead Casts, and merge a Cast with the one before it."""
         for g, cast in self._back:
             if cast not in g:
                 continue
@@ -117,27 +113,27 @@ class Halves:
         floats = g.const(name)
         if floats is not None:
             return g.constant(converted(floats, np.float16), name)
-        maker = g.producer(name)
+        producer = g.producer(name)
         source = name
-        if nd.is_op(maker, "Cast") and maker is not None:
-            kind = g.dtype(maker.input[0])
+        if nd.is_op(producer, "Cast") and producer is not None:
+            kind = g.dtype(producer.input[0])
             if kind == TensorProto.FLOAT16:
-                return maker.input[0]
+                return producer.input[0]
             if kind not in (0, TensorProto.DOUBLE):
-                source = maker.input[0]
+                source = producer.input[0]
         made = g.op("Cast", source, to=TensorProto.FLOAT16)
         g.learn_type(made, TensorType(TensorProto.FLOAT16, g.shape(name)))
         return made
 
     def _define(self, g: Graph, name: str, half: str) -> None:
-        """`name` as the Cast of `half`."""
+        """Define `name` as the Cast of `half`."""
         g.learn_type(half, TensorType(TensorProto.FLOAT16, g.shape(name)))
         self._back.append((g, g.add("Cast", [half], [name], {"to": TensorProto.FLOAT})))
         self._names[id(g), name] = half
 
 
 def store_weights(model: Model, keep: Sequence[str], at_least: int) -> Iterator[tuple[str, str]]:
-    """Store weights in 16 bits, with a Cast behind each; yields those that stay, and why."""
+    """Store weights in float16, with a Cast after each; yield exceptions with their reason."""
     for g in list(model.graphs()):
         for name, tensor in list(g.initializers.items()):
             elements = int(np.prod(tensor.dims))
@@ -151,19 +147,23 @@ def store_weights(model: Model, keep: Sequence[str], at_least: int) -> Iterator[
             floats = g.const(name)
             reason = unfit(floats) if floats is not None else ""
             if reason:
-                yield name, f"numbers {reason}"
+                yield name, f"a constant {reason}"
             elif floats is not None and g.begin("fp16-storage", users[0]):
-                shape = g.shape(name)
-                half = g.constant(converted(floats, np.float16), name)
-                full = g.fresh(name)
-                g.replace(name, full)
-                g.add("Cast", [half], [full], {"to": TensorProto.FLOAT})
-                g.learn_type(full, TensorType(TensorProto.FLOAT, shape))
+                _cast_instead(g, name, g.constant(converted(floats, np.float16), name))
                 g.drop_initializer(name)
 
 
+def _cast_instead(g: Graph, name: str, half: str) -> NodeProto:
+    """Replace `name` with a Cast of `half` to float32; return the Cast."""
+    full, shape = g.fresh(name), g.shape(name)
+    g.replace(name, full)
+    cast = g.add("Cast", [half], [full], {"to": TensorProto.FLOAT})
+    g.learn_type(full, TensorType(TensorProto.FLOAT, shape))
+    return cast
+
+
 def converted(floats: Array, dtype: DTypeLike) -> Array:
-    """The nearest floats of another type, a piece at a time; large ones are mapped to a file."""
+    """Convert an array to another float type, in chunks; large results are mapped to a file."""
     found = allocate(floats.shape, dtype)
     source, target = floats.reshape(-1), found.reshape(-1)
     for start in range(0, source.size, _CHUNK):
@@ -172,14 +172,14 @@ def converted(floats: Array, dtype: DTypeLike) -> Array:
     return found
 
 
-def _let_go(g: Graph, name: str) -> None:
-    """Remove a constant, or a Cast to 32 bits, that nobody reads any more."""
+def _remove_if_dead(g: Graph, name: str) -> None:
+    """Remove a constant, or a Cast to float32, without users."""
     scope = g.scope_of(name)
     if scope is None or not scope.is_unused(name) or scope.is_input(name):
         return
-    maker = scope.producer(name)
-    if maker is not None and nd.is_op(maker, "Constant", "Cast"):
-        scope.prune(maker)
+    producer = scope.producer(name)
+    if producer is not None and nd.is_op(producer, "Constant", "Cast"):
+        scope.prune(producer)
     elif name in scope.initializers and not scope.is_pinned(name):
         scope.drop_initializer(name)
 
@@ -188,8 +188,9 @@ def _is_float(value: ValueInfoProto) -> bool:
     return value.type.tensor_type.elem_type == TensorProto.FLOAT
 
 
-def _halved(value: ValueInfoProto) -> ValueInfoProto:
+def retyped(value: ValueInfoProto, dtype: int) -> ValueInfoProto:
+    """Return a declaration with another element type."""
     copy = ValueInfoProto()
     copy.CopyFrom(value)
-    copy.type.tensor_type.elem_type = TensorProto.FLOAT16
+    copy.type.tensor_type.elem_type = dtype
     return copy

@@ -1,21 +1,20 @@
-"""A model of 16-bit floats in 32 bits: as a CPU computes them best, and as they can be quantized.
+"""Convert a 16-bit model to float32, which CPUs compute faster and which can be quantized.
 
-Every 16-bit value of the model becomes one of 32 bits: stored tensors, the types that attributes
-and declarations name, and with them all that is computed. At the model's own inputs and outputs
-casts stand instead, so that its callers see no difference. Nothing is rounded in between any more:
-what the 32 bits give is what the 16 bits come close to.
+All stored tensors, type attributes and declarations of 16 bits become float32. Casts at the inputs
+and outputs keep the interface. The result is more precise than the original: nothing is rounded in
+between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
-from passes.precision.half_writer import converted
+from passes.precision.half_writer import converted, retyped
 from passes.simplify.inline import InlineFunctions
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -33,13 +32,13 @@ _NAMES_A_TYPE = frozenset(
         *("stash_type", "softmax_precision", "precision"),
     )
 )
-"""Attributes that hold the type of a result, or of what is computed on the way to it."""
+"""Attributes that set the type of a result or of an intermediate computation."""
 _READS_BITS = ("BitCast",)
 
 
 @dataclass(frozen=True, slots=True)
 class Float32:
-    """Compute in 32-bit floats what a model computes in 16 bits."""
+    """Convert a 16-bit model to 32-bit floats."""
 
     name: ClassVar[str] = "fp32"
     tolerance: ClassVar[Tolerance] = FLOAT
@@ -49,7 +48,7 @@ class Float32:
 
     @property
     def incomparable(self) -> str:
-        """Why its result cannot be compared with the original; empty where it can."""
+        """The reason why the result cannot be compared with the original, or blank."""
         return "io=fp32 changes the types of inputs and outputs" if self.io == "fp32" else ""
 
     def run(self, model: Model, ctx: Context) -> None:
@@ -61,13 +60,13 @@ class Float32:
             return
         reason = _obstacle(model)
         if reason:
-            ctx.note(f"the model stays as it is: {reason}")
+            ctx.note(f"not converted: {reason}")
         elif model.graph.begin("fp32", site):
             _widen(model, ends, cast)
 
 
 def _obstacle(model: Model) -> str:
-    """What keeps a model from being widened."""
+    """Return why the model cannot be converted, or blank."""
     if model.functions:
         return "it has functions that could not be inlined"
     for g in model.graphs():
@@ -75,12 +74,12 @@ def _obstacle(model: Model) -> str:
             return "it has sparse tensors"
         for declared in (*g.interface_inputs(), *g.interface_outputs()):
             if not _is_tensor(declared.type):
-                return f"'{declared.name}' is no tensor"
+                return f"'{declared.name}' is not a tensor"
         for node in g.nodes:
             if nd.is_op(node, *_READS_BITS):
-                return f"{nd.label(node)} reads the bits of numbers"
+                return f"{nd.label(node)} uses the bits of numbers"
             if any(a.type == AttributeProto.TYPE_PROTO for a in node.attribute):
-                return f"{nd.label(node)} makes what is no tensor"
+                return f"the result of {nd.label(node)} is not a tensor"
     return ""
 
 
@@ -88,74 +87,70 @@ def _is_tensor(type_: TypeProto) -> bool:
     return type_.WhichOneof("value") in (None, "tensor_type")
 
 
-# -- the ends
+# -- inputs and outputs
 
 
 def _narrow_ends(g: Graph) -> dict[str, int]:
-    """The inputs and outputs of 16 bits, with their types."""
+    """Return the 16-bit inputs and outputs with their types."""
     ends = (*g.interface_inputs(), *g.interface_outputs())
     kinds = ((v.name, v.type.tensor_type.elem_type) for v in ends)
     return {name: kind for name, kind in kinds if kind in _NARROW}
 
 
 def _is_cast(g: Graph, end: str) -> bool:
-    """Whether only casts read an input, or a Cast gives an output that nobody else reads."""
-    maker, users = g.producer(end), g.users(end)
-    if maker is None:
+    """Whether all users of an input are Casts, or an output comes from a Cast for it alone."""
+    producer, users = g.producer(end), g.users(end)
+    if producer is None:
         return all(nd.is_op(user, "Cast") for user in users)
-    return nd.is_op(maker, "Cast") and not users
+    return nd.is_op(producer, "Cast") and not users
 
 
 def _cast_ends(g: Graph, ends: Iterable[tuple[str, int]]) -> dict[str, str]:
-    """Casts behind inputs and in front of outputs; the names of the wide values, by the narrow."""
+    """Insert Casts after inputs and before outputs; map old names to names of float32 values."""
     renamed: dict[str, str] = {}
     for name, kind in ends:
-        maker = g.producer(name)
+        producer = g.producer(name)
         wide = renamed[name] = g.fresh(name)
         g.learn_type(wide, TensorType(TensorProto.FLOAT, g.shape(name)))
-        if maker is None:
+        if producer is None:
             g.add("Cast", [name], [wide], {"to": TensorProto.FLOAT})
         else:
-            g.set_outputs(maker, [wide if made == name else made for made in maker.output])
-            g.add("Cast", [wide], [name], {"to": kind}, at=maker)
+            g.set_outputs(producer, [wide if out == name else out for out in producer.output])
+            g.add("Cast", [wide], [name], {"to": kind}, at=producer)
     return renamed
 
 
-def _read_wide(g: Graph, main: Graph, renamed: dict[str, str]) -> None:
-    """Let nodes, and subgraphs that hand on what is around them, read the wide values."""
+def _use_wide(g: Graph, main: Graph, renamed: dict[str, str]) -> None:
+    """Replace narrow values with wide ones as operands, and as outputs of subgraphs."""
 
-    def read(name: str) -> str:
+    def wide(name: str) -> str:
         return renamed[name] if name in renamed and g.scope_of(name) is main else name
 
     for node in g.nodes:
         is_end = nd.is_op(node, "Cast") and renamed.get(node.input[0]) == node.output[0]
         if not is_end:
-            g.set_inputs(node, [read(name) for name in node.input])
-    if g is not main and any(read(name) != name for name in g.outputs):
-        g.set_interface(outputs=[_renamed(v, read(v.name)) for v in g.interface_outputs()])
+            g.set_inputs(node, [wide(name) for name in node.input])
+    if g is not main and any(wide(name) != name for name in g.outputs):
+        outputs = [retyped(v, v.type.tensor_type.elem_type) for v in g.interface_outputs()]
+        for value in outputs:
+            value.name = wide(value.name)
+        g.set_interface(outputs=outputs)
 
 
-def _renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
-    copy.name = name
-    return copy
-
-
-# -- what is inside
+# -- everything else
 
 
 def _first_narrow(model: Model, ends: Container[str], cast: frozenset[str]) -> NodeProto | None:
-    """The first node with anything of 16 bits about it; None where the casts are in place."""
+    """Return the first node to convert; None if there are only Casts at inputs and outputs."""
     for g in model.graphs():
         main = g is model.graph
         stored = any(t.data_type in _NARROW for n, t in g.initializers.items() if n not in ends)
         declared = (*g.interface_inputs(), *g.interface_outputs())
-        there = [v.name for v in declared if v.type.tensor_type.elem_type in _NARROW]
-        if stored or any(not main or name not in cast for name in there):
+        narrow = [v.name for v in declared if v.type.tensor_type.elem_type in _NARROW]
+        if stored or any(not main or name not in cast for name in narrow):
             return next(iter(g.nodes), None)
         for node in g.nodes:
-            if any(map(_is_narrow, node.attribute)) and not _gives(g, node, cast):
+            if any(map(_is_narrow, node.attribute)) and not _is_output_cast(g, node, cast):
                 return node
     return None
 
@@ -167,8 +162,8 @@ def _is_narrow(attribute: AttributeProto) -> bool:
     return is_type and attribute.i in _NARROW
 
 
-def _gives(g: Graph, node: NodeProto, cast: Container[str]) -> bool:
-    """Whether it is the Cast in front of an output."""
+def _is_output_cast(g: Graph, node: NodeProto, cast: Container[str]) -> bool:
+    """Whether `node` is the Cast before an output."""
     return g.parent is None and bool(node.output) and node.output[0] in cast
 
 
@@ -180,12 +175,12 @@ def _widen(model: Model, ends: dict[str, int], cast: frozenset[str]) -> None:
             if tensor.data_type in _NARROW and name not in kept:
                 g.put_initializer(_wide(g, name, tensor))
         for node in g.nodes:
-            if not _gives(g, node, cast):
+            if not _is_output_cast(g, node, cast):
                 _widen_attributes(g, node)
         _widen_types(g, kept)
     renamed = _cast_ends(main, [(name, kind) for name, kind in ends.items() if name not in cast])
     for g in model.graphs():
-        _read_wide(g, main, renamed)
+        _use_wide(g, main, renamed)
 
 
 def _widen_attributes(g: Graph, node: NodeProto) -> None:
@@ -200,26 +195,18 @@ def _wide(g: Graph, name: str, tensor: TensorProto) -> TensorProto:
 
 
 def _widen_types(g: Graph, kept: Container[str]) -> None:
-    """What is declared, and known, of the values of a graph."""
+    """Make the declared and inferred types of a graph float32."""
     g.set_interface(
         inputs=[v if v.name in kept else _widened(v) for v in g.interface_inputs()],
         outputs=[v if v.name in kept else _widened(v) for v in g.interface_outputs()],
     )
-    for name in _values(g):
+    results = (name for node in g.nodes for name in nd.outputs_of(node))
+    for name in (*g.inputs, *results):
         known = g.type(name)
         if known is not None and known.dtype in _NARROW and name not in kept:
             g.set_type(name, TensorType(TensorProto.FLOAT, known.shape))
 
 
-def _values(g: Graph) -> Iterator[str]:
-    yield from g.inputs
-    for node in g.nodes:
-        yield from nd.outputs_of(node)
-
-
 def _widened(value: ValueInfoProto) -> ValueInfoProto:
-    if value.type.tensor_type.elem_type not in _NARROW:
-        return value
-    copy = _renamed(value, value.name)
-    copy.type.tensor_type.elem_type = TensorProto.FLOAT
-    return copy
+    is_narrow = value.type.tensor_type.elem_type in _NARROW
+    return retyped(value, TensorProto.FLOAT) if is_narrow else value

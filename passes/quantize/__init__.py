@@ -1,30 +1,21 @@
-"""Quantization: a plan says which layer computes in which numbers, a pass writes it.
+"""Quantization: a plan gives each layer a number format, and a scheme writes it.
 
-What the pass `quantize` does, in order, and where:
+The pass `quantize` does the following:
 
-    prepare   other numbers for the same function: `factors.smooth`; on their own
-              `factors.equalize`, `clip`
-    plan      what can be quantized, and how: `make_plan` of `dynamic`, `static`, `weight_only`
-    choose    what of that pays, and leaves the model its answers: `choice`
-    write     what is left of the plan: `apply`, which drafts for the choice are made with too
-    correct   what int8 shifts on average is taken back: `correct`
+    prepare   equivalent weights that quantize better: `rescale.smooth`; as passes of their own
+              `rescale.equalize`, `clip_weights`
+    plan      what can be quantized, and how: `make_plan` of each scheme
+    search    the part that is faster and within the error budget: `search`
+    write     the chosen plan: `apply_plan`, which writes candidates of the search as well
+    correct   mean errors of the outputs: `bias_correction`
 
-A plan (`plan`, as a file `plan_json`) is all that goes from one step to the next. A user can have
-it written, edit it, and feed it back; `quantize-dynamic`, `quantize-static` and `quantize-weights`
-plan and write alone. The rooms, each with what it is asked for first:
+A plan (`toolkit.quantization`) is all that one step hands to the next. A user can write it to a
+file, edit it, and feed it back; `quantize-dynamic`, `quantize-static` and `quantize-weights` plan
+and write one scheme each. The folders:
 
-    the passes           auto (`quantize`), dynamic, static/, weight_only/, correct/, clip, and
-                         factors/ (`smooth`, `equalize`); what they share: options, obstacles,
-                         troubles, apply (a plan, of all schemes)
-    layers with weights  layers (linear ones, tables), recurrent, weighted (all of a model),
-                         channel_weights (seen by inputs and outputs), stored (in the model),
-                         means (of what they read), distinct (their names)
-    integers             arithmetic (scales of channels), large (in pieces, where they lie),
-                         saturation (without VNNI)
-    dynamic              writing, dynamic_conv (convolutions, where asked for)
-    static/              by calibrated ranges: Q/DQ pairs, or operators on integers
-    weight_only/         4 or 8 bits by blocks: rounding, hqq, gptq
-    choice/              costs, regions, trials on drafts, and the search among them
-    factors/             factors by channel, moved between layers
-    correct/             biases that take back what int8 shifts
+    schemes/          dynamic, static (calibrated ranges), weight_only (4 or 8 bits by blocks)
+    layers/           layers with constant weights: how to find, quantize and store these
+    search/           cost model, candidates and their evaluation
+    rescale/          channel factors that move between layers
+    bias_correction/  biases that compensate mean errors
 """

@@ -1,4 +1,4 @@
-"""A plan, written: each scheme by its own."""
+"""Apply a plan, each scheme by its own writer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.schemes.dynamic.quantize_dynamic import apply_dynamic
 from passes.quantize.schemes.static.apply import Format, apply_static
-from passes.quantize.schemes.static.join_silu import raise_islands
 from passes.quantize.schemes.static.pointwise_conv import apply_pointwise
 from passes.quantize.schemes.weight_only.nbits import Known
 from passes.quantize.schemes.weight_only.quantize_weights import apply_weight_only
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import Plan
+from toolkit.targets import CONTRIB
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
@@ -26,17 +26,15 @@ def apply_all(
     means: ChannelMeans | None = None,
     known: Known | None = None,
 ) -> None:
-    """Write a plan: static layers first, since their ranges are known by the names of values.
+    """Apply a plan, static layers first, since their ranges refer to the original value names.
 
-    `known` are codes of weights that are quantized alone, see `apply_weight_only`.
+    `known` has the codes of weight-only layers, see `apply_weight_only`.
     """
     if plan.of_scheme("static"):
-        if ctx.target == "ort-cpu":
-            raise_islands(model, plan)
         apply_pointwise(model, plan, ctx, means or {})
         apply_static(model, plan, ctx, form, means)
     if plan.of_scheme("dynamic"):
         apply_dynamic(model, plan, ctx)
     if plan.of_scheme("weight-only"):
-        blocks = "nbits" if ctx.on_runtime else "qdq"
+        blocks = "nbits" if ctx.target.runs(CONTRIB) else "qdq"
         apply_weight_only(model, plan, ctx, blocks, known=known)

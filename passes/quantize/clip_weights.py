@@ -1,12 +1,12 @@
-"""Weights clipped where that lowers the error of their quantization.
+"""Clip weights where that lowers their quantization error.
 
     e(t) = sum (w - Q_t(w))^2,   Q_t: clamp to -t..t, then steps of t / limit
 
-A few large weights widen the steps of all others. Each channel gets the t with the least e, found
-on a histogram of its weights (what is inside loses a twelfth of a squared step each, what is
-outside its distance) and then counted on the weights themselves: where e does not fall, the channel
-stays. What comes out are floats whose largest is t, so that any quantizer that divides by max |w|
-gains by it. Once: what was clipped already looks as if it could be clipped further.
+A few large weights widen the steps of all others. Each channel gets the t with the least e: found
+on a histogram of its weights (elements inside cost a twelfth of a squared step, those outside their
+squared distance), then verified on the weights themselves. If e does not fall, the channel stays.
+The results are float weights with max |w| = t, so any quantizer that divides by max |w| benefits.
+The pass is not idempotent: clipped weights look as if they could be clipped further.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 _BINS = 512
 _MOST_COUNTS = 1 << 22
-"""Bins of all channels together; with many channels each has fewer."""
+"""The most histogram bins of all channels together."""
 _FEWEST_BINS = 64
 _GAIN = 0.97
-"""The error must fall to this share of what it was."""
+"""The error must fall to this fraction of its value."""
 _NARROWEST = 1 / 64
-"""Of the largest weight, t is at least this."""
+"""The least t, relative to the largest weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipWeights:
-    """Clamp weights where it lowers the error of their quantization."""
+    """Clip weights where that lowers their quantization error."""
 
     name: ClassVar[str] = "clip-weights"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -104,14 +104,14 @@ class ClipWeights:
 
 
 def _axis(kernel: Kernel) -> int:
-    """The axis of the outputs, as stored: that which quantizers have scales along."""
+    """Return the axis of the outputs in the stored weights, along which quantizers have scales."""
     if kernel.is_matrix:
         return kernel.out_axes[0]
     return 1 if nd.is_op(kernel.node, "ConvTranspose") else 0
 
 
 def clip(weights: Array, axis: int | None, limit: int) -> Array | None:
-    """The weights, clamped by channel along `axis` or all alike; None where it does not pay."""
+    """Return weights clipped per channel of `axis`, or all alike; None if that is no better."""
     view = _Channels(weights, axis)
     largest = view.gather(lambda block, _: np.abs(block), np.maximum)
     if not np.isfinite(largest).all():
@@ -130,7 +130,7 @@ def clip(weights: Array, axis: int | None, limit: int) -> Array | None:
 
 
 class _Channels:
-    """Weights, read in blocks of rows, and numbers by channel."""
+    """Weights read in blocks of rows, with numbers per channel."""
 
     def __init__(self, weights: Array, axis: int | None) -> None:
         self.weights, self.axis = weights, axis
@@ -138,14 +138,14 @@ class _Channels:
         self._others = tuple(a for a in range(weights.ndim) if a != axis)
 
     def along(self, numbers: Array, rows: slice) -> Array:
-        """Numbers by channel, laid along a block of rows."""
+        """Reshape numbers per channel so that they broadcast against a block of rows."""
         if self.axis is None:
             return numbers
         shaped = numbers.reshape([-1 if a == self.axis else 1 for a in range(self.weights.ndim)])
         return shaped[rows] if self.axis == 0 else shaped
 
     def gather(self, numbers: Callable[[Array, slice], Array], how: np.ufunc) -> Array:
-        """What `how` makes of the numbers of each channel, from 0 on."""
+        """Reduce numbers of each channel by `how`, starting from 0."""
         found = np.zeros(self.count)
         for rows, block in blocks(self.weights):
             made = how.reduce(numbers(block.astype(np.float32), rows), axis=self._others)
@@ -155,7 +155,7 @@ class _Channels:
 
 
 def _error(view: _Channels, limits: Array, limit: int) -> Array:
-    """The squared error of each channel, counted."""
+    """Return the squared error of each channel."""
     step = np.where(limits > 0, limits / limit, 1.0).astype(np.float32)
 
     def squares(block: Array, rows: slice) -> Array:
@@ -166,7 +166,7 @@ def _error(view: _Channels, limits: Array, limit: int) -> Array:
 
 
 def _limits(view: _Channels, largest: Array, limit: int) -> Array:
-    """The t of each channel with the least error, by its histogram of |w| / max |w|."""
+    """Return the t of each channel with the least error on its histogram of |w| / max |w|."""
     bins = int(np.clip(_MOST_COUNTS // view.count, _FEWEST_BINS, _BINS))
     counts = _histogram(view, largest, bins)
     centres = (np.arange(bins) + 0.5) / bins
@@ -185,7 +185,7 @@ def _above(counts: Array) -> Array:
 
 
 def _histogram(view: _Channels, largest: Array, bins: int) -> Array:
-    """How many weights of each channel lie in each part of 0..max |w|; zeros lose nothing."""
+    """Return the histogram of nonzero |w| over 0..max |w| of each channel."""
     counts = np.zeros(view.count * bins, np.int64)
     unit = np.where(largest > 0, largest, 1.0).astype(np.float32)
     first = np.arange(view.count) * bins

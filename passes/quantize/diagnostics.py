@@ -1,11 +1,11 @@
-"""Weights and ranges that 8 bits do not hold sensibly, each in a line: what, and what to do.
+"""Diagnose weights and ranges that 8 bits represent badly, with advice, one line each.
 
 not finite       NaN or infinity: there is no scale
-outliers         the largest is so far above the rest that most of the steps are for it alone
-near-constant    values far from zero that hardly differ: zero is in the range, so that all of
-                 them fall on a few steps
-features         a few channels of what a layer reads are far above the rest, which shares their
-                 scale; one that hardly varies takes the steps for nothing
+outliers         the largest value is so far above the others that it uses most of the steps
+near-constant    values far from zero that hardly differ: the range contains zero, so that all of
+                 them get a few codes
+features         a few channels of a layer's input are far above the others and dominate their
+                 common scale; an almost constant one wastes the steps
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from passes.quantize.layers.channel_weights import Kernel, kernel_of
-from toolkit.calibrate import range_selection as clipping
+from toolkit.calibrate import range_selection
 from toolkit.calibrate.histogram import Histogram
-from toolkit.calibrate.statistics import ChannelExtremes, Magnitudes, Range, Statistic
+from toolkit.calibrate.observers import Collect
+from toolkit.calibrate.statistics import ChannelExtremes, Extremes, Statistic
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
-from toolkit.rewriting.match_failure import Miss
+from toolkit.quantization.number_format import UINT8
+from toolkit.rewriting.match_failure import MatchFailure
 
 if TYPE_CHECKING:
     from toolkit.calibrate.collector import Calibration
@@ -31,28 +33,27 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 WEIGHT_RATIO = 64.0
-"""max |w| over the root mean square of the others of its channel, which it would hide behind
-itself. At 127 the rest is below one step."""
+"""Ratio of max |w| to the root mean square of the other weights of its channel. At 127 those are
+below one step."""
 _UNHEARD = 1e-3
-"""The others of a channel beside those of the usual one: with less, the channel is that one weight,
-as where a normalization has all but switched it off, and what 8 bits lose of it is nothing."""
+"""RMS of a channel without its largest weight, relative to the median channel: below this, the
+channel is a single weight, as where a norm has nearly disabled it, and its error is negligible."""
 RANGE_RATIO = 16.0
-"""max |x| over the 99.9th percentile: 4 of 8 bits are for a thousandth of the values."""
+"""Ratio of max |x| to the 99.9th percentile: a thousandth of the values uses 4 of 8 bits."""
 FEWEST_STEPS = 8
 FEATURES = 16
-"""Of so many channels one may be far above the others; of fewer, one of all."""
+"""One in this many channels may be far above the others."""
 _FEWEST_FEATURES = 4
 _SAMPLES = 8
 _ROUNDING = 1e-14
 _MILLION = 1e6
 _PERCENT = 99.9
-_LEVELS = 255
 _MOST_NOTES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with a tensor, and what to do."""
+    """A problem of a tensor, with advice."""
 
     tensor: str
     what: str
@@ -63,7 +64,7 @@ class Trouble:
 
 
 def note_troubles(troubles: Iterable[Trouble], ctx: Context) -> None:
-    """The first few as notes, and how many more there are."""
+    """Note the first few problems, and the number of others."""
     listed = list(troubles)
     for trouble in listed[:_MOST_NOTES]:
         ctx.note(str(trouble))
@@ -72,39 +73,25 @@ def note_troubles(troubles: Iterable[Trouble], ctx: Context) -> None:
 
 
 def note_hard(model: Model, ctx: Context) -> None:
-    """Name the weights that 8 bits do not hold, and by real samples the features."""
+    """Note weights that are hard to quantize and, given real samples, hard input features."""
     note_troubles(weight_troubles(model), ctx)
     if ctx.calibration is not None and ctx.calibration.real:
         note_troubles(feature_troubles(model, ctx.calibration), ctx)
 
 
 def feature_troubles(model: Model, data: CalibrationData) -> Iterator[Trouble]:
-    """The inputs of layers in which a few channels take the range, on the first samples."""
+    """Yield the layer inputs in which a few channels dominate the range on the first samples."""
     read: dict[str, int] = {}
     for node in model.graph.nodes:
         kernel = kernel_of(model.graph, node)
         if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
             read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
-    observers = {name: _ByChannel(axis) for name, axis in read.items()}
+    observers = {name: Collect(ChannelExtremes, (axis,)) for name, axis in read.items()}
     found = data.first(_SAMPLES).collect(model, observers)
     for tensor, statistic in found.statistics.items():
         trouble = _feature_trouble(tensor, statistic)
         if trouble is not None:
             yield trouble
-
-
-@dataclass(frozen=True, slots=True)
-class _ByChannel:
-    """The observer that gathers ChannelExtremes."""
-
-    name: ClassVar[str] = "channels"
-    axis: int
-
-    def start(self, tensor: str) -> Statistic:
-        return ChannelExtremes(tensor, self.axis)
-
-    def range(self, statistic: Statistic) -> Range:
-        raise NotImplementedError("features are looked at one by one")
 
 
 def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
@@ -118,7 +105,7 @@ def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
         return None
     rest = reach[~far].max()
     what = f"{far.sum()} of {low.size} features reach {reach.max():.4g}, the others {rest:.4g}"
-    if (_LEVELS * (high - low)[far] < FEWEST_STEPS * reach[far]).all():
+    if (UINT8.steps * (high - low)[far] < FEWEST_STEPS * reach[far]).all():
         advice = "they hardly vary: take them out before, or leave what reads it float"
     else:
         advice = "try smooth, or leave what reads it float"
@@ -126,7 +113,7 @@ def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
 
 
 def weight_troubles(model: Model) -> Iterator[Trouble]:
-    """The weights of linear layers and convolutions that are hard to quantize by channel."""
+    """Yield the weights that are hard to quantize per channel."""
     seen: set[tuple[int, str]] = set()
     for g in model.graphs():
         for node in g.nodes:
@@ -145,17 +132,17 @@ def weight_troubles(model: Model) -> Iterator[Trouble]:
 def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
     try:
         largest = kernel.largest(g, kernel.out_axes)
-    except Miss:
+    except MatchFailure:
         return Trouble(kernel.name, "not finite weights", "the layer has to stay float")
     squares = kernel.gather(
         g, kernel.out_axes, lambda w, _: np.square(w.astype(np.float64)), np.add
     )
     share = math.prod(kernel.shape) // squares.size
     rest = squares - np.square(largest)
-    there = rest > _ROUNDING * squares  # a channel of one number is exact
-    size = np.sqrt(np.where(there, rest, 1) / max(share - 1, 1))
-    heard = size > _UNHEARD * np.median(np.where(there, size, 0))
-    ratio = np.where(there & heard, largest / size, 0)
+    present = rest > _ROUNDING * squares  # a channel with a single nonzero weight is exact
+    size = np.sqrt(np.where(present, rest, 1) / max(share - 1, 1))
+    heard = size > _UNHEARD * np.median(np.where(present, size, 0))
+    ratio = np.where(present & heard, largest / size, 0)
     bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
     if not bad:
         return None
@@ -165,7 +152,7 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
 
 
 def range_troubles(found: Calibration) -> Iterator[Trouble]:
-    """The tensors whose calibrated range is hard to quantize, by histograms or magnitudes."""
+    """Yield the tensors whose calibration range is hard to quantize."""
     for tensor, why in found.failed.items():
         yield Trouble(tensor, why.removeprefix(f"tensor '{tensor}' "), "it has to stay float")
     for tensor, statistic in found.statistics.items():
@@ -175,12 +162,12 @@ def range_troubles(found: Calibration) -> Iterator[Trouble]:
 
 
 def _range_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
-    if isinstance(statistic, Magnitudes) and statistic.seen:
+    if isinstance(statistic, Extremes) and statistic.seen:
         low, high = statistic.low, statistic.high
         inner = statistic.below(_PERCENT)
     elif isinstance(statistic, Histogram) and statistic.seen:
-        low, high = map(float, statistic.state()["bounds"])
-        inner = max(map(abs, clipping.percentile(statistic, _PERCENT)))
+        low, high = statistic.smallest, statistic.largest
+        inner = max(map(abs, range_selection.percentile(statistic, _PERCENT)))
     else:
         return None
     found = _near_constant(tensor, low, high)
@@ -200,8 +187,10 @@ def _times(ratio: float) -> str:
 
 def _near_constant(tensor: str, low: float, high: float) -> Trouble | None:
     reach = max(high, 0.0) - min(low, 0.0)
-    steps = _LEVELS * (high - low) / reach if reach else _LEVELS
+    steps = UINT8.steps * (high - low) / reach if reach else UINT8.steps
     if high == low or steps >= FEWEST_STEPS:
         return None
-    what = f"nearly constant: {low:.4g} to {high:.4g} is {max(1, round(steps))} of 255 steps"
+    what = (
+        f"nearly constant: {low:.4g} to {high:.4g} is {max(1, round(steps))} of {UINT8.steps} steps"
+    )
     return Trouble(tensor, what, "leave what reads it float, or take its mean out before")

@@ -1,4 +1,4 @@
-"""Options that several passes have: the words of each stand once, as the metadata of a field."""
+"""Options common to several passes, as field metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAN: Words = {"help": "A plan (JSON) to follow, in place of the options above."
 
 
 def note_beside_plan(item: Any, ctx: Context, *followed: str) -> None:
-    """Say which of the options that were given count for nothing, all but `followed`."""
+    """Note the given options that a plan overrides, except `followed`."""
     idle = [
         option.name
         for option in fields(item)

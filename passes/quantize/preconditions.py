@@ -1,6 +1,6 @@
-"""Why a model is not quantized at all: it is too old, or somebody has quantized it already.
+"""Preconditions of quantization: a recent opset, and a model that is not quantized yet.
 
-One operator is enough to tell that.
+Each function returns the reason against quantization, or an empty string.
 """
 
 from __future__ import annotations
@@ -8,26 +8,13 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
-from passes.opset import Opset
+from passes.opset.opset import Opset
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
+from toolkit.ir.op_traits import INTEGER_COMPUTE
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
-
-ON_INTEGERS = frozenset(
-    (
-        *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"),
-        *("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeMatMul"),
-        *("MatMulIntegerToFloat", "DynamicQuantizeLSTM", "MatMulNBits"),
-    )
-)
-"""Operators that quantize activations, or compute with what is quantized."""
-
-FROM_INTEGERS = frozenset(
-    (*ON_INTEGERS, "DequantizeLinear", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized")
-)
-"""These, and operators that read weights which are stored in fewer bits."""
 
 
 def too_old(model: Model, what: str, min_opset: int) -> str:
@@ -36,17 +23,17 @@ def too_old(model: Model, what: str, min_opset: int) -> str:
 
 
 def may_not_lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
-    """Why the model is not to be lifted as far as `what` needs it: the user's limit, if so."""
+    """Return why the user's settings forbid the opset that `what` needs."""
     opset = model.opsets.get("", 1)
-    if opset >= min_opset or ctx.opset is None:
+    if opset >= min_opset or ctx.settings.opset is None:
         return ""
-    if ctx.opset != "keep" and ctx.opset >= min_opset:
+    if ctx.settings.opset != "keep" and ctx.settings.opset >= min_opset:
         return ""
     return f"{what} needs opset {min_opset}, and the model is to stay at {opset}"
 
 
 def lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
-    """Lift the model to the opset that `what` needs; why it stays as it was, if so."""
+    """Upgrade the model to the opset that `what` needs; return why that failed, if so."""
     reason = may_not_lift(model, ctx, what, min_opset)
     if reason or model.opsets.get("", 1) >= min_opset:
         return reason
@@ -58,6 +45,6 @@ def lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
     return f"{what} needs opset {min_opset}, and the model cannot be lifted"
 
 
-def quantized_already(model: Model, operators: Container[str] = ON_INTEGERS) -> str:
+def quantized_already(model: Model, operators: Container[str] = INTEGER_COMPUTE) -> str:
     made = next((node for node in model.nodes() if node.op_type in operators), None)
     return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""

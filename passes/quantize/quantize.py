@@ -1,8 +1,8 @@
-"""`quantize`: what pays on the target is quantized, as long as the model keeps its answers.
+"""The pass `quantize`: quantize the layers that get faster on the target, within the error budget.
 
-Linear layers are dynamic, convolutions static where there are calibration data to take ranges from;
-without any they stay float. One plan says it all. It is made from the options, reduced to what pays
-by the table of costs and by timing, then to what keeps the budget, and then applied.
+Linear layers are dynamic. Convolutions are static if there are calibration data for their ranges;
+otherwise they stay float. The options give a plan, which is reduced first to the layers that get
+faster, by cost table and timing, then to the error budget, and then applied.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from passes.analysis.node_filter import Selection
 from passes.analysis.shapes import Shapes
-from passes.opset import Opset
+from passes.opset.opset import Opset
 from passes.quantize import options
 from passes.quantize.apply_plan import apply_all
-from passes.quantize.bias_correction.corrections import is_correctable
+from passes.quantize.bias_correction.correct_bias import is_correctable
 from passes.quantize.diagnostics import note_hard
 from passes.quantize.layers.channel_means import input_means
 from passes.quantize.layers.saturation import has_vnni, saturating
@@ -26,17 +26,18 @@ from passes.quantize.preconditions import may_not_lift, quantized_already
 from passes.quantize.rescale.smooth import Smooth
 from passes.quantize.schemes.dynamic.quantize_dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.schemes.static.apply import STATIC_OPSET, Format
-from passes.quantize.schemes.static.quantize_static import DEFAULT_OPS, ObserverName, QuantizeStatic
+from passes.quantize.schemes.static.quantize_static import DEFAULT_OPS, QuantizeStatic
 from passes.quantize.schemes.weight_only.quantize_weights import QuantizeWeights
 from passes.quantize.search.candidate_eval import Trials, keeps_budget
 from passes.quantize.search.costs import INT8_SHIPPED, TOPIC, Kernels
-from passes.quantize.search.enforce_budget import keep_budget
-from passes.quantize.search.notes import note_returned, note_what
+from passes.quantize.search.enforce_budget import enforce_budget
+from passes.quantize.search.notes import note_fallbacks, note_what
 from passes.quantize.search.paired_timing import keep_what_pays, keep_what_shrinks
-from passes.quantize.search.problem import survey, survey_pointwise
+from passes.quantize.search.problem import pointwise_problem, problem_of
 from passes.quantize.search.range_search import with_least_noise
 from passes.quantize.search.search import likely, search
 from passes.quantize.search.value_shapes import sizes_on
+from toolkit.calibrate.observers import ObserverName
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
@@ -57,7 +58,7 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """Compute in int8 what pays: linear layers on the fly, convolutions by calibrated ranges."""
+    """Quantize to int8 where it is faster: linear layers dynamically, convolutions statically."""
 
     name: ClassVar[str] = "quantize"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -91,7 +92,7 @@ class Quantize:
     include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
     exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
     threads: int = field(default=1, metadata={"help": "Threads to time with; 0: all cores."})
-    plan: Path | None = field(default=None, metadata=options.PLAN)
+    plan: Path | Plan | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -115,7 +116,7 @@ class Quantize:
             options.note_beside_plan(self, ctx, "format", "correct_bias")
             Shapes(annotate=False).run(model, ctx)  # by which bodies are observed
             trials = self._trials(model, plan, ctx)
-            self._write(trials, keep_budget(trials, plan, self.correct_bias), start)
+            self._write(trials, enforce_budget(trials, plan, self.correct_bias), start)
             return
         if self.mode == "weight_only":
             self._weight_only().run(model, ctx)
@@ -143,11 +144,11 @@ class Quantize:
         return Trials(model, ctx, write, self.threads)
 
     def _write(self, trials: Trials, plan: Plan, start: int) -> None:
-        """Write a plan, and say what was written of it; of nothing, nothing is left."""
+        """Apply a plan and report the result; undo everything if no layer was quantized."""
         model, ctx = trials.model, trials.ctx
         trials.write(model, plan, ctx)
         done = as_applied(model, plan)
-        ctx.plans.append(done)
+        ctx.report.plans.append(done)
         if not done.quantized():
             model.journal.undo_to(start)  # lifted, renamed and smoothed for nothing
         if self.correct_bias and is_correctable(done, ctx):
@@ -157,17 +158,17 @@ class Quantize:
             self._note_saturation(model, ctx)
 
     def _correct_biases(self, trials: Trials) -> None:
-        """Biases that take back what int8 shifts, where the budget holds with them.
+        """Correct biases, if the error budget still holds.
 
-        They lower the noise of all outputs together, which may raise that of one.
+        Correction lowers the error over all outputs, which may raise that of a single one.
         """
         model, ctx = trials.model, trials.ctx
-        ctx.tell("correcting biases", 0.0)
+        ctx.progress("correcting biases", 0.0)
         before = model.journal.position
         trials.corrections.make(model, ctx)
-        if model.journal.position == before or ctx.judge is None:
+        if model.journal.position == before or ctx.evaluator is None:
             return
-        if not keeps_budget(model, ctx.judge):
+        if not keeps_budget(model, ctx.evaluator):
             model.journal.undo_to(before)
             ctx.note("biases stay: the budget does not hold with corrected ones")
 
@@ -182,10 +183,10 @@ class Quantize:
     # -- the plan
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
-        """Everything that can be quantized, as the options say."""
+        """Return a plan with everything that the options allow."""
         plan = Plan()
         if self.mode in ("auto", "dynamic"):
-            plan = plan.merged(self._dynamic().make_plan(model, ctx.on_runtime))
+            plan = plan.merged(self._dynamic().make_plan(model, ctx.target))
         if self._plans_static(ctx):
             plan = plan.merged(self._static().make_plan(model, ctx))
         elif self.mode == "auto":
@@ -220,40 +221,40 @@ class Quantize:
         return self.reduce_range == "true"
 
     def _chosen(self, trials: Trials, plan: Plan) -> Plan:
-        """The part of the plan that pays and keeps the budget."""
+        """Return the part of the plan that is faster and within the error budget."""
         model, ctx = trials.model, trials.ctx
         feeds = trials.feeds()
         sizes = sizes_on(model, feeds[0]) if feeds else {}
-        by_speed = ctx.target == "ort-cpu" and ctx.prefer == "speed"
+        by_speed = ctx.target.has_costs and ctx.settings.prefer == "speed"
         kernels = Kernels.in_use() if by_speed else Kernels({})
-        surveyed = survey(model, plan, sizes, kernels)
-        single = survey_pointwise(model, plan, sizes, kernels) if by_speed else None
+        problem = problem_of(model, plan, sizes, kernels)
+        pointwise = pointwise_problem(model, plan, sizes, kernels) if by_speed else None
         if self.observer == "auto":
-            tried = likely(trials, surveyed, single)
-            surveyed = with_least_noise(trials, surveyed, tried)
-            single = single and replace(
-                single, plan=replace(single.plan, tensors=surveyed.plan.tensors)
+            tried = likely(trials, problem, pointwise)
+            problem = with_least_noise(trials, problem, tried)
+            pointwise = pointwise and replace(
+                pointwise, plan=replace(pointwise.plan, tensors=problem.plan.tensors)
             )
-        found = search(trials, surveyed, self.correct_bias, single)
-        note_returned(found, trials, ctx)
+        found = search(trials, problem, self.correct_bias, pointwise)
+        note_fallbacks(found, trials, ctx)
         kept = found.plan
-        if ctx.prefer == "size":
+        if ctx.settings.prefer == "size":
             kept = keep_what_shrinks(trials, kept)
         kept = keep_what_pays(trials, kept)
         if kept == found.plan or trials.holds(kept):
             return kept
-        # What went back had corrected biases, which made up for noise of the rest.
+        # The removed layers had corrected biases, which compensated errors of the others.
         by_themselves = any(entry.float_result for entry in kept.quantized())
-        problem = survey_pointwise if by_themselves else survey
-        left = problem(model, kept, sizes, kernels) or surveyed
+        make = pointwise_problem if by_themselves else problem_of
+        left = make(model, kept, sizes, kernels) or problem
         found = search(trials, left, self.correct_bias)
-        note_returned(found, trials, ctx)
+        note_fallbacks(found, trials, ctx)
         return found.plan
 
     def _lift(self, model: Model, ctx: Context) -> None:
-        """To the first opset with what is needed; where that cannot be, as far as it goes.
+        """Upgrade to the opset that the schemes need, or as far as possible.
 
-        Layers that the opset on the way is new enough for are quantized then.
+        Layers for which the reached opset suffices are quantized then.
         """
         needed = STATIC_OPSET if self._plans_static(ctx) else DYNAMIC_OPSET
         reason = may_not_lift(model, ctx, self.name, needed)
@@ -265,11 +266,11 @@ class Quantize:
     # -- costs, for `toolkit tune`
 
     def costs_in_use(self) -> tuple[Costs, str]:
-        """The table that decides, and where it is from."""
+        """Return the cost table in use, and its origin."""
         return costs_in_use(INT8_SHIPPED, TOPIC)
 
     def measure(self, progress: Progress, seconds: float) -> Costs:
-        """Measure this machine."""
+        """Measure the costs on this machine."""
         from passes.lower.measure import measure
         from passes.quantize.search.int8_kernels import INT8_COMPUTATIONS
 
@@ -278,7 +279,7 @@ class Quantize:
     # -- notes
 
     def _without_data(self, model: Model, ctx: Context) -> Plan:
-        """All convolutions in floats: samples would help those that have no reason to stay."""
+        """Return a plan with all convolutions in float, and note how many samples would help."""
         sites, left = self._static().candidates(model)
         count = sum(nd.is_op(site.node, *_CONVOLUTIONS) for site in sites)
         if count:

@@ -18,8 +18,8 @@ from onnx import AttributeProto, NodeProto
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
-from toolkit.ir.op_schema import PURE_CONTRIB, facts_of
-from toolkit.ir.op_traits import COMMUTATIVE, COMMUTATIVE_VARIADIC, is_random
+from toolkit.ir.op_schema import facts_of
+from toolkit.ir.op_traits import COMMUTATIVE, COMMUTATIVE_VARIADIC, PURE_CONTRIB, is_random
 from toolkit.verification.tolerance import EXACT, Tolerance
 
 if TYPE_CHECKING:
@@ -34,21 +34,6 @@ Key = tuple[object, ...]
 Attributes = tuple[tuple[str, bytes], ...]
 
 
-class _Places:
-    """Where a value is among the outputs of its node, which may be many (a Split's)."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, dict[str, int]] = {}
-
-    def of(self, node: NodeProto, name: str) -> int:
-        place = self._known.get(id(node), {}).get(name, 0)
-        if place >= len(node.output) or node.output[place] != name:  # not seen yet, or renamed
-            places = {output: i for i, output in enumerate(node.output)}
-            self._known[id(node)] = places
-            place = places[name]
-        return place
-
-
 @dataclass(slots=True)
 class _Scope:
     """The computations seen so far in a graph, and those of the graphs around it.
@@ -61,11 +46,10 @@ class _Scope:
     parent: _Scope | None = None
     first: dict[Key, NodeProto] = field(default_factory=dict[Key, NodeProto])
     seen: dict[Key, NodeProto] = field(default_factory=dict[Key, NodeProto])
-    places: _Places = field(default_factory=_Places)
 
     def inside(self, subgraph: Graph) -> _Scope:
         """The scope of a graph that a node of this one holds."""
-        return _Scope(subgraph, self, places=self.places)
+        return _Scope(subgraph, self)
 
     def around(self) -> Iterator[_Scope]:
         """This scope and those that it is in."""
@@ -81,19 +65,17 @@ class _Scope:
         if home is None:
             self.first[reads] = node
             return None
-        attributes = _attributes(node) if _is_pure(node) else None
+        attributes = _attributes(self.graph, node) if _is_pure(node) else None
         if attributes is None:
             return None
         key = attributes, *reads
         rival = home.first[reads]
-        rival_attributes = _attributes(rival)
+        rival_attributes = _attributes(home.graph, rival)
         if rival_attributes is not None:
             home.seen.setdefault((rival_attributes, *reads), rival)
         for scope in self.around():
             if key in scope.seen:
                 return scope.graph, scope.seen[key]
-        if _spell_alike(self.graph, node, rival):
-            return home.graph, rival
         self.seen[key] = node
         return None
 
@@ -114,7 +96,7 @@ class _Scope:
         producer = None if home is None else home.producer(name)
         if producer is None:
             return name, id(home)
-        return f"#{self.places.of(producer, name)}", id(producer)
+        return f"#{list(producer.output).index(name)}", id(producer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +158,8 @@ def _commutes(op_type: str, inputs: int) -> bool:
     return op_type in COMMUTATIVE or (op_type in COMMUTATIVE_VARIADIC and inputs == 2)
 
 
-def _attributes(node: NodeProto) -> Attributes | None:
-    """The attributes in canonical form; None for those that are too large to compare."""
+def _attributes(graph: Graph, node: NodeProto) -> Attributes | None:
+    """Return the attributes in canonical form, without defaults; None if one is too large."""
     found: list[tuple[str, bytes]] = []
     for attribute in node.attribute:
         if attribute.ByteSize() > _MOST_KEYED_BYTES:
@@ -188,15 +170,6 @@ def _attributes(node: NodeProto) -> Attributes | None:
         if plain.HasField("t"):
             plain.t.ClearField("name")
         found.append((plain.name, plain.SerializeToString(deterministic=True)))
-    return tuple(sorted(found))
-
-
-def _spell_alike(graph: Graph, node: NodeProto, other: NodeProto) -> bool:
-    """Whether two nodes differ only in attributes that one of them spells out as the default."""
-    names = {a.name for a in node.attribute} ^ {a.name for a in other.attribute}
-    facts = facts_of(graph, node) if names else None
-    mine, its = _attributes(node), _attributes(other)
-    if facts is None or mine is None or its is None:
-        return False
-    defaults = facts.defaults.items()
-    return set(mine) - set(defaults) == set(its) - set(defaults)
+    facts = facts_of(graph, node) if found else None
+    defaults = () if facts is None else facts.defaults.items()
+    return tuple(sorted(set(found).difference(defaults)))

@@ -19,6 +19,7 @@ from toolkit.ir.call_graph import called_by, calls_among, key_of, reached
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.ir.op_schema import facts_of
+from toolkit.ir.op_traits import CONTROL_FLOW
 from toolkit.verification.tolerance import EXACT, Tolerance
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _trim(graph: Graph, node: NodeProto) -> None:
     unused = [i for i, name in enumerate(node.output) if name and graph.is_unused(name)]
     if not unused:
         return
-    if nd.is_op(node, "If", "Loop", "Scan"):
+    if nd.is_op(node, *CONTROL_FLOW):
         _trim_subgraph_outputs(graph, node, unused)
         return
     blank = [i for i in unused if _may_go_without(graph, node, i)]

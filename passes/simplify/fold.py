@@ -25,11 +25,11 @@ from onnx import (
     shape_inference,
 )
 
-from passes.analysis.kernels import evaluate
+from passes.analysis.const_eval import evaluate
 from toolkit.errors import RuntimeRefused
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
-from toolkit.ir.node import STANDARD_DOMAINS, inputs_of, outputs_of
+from toolkit.ir.node import STANDARD_DOMAINS, inputs_of, is_op, outputs_of
 from toolkit.ir.op_traits import is_random
 from toolkit.ir.tensor_type import TensorType, from_proto, to_proto
 from toolkit.pass_manager.protocol import Context
@@ -72,6 +72,8 @@ class Fold:
     )
 
     def run(self, model: Model, ctx: Context) -> None:
+        for graph in model.graphs():
+            _cast_like_to_cast(graph)
         if self.max_bytes is not None:
             _fold(model, ctx, self.max_bytes, self.max_bytes)
             return
@@ -80,6 +82,15 @@ class Fold:
         if _read_bytes(model) - before > min(max(whole, _LITTLE), _MUCH):
             model.journal.undo_to(start)
             _fold(model, ctx, min(max(whole // _SHARE, _LEAST), _MUCH), _ONE)
+
+
+def _cast_like_to_cast(graph: Graph) -> None:
+    """Rewrite CastLike as Cast where the type is known: its result may then be constant."""
+    for node in graph.nodes:
+        if is_op(node, "CastLike") and (dtype := graph.dtype(node.input[1])):
+            graph.set_inputs(node, node.input[:1])
+            graph.set_op(node, "Cast")
+            graph.set_attr(node, "to", dtype)
 
 
 def _read_bytes(model: Model) -> int:
@@ -301,7 +312,7 @@ def _compute(state: _Folding, nodes: list[NodeProto], ctx: Context) -> dict[str,
     for value in dict.fromkeys(v for v in read if v not in made):
         proto.graph.initializer.append(_stored(state, value))
     proto.graph.output.extend(ValueInfoProto(name=value) for value in wanted)
-    session = Session(Model(proto, graph.model.weights), custom_ops=ctx.custom_ops)
+    session = Session(Model(proto, graph.model.weights), custom_ops=ctx.settings.custom_ops)
     results = session.run({}, wanted)
     return {
         value: result

@@ -6,7 +6,7 @@
     same-contents     integers with equal symbolic contents are computed once
     size-of-input     [batch, 4] is read from an input, not from a value computed of it
 
-What a Reshape can be told in numbers is up to `passes.operands.reshape_target`.
+What a Reshape can be told in numbers is up to `passes.analysis.operands.reshape_target`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.operands import reshape_target
-from passes.simplify.canonicalize.views import VIEWS
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
+from toolkit.ir.op_traits import VIEWS
 from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.symbolic import Dim, Expr
 from toolkit.verification.tolerance import EXACT, Tolerance

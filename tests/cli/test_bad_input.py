@@ -193,7 +193,7 @@ def test_verify_takes_no_broken_models_either(refused, tmp_path, tiny):
 
 
 def test_messages_are_in_our_own_words(refused, tiny):
-    message = refused("optimize", tiny, "--target", "gpu", says="'ort-cpu', 'onnx'")
+    message = refused("optimize", tiny, "--target", "gpu", says="choose one of ort-cpu, onnx")
     assert "Value error" not in message
     message = refused("optimize", tiny, "--seed", "x", says="a valid integer")
     assert "parse" not in message

@@ -12,7 +12,7 @@ from tests.cli.models import listing, parse
 from toolkit.explanation import explain_passes
 from toolkit.ir.model import Model
 from toolkit.pass_manager.registry import parse_passes
-from toolkit.rewriting.anchors import find_cores
+from toolkit.rewriting.anchors import find_anchors
 
 RULES = """
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Fuse:
 
     name: ClassVar[str] = "fuse-some"
     tolerance: ClassVar[Tolerance] = FLOAT
-    cores: ClassVar = {
+    anchors: ClassVar = {
         "gelu": ("Erf", "0.044715 > Tanh"),
         "attention": ("Softmax > MatMul",),
     }
@@ -284,17 +284,17 @@ g (float[2, 4] x) => (float[2, 4] y, float[2, 1] z)
 )
 def test_marks(mark, found):
     model = Model.from_proto(parse(PATHS))
-    cores = find_cores(model, [{"norm": (mark,)}])
-    assert [core.node.output[0] for core in cores] == found
+    anchors = find_anchors(model, [{"norm": (mark,)}])
+    assert [core.node.output[0] for core in anchors] == found
 
 
 def test_a_core_of_several_rules_is_one():
     model = Model.from_proto(parse(PATHS))
-    cores = find_cores(model, [{"norm": ("ReduceMean > Sqrt",)}, {"other": ("ReduceMean",)}])
-    assert [core.rules for core in cores] == [("other",), ("norm", "other")]
+    anchors = find_anchors(model, [{"norm": ("ReduceMean > Sqrt",)}, {"other": ("ReduceMean",)}])
+    assert [core.rules for core in anchors] == [("other",), ("norm", "other")]
 
 
 @pytest.mark.parametrize("mark", ["", "0.5", "Sqrt > "])
 def test_marks_that_are_none(mark):
     with pytest.raises(ValueError, match="names no operator"):
-        find_cores(Model.from_proto(parse(PATHS)), [{"norm": (mark,)}])
+        find_anchors(Model.from_proto(parse(PATHS)), [{"norm": (mark,)}])

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import deepflow
 import numpy as np
-from toolkit.frontends.export import Draft, InOrder, Plan
+from toolkit.frontends.protocol import AttemptList, Draft, ExportPlan
 from toolkit.frontends.test_inputs import cases_from
 
 
@@ -54,7 +54,7 @@ class FrontEnd:
             cases = cases_from({"x": np.ones((1, 10), np.float32)}, axes, request.seed)
             return Draft(path, reference, cases, "brand's own", axes)
 
-        return Plan([InOrder("model", [draft])], companions={"brand.json": note})
+        return ExportPlan([AttemptList("model", [draft])], companions={"brand.json": note})
 """
 
 
@@ -294,7 +294,7 @@ def test_the_source_is_not_written_over(refused, here):
 def test_a_graph_that_differs_is_not_written(run, models):
     done = run("export", "./models.py:wrong", "-o", "out.onnx", "--json", "report.json")
     assert done.code == 1
-    assert done.err.startswith("error: the exported model is not the same as the original")
+    assert done.err.startswith("error: the exported model differs from the original")
     assert done.err.count("\n") == 1
     assert not Path("out.onnx").exists()
     assert json.loads(Path("report.json").read_text())["output"] is None
@@ -320,7 +320,7 @@ def test_a_broken_entry_point_is_named_when_it_is_missed(refused, run, site):
 
 def test_an_entry_point_that_is_no_front_end(refused, site):
     site("broken", "brand = broken:front_end", "front_end = 7")
-    says = "exporter 'brand' of broken is none: it has no name, takes, plan"
+    says = "exporter 'brand' of broken is not valid: no name, takes, plan"
     refused("export", "sys:path", "-o", "out.onnx", says=says)
 
 

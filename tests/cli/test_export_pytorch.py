@@ -144,7 +144,7 @@ def test_a_baked_branch_writes_nothing(run, models):
     done = run("export", "./models.py:Branch", *arguments)
     assert done.code == 1
     assert done.err.count("\n") == 1
-    assert "baked in by tracing" in done.err
+    assert "specialized by tracing" in done.err
     assert not Path("model.onnx").exists()
 
 

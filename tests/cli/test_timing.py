@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from tests.cli.models import parse
-from toolkit.runtime import latency as bench
+from toolkit.runtime import latency
 from toolkit.runtime.latency import Timing
 
 STRANGE = """
@@ -22,12 +22,12 @@ def timed(monkeypatch):
     """Half the time, on whatever feeds; the feeds are kept."""
     seen = []
 
-    def latency(models, feeds, threads=1, effort=bench.USUAL, custom_ops=()):
+    def timings(models, feeds, threads=1, effort=None, custom_ops=()):
         seen.append(feeds)
         first, second = models
         return {first: Timing(0.004, 1, 1, 1, 9), second: Timing(0.002, 0.5, 0.4, 0.8, 9)}
 
-    monkeypatch.setattr(bench, "latency", latency)
+    monkeypatch.setattr(latency, "latency", timings)
     return seen
 
 
@@ -63,7 +63,7 @@ def test_verify_says_how_fast(run, tiny, timed, tmp_path):
 
 def test_a_clock_that_is_too_coarse(run, tiny, monkeypatch):
     nothing = Timing(0, 0, 0, 0, 9)
-    monkeypatch.setattr(bench, "latency", lambda models, *_, **__: dict.fromkeys(models, nothing))
+    monkeypatch.setattr(latency, "latency", lambda models, *_, **__: dict.fromkeys(models, nothing))
     done = run("optimize", tiny, "--time")
     assert done.code == 0
     assert "not timed: " in done.out

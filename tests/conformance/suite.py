@@ -16,7 +16,7 @@ from onnx.backend.test.case.model import collect_testcases as collect_model_case
 from onnx.backend.test.case.node import collect_testcases as collect_node_cases
 
 from tests.ort import run
-from toolkit.runtime.session import MAX_IR, MAX_OPSET
+from toolkit.runtime import MAX_IR, MAX_OPSET
 
 
 @dataclass(frozen=True)

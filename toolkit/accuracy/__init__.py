@@ -1,1 +1,1 @@
-"""Quality: how far a model's answers are from those of the floats, and how far they may be."""
+"""Accuracy: how far a quantized model is from its float original, and how far it may be."""

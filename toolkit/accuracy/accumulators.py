@@ -1,149 +1,148 @@
-"""One group of an output's channels, measured over all samples."""
+"""The loss of one group of an output's channels, accumulated over all samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from toolkit.accuracy.budgets import BUDGETS, Kind, Limit, Measure, chance
 from toolkit.accuracy.metrics import (
-    Angles,
+    Accumulator,
     Array,
-    Flips,
-    Gap,
-    Inequality,
+    LargestError,
+    MeanLoss,
     Noise,
-    Tally,
-    Variance,
-    are_shares,
-    as_shares,
+    WeightedFlips,
+    are_probabilities,
+    cosine_losses,
+    flips,
+    inequality,
+    softmax,
 )
-from toolkit.accuracy.output_kinds import Group, OutputKind
+from toolkit.accuracy.output_kinds import ChannelGroup, OutputKind
 from toolkit.accuracy.quality_report import Figure
-from toolkit.accuracy.requirement import Demand, Score
+from toolkit.accuracy.requirement import Requirement, Score
 
-_COUNTS: tuple[Measure, ...] = ("top1", "answers", "decisions", "agreement")
-"""Measures of answers that are counted: on few samples chance has a say."""
+_COUNTED: tuple[Measure, ...] = ("top1", "answers", "decisions", "agreement")
+"""Measures that count changed predictions: few samples leave them to chance."""
 
-_OF_REAL: tuple[Measure, ...] = ("variance", "answers")
-
-_MAKERS: Mapping[Measure, Callable[[], Tally]] = {
-    "cosine": Angles,
-    "agreement": Inequality,
-    "error": Gap,
-}
+_REAL_ONLY: tuple[Measure, ...] = ("variance", "answers")
+"""Measures that are meaningless on synthetic inputs, where a model's predictions are unsure."""
 
 
 @dataclass(slots=True)
-class GroupTally:
-    """The tallies of one group, each with what it allows; and the noise, whatever is asked."""
+class GroupAccumulator:
+    """The measures of one channel group, and its noise."""
 
-    group: Group
+    group: ChannelGroup
     kind: OutputKind
-    limits: Sequence[tuple[Limit, Tally]]
+    limits: Sequence[Limit]
     built_in: bool
+    """Whether the limits are error budgets rather than the user's."""
     real: bool
-    noise: Noise
+    noise: Noise = field(default_factory=Noise)
+    accumulators: dict[Measure, Accumulator] = field(default_factory=dict[Measure, Accumulator])
+
+    def __post_init__(self) -> None:
+        for limit in self.limits:
+            if limit.measure not in ("sqnr", "variance"):  # both are read from the noise
+                self.accumulators[limit.measure] = _accumulator(limit.measure, self.built_in)
 
     def add(self, reference: Array, actual: Array | None) -> None:
-        """Rows of one sample; None when the other model gave another shape."""
+        """Add the rows of one sample; None if the other model's output has another shape."""
         if actual is not None and not reference.size:
-            return  # both give nothing
+            return
         if actual is None or not self._has_channels(reference):
-            for _, tally in self.limits:
-                tally.miss()
-            self.noise.miss()
+            for accumulator in (*self.accumulators.values(), self.noise):
+                accumulator.add_incomparable()
             return
         weights = None
         if self.group.channels is not None:
             reference, actual = self.kind.gated(reference), self.kind.gated(actual)
             if self.group.kind != "scores" and self.kind.scores:
-                # what a detector says of places without an object, nobody looks at
+                # positions where a detector finds no object do not matter
                 weights = reference[:, self.kind.scores].max(axis=1)
             reference, actual = (rows[:, self.group.channels] for rows in (reference, actual))
-        if self.group.kind == "text" and not are_shares(reference):
-            reference, actual = as_shares(reference), as_shares(actual)
-        for limit, tally in self.limits:
-            if limit.measure == "decisions":  # each element is one of its own
-                tally.add(reference.reshape(-1, 1), actual.reshape(-1, 1))
-            elif not isinstance(tally, Noise):  # which is gathered once for all, below
-                tally.add(reference, actual)
+        if self.group.kind == "text" and not are_probabilities(reference):
+            reference, actual = softmax(reference), softmax(actual)
+        for measure, accumulator in self.accumulators.items():
+            if measure == "decisions":  # each element is a decision
+                accumulator.add(reference.reshape(-1, 1), actual.reshape(-1, 1))
+            else:
+                accumulator.add(reference, actual)
         if self.group.kind != "exact":
             self.noise.add(reference, actual, weights)
 
     def _has_channels(self, rows: Array) -> bool:
-        """Whether a sample has the channels that the first ones had."""
         return self.group.channels is None or max(self.group.channels) < rows.shape[1]
 
     def figures(self) -> list[Figure]:
-        made: list[Figure] = []
-        for limit, tally in self.limits:
-            by_chance = self.built_in and limit.measure in _COUNTS
-            allowed = chance(limit.loss, tally.count, self.real) if by_chance else limit.loss
-            plain = tally.plain() if isinstance(tally, Flips) and tally.weighed else None
-            made.append(
-                Figure(
-                    self.kind.name,
-                    limit.measure,
-                    tally.loss(),
-                    allowed,
-                    self.group.label,
-                    plain=plain,
-                )
+        """Return one figure for each limit."""
+        return [self._figure(limit) for limit in self.limits]
+
+    def _figure(self, limit: Limit) -> Figure:
+        if limit.measure in ("sqnr", "variance"):
+            noise = self.noise
+            loss = noise.loss() if limit.measure == "sqnr" else noise.around_mean()
+            return Figure(self.kind.name, limit.measure, loss, limit.loss, self.group.label)
+        found = self.accumulators[limit.measure]
+        by_chance = self.built_in and limit.measure in _COUNTED
+        return Figure(
+            self.kind.name,
+            limit.measure,
+            found.loss(),
+            chance(limit.loss, found.count, self.real) if by_chance else limit.loss,
+            self.group.label,
+            plain=found.unweighted() if isinstance(found, WeightedFlips) else None,
+        )
+
+
+def accumulators_of(
+    kinds: Mapping[str, OutputKind], requirement: Requirement, real: bool
+) -> dict[str, list[GroupAccumulator]]:
+    """Return empty accumulators for the channel groups of every output."""
+    counted = not {kind.kind for kind in kinds.values()}.isdisjoint({"classes", "text", "scores"})
+    built_in = requirement.metric is None and requirement.most is None
+    return {
+        name: [
+            GroupAccumulator(
+                group, kind, _limits(group.kind, requirement, real, counted), built_in, real
             )
-        return made
+            for group in _groups(kind, requirement)
+        ]
+        for name, kind in kinds.items()
+    }
 
 
-def tallies_of(
-    kinds: Mapping[str, OutputKind], demand: Demand, real: bool
-) -> dict[str, list[GroupTally]]:
-    """The tallies of every output, empty, for what the user asks."""
-    counted = {kind.kind for kind in kinds.values()} & {"classes", "text", "scores"}
-    made: dict[str, list[GroupTally]] = {}
-    for name, kind in kinds.items():
-        made[name] = []
-        for group in _groups(kind, demand):
-            limits = _limits(group.kind, demand, real, bool(counted))
-            built_in = demand.metric is None and demand.most is None
-            noise = Noise()
-            tallies = [(limit, _tally(limit, built_in, noise)) for limit in limits]
-            made[name].append(GroupTally(group, kind, tallies, built_in, real, noise))
-    return made
+def _groups(kind: OutputKind, requirement: Requirement) -> tuple[ChannelGroup, ...]:
+    """Return the channel groups; a named metric applies to the whole output."""
+    return kind.groups if not isinstance(requirement.metric, str) else (ChannelGroup(kind.kind),)
 
 
-def _groups(kind: OutputKind, demand: Demand) -> tuple[Group, ...]:
-    """A named metric is of the whole output."""
-    return kind.groups if not isinstance(demand.metric, str) else (Group(kind.kind),)
-
-
-def _limits(kind: Kind, demand: Demand, real: bool, counted: bool) -> list[Limit]:
-    """What is measured of a kind, and what it may lose."""
-    # Of few made-up inputs the spread says nothing, and there is no text in them.
-    known = kind if real or kind != "text" else "classes"
-    # Nor are models sure of their answers there.
-    built_in = [limit for limit in BUDGETS[known] if real or limit.measure not in _OF_REAL]
-    if isinstance(demand.metric, Score):  # the user's function decides, the rest is told
+def _limits(kind: Kind, requirement: Requirement, real: bool, counted: bool) -> list[Limit]:
+    """Return the measures of a kind and their limits; `counted`: some output has predictions."""
+    budget = kind if real or kind != "text" else "classes"  # synthetic inputs contain no text
+    built_in = [limit for limit in BUDGETS[budget] if real or limit.measure not in _REAL_ONLY]
+    if isinstance(requirement.metric, Score):  # the user's function decides; the rest is reported
         return [Limit(limit.measure, np.inf, "") for limit in built_in]
-    measure: Measure = demand.metric or built_in[0].measure
-    allowed = demand.allowed(measure)
+    measure: Measure = requirement.metric or built_in[0].measure
+    allowed = requirement.allowed(measure)
     if allowed is None:
         return built_in
     if measure == "top1" and kind == "scores":
         measure = "decisions"
-    decides = measure != "top1" or not counted or kind in ("classes", "text")
-    fits = demand.metric is None or (kind != "exact" and decides)
-    return [Limit(measure, allowed, "asked for")] if fits else built_in
+    applies = measure != "top1" or not counted or kind in ("classes", "text")
+    if requirement.metric is None or (kind != "exact" and applies):
+        return [Limit(measure, allowed, "the user's")]
+    return built_in
 
 
-def _tally(limit: Limit, built_in: bool, noise: Noise) -> Tally:
-    if limit.measure == "sqnr":
-        return noise
-    if limit.measure == "variance":
-        return Variance(noise)
-    if limit.measure == "answers":
-        return Flips(weighed=False)
-    if limit.measure in ("top1", "decisions"):
-        return Flips(weighed=built_in)
-    return _MAKERS[limit.measure]()
+def _accumulator(measure: Measure, built_in: bool) -> Accumulator:
+    if measure == "error":
+        return LargestError()
+    if built_in and measure in ("top1", "decisions"):
+        return WeightedFlips()
+    losses = {"cosine": cosine_losses, "agreement": inequality}
+    return MeanLoss(losses.get(measure, flips))

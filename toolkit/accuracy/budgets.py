@@ -1,19 +1,19 @@
-"""How much a model may lose when nobody says: one table, a row for each kind of output.
+"""The default error budgets: one table, with a row for each kind of output.
 
-Losses are shares. Of classes and integers it is the share of answers that changed; of embeddings
-1 - cosine; of numbers the power of the noise in that of the signal, 0.01 for an SQNR of 20 dB. For
-small noise 1 - cosine is half of the latter, so that one number means much the same in each.
+Losses are fractions: the fraction of changed predictions for classes and integers, 1 - cosine for
+embeddings, and noise power over signal power for numbers (0.01 is an SQNR of 20 dB). For small
+noise 1 - cosine is half of the latter, so that one number means much the same for each kind.
 
-The rows are meant to let every good int8 model through, and no collapsed one. Measured on real
-samples, with what it cost in accuracy where there are labels:
+The budgets accept every good int8 model and reject every collapsed one. Measured on real samples,
+with the loss of accuracy in percentage points where there are labels:
 
     model                               good                       collapsed
     MiniLM, sentence embeddings         cosine 0.993, dynamic      0.803 (2.6 points), static
-    keyword spotting, flips by weight   0.6 % (0 to 0.2 points)    5.5 % (8.8), weights of 5 bits
-    MNIST, flips by weight              0.1 % (0 points)           2.4 % (3.7), weights of 3 bits
-    text reader, shares of classes      23 dB (0 points of lines)  7 dB (66), static
+    keyword spotting, weighted flips    0.6 % (0 to 0.2 points)    5.5 % (8.8), 5-bit weights
+    MNIST, weighted flips               0.1 % (0 points)           2.4 % (3.7), 3-bit weights
+    text recognition, probabilities     23 dB (0 points of lines)  7 dB (66), static
     YOLOX-nano, scores                  20 dB, F1 95 %             1 dB, F1 38 %, all int8
-    silero-vad, state after 8 windows   30 dB, weights of 8 bits   -3.5 dB, dynamic convolutions
+    silero-vad, state after 8 windows   30 dB, 8-bit weights       -3.5 dB, dynamic convolutions
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["classes", "text", "scores", "embedding", "regression", "state", "exact"]
-"""What an output is: see `toolkit.quality.kinds`."""
+"""The kind of an output: see `toolkit.accuracy.output_kinds`."""
 
 Measure = Literal[
     "top1", "answers", "decisions", "cosine", "sqnr", "variance", "agreement", "error", "score"
 ]
-"""What is measured of it: see `toolkit.quality.measures`."""
+"""The measure of a loss: see `toolkit.accuracy.metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The loss that one measure allows, and why so much."""
+    """The largest loss allowed by one measure, and the reason for it."""
 
     measure: Measure
     loss: float
@@ -42,51 +42,49 @@ class Limit:
 
 BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     "classes": (
-        Limit("top1", 0.01, "by weight, what costs no accuracy flips 0.6 %, 3 points cost 2.4 %"),
-        Limit("answers", 0.1, "where all is a close call, weights say little: 90 % stay as is"),
-        Limit("sqnr", 0.1, "flips say nothing where the samples are all of one class: 10 dB"),
+        Limit("top1", 0.01, "weighted flips: 0.6 % cost no accuracy, 2.4 % cost 3 points"),
+        Limit("answers", 0.1, "if all margins are small, weights say little: 90 % must be equal"),
+        Limit("sqnr", 0.1, "flips say nothing if all samples are of one class: 10 dB"),
     ),
     "text": (
-        Limit("top1", 0.01, "as of classes"),
-        Limit("sqnr", 0.01, "20 dB of shares: of lines 0.4 points are lost, at 19 dB 0.9"),
+        Limit("top1", 0.01, "as for classes"),
+        Limit("sqnr", 0.01, "20 dB of probabilities cost 0.4 points of lines, 19 dB cost 0.9"),
     ),
     "scores": (
-        Limit("decisions", 0.01, "each score is an answer at one half, as of classes"),
-        Limit("sqnr", 0.012, "of detections at 17 dB 8 % are other than in floats, at 20 dB 5 %"),
-        Limit("variance", 0.2, "what tells samples apart must be left"),
+        Limit("decisions", 0.01, "each score is a decision at 0.5, as for classes"),
+        Limit("sqnr", 0.012, "at 17 dB 8 % of the detections differ from float, at 20 dB 5 %"),
+        Limit("variance", 0.2, "the differences between samples must remain"),
     ),
     "embedding": (
-        Limit("cosine", 0.02, "similarities move by about the square root of it: ranks hold"),
-        Limit("variance", 0.2, "vectors that all point one way are told apart by what is left"),
+        Limit("cosine", 0.02, "similarities move by about its square root: rankings hold"),
+        Limit("variance", 0.2, "nearly parallel vectors differ by the remainder only"),
     ),
     "regression": (
-        Limit("sqnr", 0.01, "20 dB: a tenth of the signal's size, what int8 keeps when it works"),
-        Limit("variance", 0.1, "a constant has a high SQNR where the values hardly vary"),
+        Limit("sqnr", 0.01, "20 dB: a tenth of the signal's amplitude, as working int8 keeps"),
+        Limit("variance", 0.1, "a constant has a high SQNR if the values hardly vary"),
     ),
-    "state": (
-        Limit("sqnr", 0.1, "10 dB after several steps: an error that grows is far above it"),
-    ),
-    "exact": (Limit("agreement", 0.02, "integers of a decision inside the model, as for classes"),),
+    "state": (Limit("sqnr", 0.1, "10 dB after several steps: a growing error is far above it"),),
+    "exact": (Limit("agreement", 0.02, "integers are decisions of the model, as for classes"),),
 }
 
-UNSURE, UNSURE_MADE_UP = 1.0, 3.0
-"""Standard deviations of chance that flips may exceed their budget by: on real samples, and on
-made-up ones, of which a model need not be sure at all."""
+_REAL_DEVIATIONS, _SYNTHETIC_DEVIATIONS = 1.0, 3.0
+"""Standard deviations of chance by which flips may exceed their budget, on real samples and on
+synthetic inputs, where predictions are unsure."""
 
 DECIDED = 0.5
-"""A class leads for sure when its margin is this share of the spread of all; flips of a lesser one
-count in proportion. Between classes of random numbers the mean margin is a quarter."""
+"""The margin, relative to the spread of all classes, from which a flip counts fully; smaller
+margins count in proportion. Random numbers have a mean margin of 0.25."""
 
-LEAST_VARYING = 1e-8
-"""Variance in the power of a signal from which on it is looked at by itself: less is rounding."""
+MIN_VARYING = 1e-8
+"""The variance, relative to the signal's power, below which it is rounding noise."""
 
 
 def decibels(loss: float) -> float:
-    """The SQNR of a share of noise."""
+    """Return the SQNR in dB of a noise power relative to the signal."""
     return -10 * math.log10(loss) if loss > 0 else math.inf
 
 
 def chance(loss: float, count: int, real: bool = True) -> float:
-    """The flips that `count` answers may have when a budget of `loss` is kept on the whole."""
-    deviations = UNSURE if real else UNSURE_MADE_UP
+    """Return the loss that `count` predictions may show by chance if their true loss is `loss`."""
+    deviations = _REAL_DEVIATIONS if real else _SYNTHETIC_DEVIATIONS
     return loss + deviations * math.sqrt(loss * (1 - loss) / count) if count else loss

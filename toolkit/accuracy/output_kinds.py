@@ -1,16 +1,15 @@
-"""What an output is: told by its name, its shape, what makes it, and its values on a few samples.
+"""The kind of an output, inferred from its name, shape, producer and values on a few samples.
 
-    classes     logits or probabilities along an axis: what matters is which is greatest
-    text        classes at positions that are read as one, most of them blank: a line is right only
-                when all of it is
-    scores      numbers from 0 to 1, each a decision of its own
-    embedding   vectors: what matters is where they point
-    regression  numbers that matter as such: boxes, depths, images
-    state       fed back as an input: see `toolkit.quality.states`
+    classes     logits or probabilities along an axis; only the largest one matters
+    text        classes at the positions of a text, most of them blank; all must be correct
+    scores      numbers from 0 to 1, each an independent decision
+    embedding   vectors; only their direction matters
+    regression  numbers whose values matter: boxes, depths, images
+    state       fed back as an input: see `toolkit.accuracy.recurrent_state`
     exact       integers, booleans, strings
 
-Numbers of different sizes in one output, as boxes beside scores, are groups of channels: by their
-common scale alone the smaller ones could be anything. In doubt it is a regression.
+Channels of different scales in one output, such as boxes and scores, form groups: measured by a
+common scale, the smaller ones could be anything. The default is regression.
 """
 
 from __future__ import annotations
@@ -24,50 +23,48 @@ import numpy as np
 from onnx import NodeProto
 
 from toolkit.accuracy.budgets import Kind
-from toolkit.accuracy.metrics import Array, Doubles
+from toolkit.accuracy.metrics import Array, Doubles, are_probabilities
 from toolkit.calibrate.statistics import is_float
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.op_traits import LINEAR, NORMALIZATIONS, VIEWS, has_trait
 
 _CLASSES = re.compile(r"logit|prob|softmax|class|label|categor|token")
 _EMBEDDING = re.compile(r"embed|hidden|feature|pool|repr|encod|vector")
 _REGRESSION = re.compile(r"box|coord|landmark|keypoint|depth|mask|flow|regress|offset|loc\b")
 
-_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout", "Div")
-"""Operators that change neither the values nor their order, or only the unit they are in."""
+_THROUGH = (*VIEWS, "Identity", "Cast", "Dropout", "Div")
+"""Operators that keep the order of the values and change at most their unit."""
 
-_LINEAR = ("Gemm", "MatMul", "FusedMatMul", "Add", "MatMulInteger", "MatMulNBits")
-_NORMS = (
-    *("LpNormalization", "LayerNormalization", "SkipLayerNormalization", "RMSNormalization"),
-    *("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "GroupNormalization"),
-    *("InstanceNormalization", "BatchNormalization", "ReduceMean", "GlobalAveragePool", "Tanh"),
-)
-"""What vectors come out of."""
+_LINEAR = LINEAR | {"Add"}
+"""Matrix products, with or without a bias."""
+_VECTORS = NORMALIZATIONS | {"ReduceMean", "GlobalAveragePool", "Tanh"}
+"""Operators whose results are embeddings."""
 
-_POOLED, _LEAST_POOLED = ("ReduceSum", "ReduceMax"), 32
-"""What makes one vector of many, if it is as long as that: sums of a few are numbers."""
+_POOLED, _MIN_POOLED = ("ReduceSum", "ReduceMax"), 32
+"""Operators that pool vectors, and the smallest length of an embedding."""
 
 _VOCABULARY = 1000
-"""Channels of a sequence without a telling name that are a vocabulary."""
+"""The number of channels of a sequence from which it is a vocabulary, whatever its name."""
 
-_MOST_NUMBERS, _ENOUGH = 256, 4
-"""Linear outputs that may be numbers rather than classes, and samples that tell."""
+_MAX_NUMBERS, _MIN_SAMPLES = 256, 4
+"""The largest width of linear outputs that may be numbers, and the samples needed to tell."""
 
-_LEAST_TEXT, _BLANK = 8, 0.5
-"""Positions that may be a text, and the share of them that has nothing to say."""
+_MIN_TEXT, _BLANK = 8, 0.5
+"""The smallest number of positions of a text, and the smallest fraction of blanks among them."""
 
 _APART = 10.0
-"""Channels whose sizes are this many times apart are of different quantities."""
+"""The ratio of scales from which channels are different quantities."""
 
-_MOST_GROUPS = 4
+_MAX_GROUPS = 4
 
 _GATED, _POSITIONS = 0.1, 64
-"""A gate is that much lower than what it gates, on the mean of so many positions or more."""
+"""The ratio of a gate's mean to that of the scores it gates, over at least this many positions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Channels that are measured together; None: all of them."""
+class ChannelGroup:
+    """Channels that are measured together; None for all of them."""
 
     kind: Kind
     label: str = ""
@@ -76,26 +73,26 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class OutputKind:
-    """What an output is: its channels are along `axis` (-1 or 1), in one or more groups.
+    """The kind of an output, and its groups of channels along `axis` (-1 or 1).
 
-    Without an axis it has no channels: each element stands for itself.
+    An output without an axis has no channels: its elements are independent.
     """
 
     name: str
     kind: Kind
     axis: int | None = -1
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ChannelGroup, ...] = ()
     gate: int | None = None
-    """The channel that says whether there is anything at a position; other scores say what."""
+    """The channel of a detector's objectness; the other scores are those of classes."""
 
     @property
     def scores(self) -> tuple[int, ...]:
-        """The channels that are scores, where others are not."""
+        """The channels of scores, if there are other channels too."""
         of_scores = (g.channels for g in self.groups if g.kind == "scores" and g.channels)
         return next(of_scores, ())
 
     def gated(self, rows: Array) -> Array:
-        """The rows with all scores as the model means them: those behind a gate, times it."""
+        """Return the rows with the scores of classes multiplied by the gate."""
         if self.gate is None:
             return rows
         behind = [channel for channel in self.scores if channel != self.gate]
@@ -104,19 +101,18 @@ class OutputKind:
         return found
 
     def rows(self, array: Array) -> Array:
-        """The output as a matrix: a row for each position, a column for each channel."""
+        """Return the output as a matrix with a row per position and a column per channel."""
         if array.ndim < 2:
             return array.reshape(1, -1) if self.kind == "classes" else array.reshape(-1, 1)
         if self.kind == "exact" or self.axis is None:
             return array.reshape(-1, 1)
-        turned = np.moveaxis(array, self.axis, -1)
-        return turned.reshape(math.prod(turned.shape[:-1]), turned.shape[-1])
+        return _rows(array, self.axis)
 
 
 def infer_kind(
     graph: Graph, name: str, values: Sequence[Array], states: Collection[str] = ()
 ) -> OutputKind:
-    """The kind of the output `name`, given what it was on some samples."""
+    """Infer the kind of the output `name` from its values on some samples."""
     first = values[0]
     if not is_float(first):
         return _one(name, "exact")
@@ -130,7 +126,7 @@ def infer_kind(
         return _one(name, kind, None)
     if kind != "regression" or first.ndim < 2:
         return _one(name, kind, axis)
-    linear = source is not None and nd.is_op(source, *_LINEAR)
+    linear = has_trait(source, _LINEAR)
     axis = -1 if linear else _channel_axis(values)
     if _varies(values, axis):
         return _one(name, kind, None)
@@ -141,14 +137,14 @@ def infer_kind(
 
 
 def _one(name: str, kind: Kind, axis: int | None = -1) -> OutputKind:
-    return OutputKind(name, kind, axis, (Group(kind),))
+    return OutputKind(name, kind, axis, (ChannelGroup(kind),))
 
 
 def _source(graph: Graph, name: str, rank: int) -> NodeProto | None:
-    """The node that computes the values of an output.
+    """Return the node that computes the values of an output, without data movement.
 
-    A GatherND brings vectors of tokens back to their places; elsewhere it picks some, as those that
-    a detector keeps, which are no longer what they were beside each other.
+    GatherND restores padded tokens in outputs of rank 3; elsewhere it selects values, such as the
+    detections to keep, and is not skipped.
     """
     through = (*_THROUGH, "Where", "GatherND") if rank == 3 else (*_THROUGH, "Where")
     node = graph.producer(name)
@@ -161,7 +157,7 @@ def _source(graph: Graph, name: str, rank: int) -> NodeProto | None:
 
 
 def _chosen_from(graph: Graph, where: NodeProto) -> int | None:
-    """What a Where gives beside a constant, as of padding."""
+    """Return the computed operand of a Where whose other operand is constant, as for padding."""
     computed = [slot for slot in (1, 2) if graph.const(where.input[slot]) is None]
     return computed[0] if len(computed) == 1 else None
 
@@ -169,7 +165,7 @@ def _chosen_from(graph: Graph, where: NodeProto) -> int | None:
 def _kind(
     name: str, first: Array, values: Sequence[Array], source: NodeProto | None
 ) -> tuple[Kind, int]:
-    op = source.op_type if source is not None else ""
+    op = nd.qualified(source) if source is not None else ""
     axis = 1 if first.ndim == 4 else -1
     width = first.shape[axis] if first.ndim else 1
     within = all(_within_unit(value) for value in values)
@@ -179,39 +175,37 @@ def _kind(
         decides = within and (op in ("Sigmoid", "HardSigmoid") or "prob" in name)
         return ("scores" if decides else "regression"), -1
     if op in ("Softmax", "LogSoftmax"):
-        square = first.ndim >= 4 and first.shape[-1] == first.shape[-2]  # of attention
+        square = first.ndim >= 4 and first.shape[-1] == first.shape[-2]  # attention weights
         return ("regression", axis) if square else ("classes", axis)
     if within and op in ("Sigmoid", "HardSigmoid"):
         return "scores", axis
-    if all(_sums_to_one(value, axis) for value in values) and within:
+    if within and all(are_probabilities(_rows(value, axis)) for value in values):
         return "classes", axis
     if _REGRESSION.search(name):
         return "regression", axis
     if _CLASSES.search(name):
         return "classes", axis
-    pooled = op in _POOLED and first.ndim == 2 and width >= _LEAST_POOLED
-    of_norm = op in _NORMS or all(_of_unit_length(v) for v in values)
+    pooled = op in _POOLED and first.ndim == 2 and width >= _MIN_POOLED
+    of_norm = op in _VECTORS or all(_of_unit_length(v) for v in values)
     if _EMBEDDING.search(name) or pooled or of_norm:
         return ("embedding", -1) if first.ndim < 4 else ("regression", axis)
     linear = op in _LINEAR
     if linear and first.ndim == 3 and width >= _VOCABULARY:
         return "classes", -1
-    if linear and first.ndim == 2 and not _is_always_greatest(values, width):
+    if linear and first.ndim == 2 and not _has_one_maximum(values, width):
         return "classes", -1
     return "regression", axis
 
 
-def _is_always_greatest(values: Sequence[Array], width: int) -> bool:
-    """Whether one channel is the greatest on every sample, as ratings, angles and landmarks have
-    it: then nothing is told apart by which one is."""
+def _has_one_maximum(values: Sequence[Array], width: int) -> bool:
+    """Return whether one channel is the largest on every sample, as in angles and landmarks."""
     tops = np.concatenate([value.argmax(axis=-1).reshape(-1) for value in values])
-    return width <= _MOST_NUMBERS and tops.size >= _ENOUGH and np.unique(tops).size == 1
+    return width <= _MAX_NUMBERS and tops.size >= _MIN_SAMPLES and np.unique(tops).size == 1
 
 
 def _is_text(values: Sequence[Array]) -> bool:
-    """Whether one class is the greatest at most positions, as the blank of CTC is, and not at all
-    of them: samples in which nothing is read do not tell."""
-    if values[0].ndim != 3 or values[0].shape[0] * values[0].shape[1] < _LEAST_TEXT:
+    """Return whether one class, as the blank of CTC, is the largest at most positions, not all."""
+    if values[0].ndim != 3 or values[0].shape[0] * values[0].shape[1] < _MIN_TEXT:
         return False
     tops = np.concatenate([value.argmax(axis=-1).reshape(-1) for value in values])
     blank = np.unique(tops, return_counts=True)[1].max() / tops.size
@@ -222,8 +216,10 @@ def _within_unit(value: Array) -> bool:
     return bool(value.size) and float(value.min()) >= 0 and float(value.max()) <= 1
 
 
-def _sums_to_one(value: Array, axis: int) -> bool:
-    return bool(np.allclose(value.astype(np.float64).sum(axis=axis), 1, atol=1e-3))
+def _rows(array: Array, axis: int) -> Array:
+    """Return an array as a matrix whose columns are the channels along `axis`."""
+    moved = np.moveaxis(array, axis, -1)
+    return moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
 
 
 def _of_unit_length(value: Array) -> bool:
@@ -232,9 +228,9 @@ def _of_unit_length(value: Array) -> bool:
 
 
 def _channel_axis(values: Sequence[Array]) -> int:
-    """1 for images; of a sequence of predictions the shorter of the last two axes.
+    """Return 1 for images, and for sequences the shorter of the last two axes.
 
-    One that is longer on one sample than on another counts positions.
+    An axis whose size varies between samples counts positions.
     """
     first = values[0]
     if first.ndim == 4:
@@ -247,12 +243,12 @@ def _channel_axis(values: Sequence[Array]) -> int:
 
 
 def _varies(values: Sequence[Array], axis: int) -> bool:
-    """Whether the size along an axis depends on the sample."""
+    """Return whether the size along an axis varies between samples."""
     return len({value.shape[axis] for value in values if value.ndim > 1}) > 1
 
 
-def _groups(rows: Sequence[Array]) -> tuple[Group, ...]:
-    """Channels from 0 to 1 beside others, and those of very different sizes."""
+def _groups(rows: Sequence[Array]) -> tuple[ChannelGroup, ...]:
+    """Group the channels: scores within [0, 1], and the others by scale."""
     low = np.min([r.min(axis=0, initial=np.inf) for r in rows], axis=0)
     high = np.max([r.max(axis=0, initial=-np.inf) for r in rows], axis=0)
     power = np.mean([np.square(r.astype(np.float64)).mean(axis=0) for r in rows], axis=0)
@@ -262,14 +258,14 @@ def _groups(rows: Sequence[Array]) -> tuple[Group, ...]:
         return _by_size(np.array(range(sizes.size)), sizes, whole=True)
     inside: Array = np.flatnonzero(within)
     outside: Array = np.flatnonzero(~within)
-    scores = Group("scores", _label(inside), tuple(inside.tolist()))
+    scores = ChannelGroup("scores", _label(inside), tuple(inside.tolist()))
     return (*_by_size(outside, sizes), scores)
 
 
 def _gate(rows: Sequence[Array], scores: Sequence[int]) -> int | None:
-    """The first score where it is low in most positions at which others are high.
+    """Return the first score if it is low at most positions where others are high.
 
-    So are detectors written that tell whether there is an object apart from its class.
+    It is the objectness of detectors that predict it apart from the class.
     """
     if len(scores) < 2 or any(len(each) < _POSITIONS for each in rows):
         return None
@@ -278,16 +274,16 @@ def _gate(rows: Sequence[Array], scores: Sequence[int]) -> int | None:
     return scores[0] if first < _GATED * others else None
 
 
-def _by_size(channels: Array, sizes: Doubles, whole: bool = False) -> tuple[Group, ...]:
+def _by_size(channels: Array, sizes: Doubles, whole: bool = False) -> tuple[ChannelGroup, ...]:
     order = channels[np.argsort(sizes[channels], kind="stable")]
     ordered = np.maximum(sizes[order], 1e-12)
     cuts = np.flatnonzero(ordered[1:] > _APART * ordered[:-1]) + 1
-    if len(cuts) >= _MOST_GROUPS:
-        cuts = cuts[:0]  # sizes of all kinds: no quantities that could be told apart
+    if len(cuts) >= _MAX_GROUPS:
+        cuts = cuts[:0]  # too many scales to be different quantities
     parts = [np.sort(part) for part in np.split(order, cuts)]
     if whole and len(parts) == 1:
-        return (Group("regression"),)
-    return tuple(Group("regression", _label(part), tuple(part.tolist())) for part in parts)
+        return (ChannelGroup("regression"),)
+    return tuple(ChannelGroup("regression", _label(part), tuple(part.tolist())) for part in parts)
 
 
 def _label(channels: Array) -> str:
@@ -298,7 +294,7 @@ def _label(channels: Array) -> str:
 
 
 def real_rows(kind: OutputKind, shape: Sequence[int], feed: Mapping[str, Array]) -> Array | None:
-    """The positions of a sequence that are no padding; None when all of them are real."""
+    """Return the positions of a sequence that are not padding; None if there is no padding."""
     if kind.axis != -1 or len(shape) != 3:
         return None
     for name, value in feed.items():

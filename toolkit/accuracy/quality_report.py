@@ -1,4 +1,4 @@
-"""What a judge says: figures, output by output, and what they come to."""
+"""The accuracy report of an evaluation: the figures of each output, and a summary."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from toolkit.accuracy.budgets import Measure, decibels
 from toolkit.verification.compare import json_number
 
 _SHOWN = 3
-"""Outputs that a line names."""
+"""The number of outputs named in a summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measure of one output, or of some channels of it.
+    """One measure of an output, or of a group of its channels.
 
-    `loss` and `allowed` are what `toolkit.quality.measures` says; `scores` are those of a user's
-    metric, of the model and of the floats. `plain` is the share of changed answers where the loss
-    has weighed them.
+    `loss` and `allowed` are losses as in `toolkit.accuracy.metrics`. `scores` are those of a user's
+    metric, for the model and for the float model. `plain` is the fraction of changed predictions if
+    the loss weights them.
     """
 
     output: str
@@ -37,22 +37,22 @@ class Figure:
 
     @property
     def used(self) -> float:
-        """The share of the budget that is used up; above 1 it does not hold."""
+        """The fraction of the budget used; above 1 it is exceeded."""
         if not self.loss:
             return 0.0
         return self.loss / self.allowed if self.allowed else math.inf
 
     def text(self) -> str:
-        """`top-1 agreement 99.2 % (budget 98 %)`"""
+        """Describe the figure, as `top-1 agreement 99.2 % (budget 98 %)`."""
         if self.scores is not None:
             score, floats = self.scores
             limit = f" (budget {self.allowed:.3g})" if math.isfinite(self.allowed) else ""
-            return f"{self.output} {score:.5g}, of the floats {floats:.5g}{limit}"
+            return f"{self.output} {score:.5g}, float model {floats:.5g}{limit}"
         limit = f" (budget {self._number(self.allowed)})" if math.isfinite(self.allowed) else ""
         where = f" in {self.channels}" if self.channels else ""
         found = self._number(self.loss)
         if self.plain is not None and self._number(self.plain) != found:
-            found = f"{self._number(self.plain)}, {found} where close calls count less"
+            found = f"{self._number(self.plain)}, {found} weighted by margin"
         return f"{_NAMES[self.measure]} {found}{where}{limit}"
 
     def _number(self, loss: float) -> str:
@@ -81,7 +81,7 @@ class Figure:
 
 
 _CLOSE = 0.7
-"""The share of a budget from which on it says why no more was quantized."""
+"""The fraction of a budget above which the summary names the figure as limiting."""
 
 _NAMES: dict[Measure, str] = {
     "top1": "top-1 agreement",
@@ -98,7 +98,7 @@ _NAMES: dict[Measure, str] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputQuality:
-    """The figures of one output; its kind is `score` for those of a user's metric."""
+    """The figures of one output; the kind of a user's metric is `score`."""
 
     name: str
     kind: str
@@ -109,23 +109,23 @@ class OutputQuality:
         return max(self.figures, key=lambda figure: figure.used)
 
     @property
-    def telling(self) -> Figure:
-        """The one to show: what does not hold, else the kind's own measure."""
+    def shown(self) -> Figure:
+        """The figure to show: the one that exceeds its budget, or else the kind's main measure."""
         own = [figure for figure in self.figures if figure.measure == self.figures[0].measure]
         return max(own if self.worst.ok else self.figures, key=lambda figure: figure.used)
 
     def text(self) -> str:
-        """The one to show, and what comes closer to its limit than that."""
-        closer = self.worst.used > max(self.telling.used, _CLOSE)
-        return f"{self.telling.text()} and {self.worst.text()}" if closer else self.telling.text()
+        """Describe the figure to show, and one that is closer to its limit."""
+        closer = self.worst.used > max(self.shown.used, _CLOSE)
+        return f"{self.shown.text()} and {self.worst.text()}" if closer else self.shown.text()
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What a model is worth beside the floats.
+    """The accuracy of a model relative to the float model.
 
-    `noise` is the noise in the signal's power of the worst output: it tells apart models that all
-    hold, or that a count of flips makes equal. `off`: nothing was asked.
+    `noise` is the largest noise power relative to signal power of any output; it ranks models that
+    all meet their budgets. `off`: the budget is reported but not enforced.
     """
 
     outputs: tuple[OutputQuality, ...]
@@ -140,22 +140,22 @@ class Quality:
 
     @property
     def held(self) -> bool:
-        """Whether the budget holds, asked for or not."""
+        """Whether the budget is met, enforced or not."""
         return all(figure.ok for figure in self.figures())
 
     @property
     def worst(self) -> Figure | None:
-        """The figure that uses most of its budget."""
+        """The figure that uses the largest fraction of its budget."""
         return max(self.figures(), key=lambda figure: figure.used, default=None)
 
     @property
     def used(self) -> float:
-        """The share of the budget that the worst figure uses; above 1 it does not hold."""
+        """The fraction of the budget that the worst figure uses; above 1 it is exceeded."""
         return self.worst.used if self.worst is not None else 0.0
 
     @property
     def reason(self) -> str:
-        """Why it does not hold, in one line; empty when it does."""
+        """Why the budget is exceeded, in one line; empty if it is met."""
         if self.held or self.worst is None:
             return ""
         worst = self.worst
@@ -166,20 +166,20 @@ class Quality:
         return (figure for output in self.outputs for figure in output.figures)
 
     def summary(self) -> str:
-        """The worst figure of each output, in one line."""
+        """Summarize the worst figure of each output in one line."""
         if not self.outputs:
-            return "no output that can be compared"
+            return "no output can be compared"
         ordered = sorted(self.outputs, key=lambda o: -o.worst.used)[:_SHOWN]
         several = len(self.outputs) > 1
         shown = [f"'{o.name}' {o.text()}" if several and o.name else o.text() for o in ordered]
         if len(self.outputs) > _SHOWN:
             shown.append(f"{len(self.outputs) - _SHOWN} more outputs")
-        off = "is switched off" if self.held else "does not hold, and it is switched off"
+        off = "is off" if self.held else "is exceeded, but off"
         return f"{', '.join(shown)} on {self._on()}{f'; the budget {off}' if self.off else ''}"
 
     def _on(self) -> str:
-        made_up = "" if self.real else "made-up "
-        return f"1 {made_up}sample" if self.samples == 1 else f"{self.samples} {made_up}samples"
+        kind = "sample" if self.real else "synthetic input"
+        return f"1 {kind}" if self.samples == 1 else f"{self.samples} {kind}s"
 
     def to_json(self) -> dict[str, Any]:
         return {

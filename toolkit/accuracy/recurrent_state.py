@@ -1,8 +1,8 @@
-"""Recurrent state: outputs that a program feeds back as inputs, and feeds in chains that do so.
+"""Recurrent state: outputs that are fed back as inputs, and chains of feeds that do so.
 
-A pair is told by its names (`state` and `stateN`, `h0` and `hn`, `mem_in` and `mem_out`) and by
-equal shapes on a sample. Errors in a state add up from step to step, so such a model is compared
-over chains of several steps, each of the two with the state of its own.
+A pair is recognized by its names (`state` and `stateN`, `h0` and `hn`, `mem_in` and `mem_out`) and
+by equal shapes on a sample. Errors of a state accumulate from step to step, so that recurrent
+models are compared over chains of several steps, each model with its own state.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from toolkit.calibrate.statistics import is_float
 from toolkit.feeds import Feed
 
 STEPS = 8
-"""Steps of a chain, on feeds that follow each other."""
+"""The number of steps of a chain of consecutive feeds."""
 
-_LEAST_STEPS = 4
-"""Where no feeds follow each other, the last one is repeated until there are so many."""
+_MIN_STEPS = 4
+"""Shorter chains are extended by repeating the last feed."""
 
 _WORDS = frozenset(
     (
@@ -29,13 +29,13 @@ _WORDS = frozenset(
     )
 )
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
-_TELLING = re.compile(
+_STATE_NAME = re.compile(
     r"state|hidden|memory|cell|rnn|lstm|gru|context|(^|_)[hc]_?[0n]?$", re.IGNORECASE
 )
 
 
 def state_pairs(feed: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, str]:
-    """The outputs that are fed back, by the input they become."""
+    """Return the outputs that are fed back, by the input they become."""
     pairs: dict[str, str] = {}
     for name, given in feed.items():
         fitting = [
@@ -45,11 +45,11 @@ def state_pairs(feed: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str
         ]
         stem = _stem(name)
         same = [other for other in fitting if stem and _stem(other) == stem]
-        if not same and _TELLING.search(name):
+        if not same and _STATE_NAME.search(name):
             same = fitting
         if len(same) == 1:
             pairs[name] = same[0]
-    return pairs if len(pairs) < len(feed) else {}  # nothing but state would be no input at all
+    return pairs if len(pairs) < len(feed) else {}  # a model has inputs other than its state
 
 
 def _alike(given: Any, value: Any) -> bool:
@@ -58,7 +58,7 @@ def _alike(given: Any, value: Any) -> bool:
 
 
 def _stem(name: str) -> tuple[str, ...]:
-    """What is left of a name without the words that tell before from after."""
+    """Return a name without the words that distinguish old from new state."""
     short = re.fullmatch(r"([a-zA-Z])_?[0nN]", name)
     if short:
         return (short[1].lower(),)
@@ -66,22 +66,22 @@ def _stem(name: str) -> tuple[str, ...]:
 
 
 def chains(feeds: Iterable[Feed], stateful: bool) -> Iterator[list[Feed]]:
-    """Feeds in chains of which each step takes the state of the one before; single ones else."""
+    """Group feeds into chains that carry a state; without one, each feed is a chain."""
     if not stateful:
         yield from ([feed] for feed in feeds)
         return
     chain: list[Feed] = []
     for feed in feeds:
         if chain and (len(chain) == STEPS or _shapes(chain[0]) != _shapes(feed)):
-            yield _long_enough(chain)
+            yield _extended(chain)
             chain = []
         chain.append(feed)
     if chain:
-        yield _long_enough(chain)
+        yield _extended(chain)
 
 
-def _long_enough(chain: list[Feed]) -> list[Feed]:
-    return chain + [chain[-1]] * (_LEAST_STEPS - len(chain))
+def _extended(chain: list[Feed]) -> list[Feed]:
+    return chain + [chain[-1]] * (_MIN_STEPS - len(chain))
 
 
 def _shapes(feed: Feed) -> list[tuple[int, ...]]:

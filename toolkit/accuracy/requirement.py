@@ -1,44 +1,44 @@
-"""What a user asks of quality: a metric, and the most that may be lost by it.
+"""The user's accuracy requirement: a metric, and the largest loss that it allows.
 
-Without either, the budgets of `toolkit.quality.budgets` hold, output by output. A loss is a share:
-`max_drop=0.01` is 1 % of the answers changed, 1 - cosine of 0.01, or noise of 1 % of the signal's
-power (20 dB), whatever the output is. An SQNR may be given in decibels instead, as `"30dB"`.
+By default, the error budgets of `toolkit.accuracy.budgets` apply to each output. A loss is a
+fraction: `max_drop=0.01` is 1 % of the predictions changed, 1 - cosine of 0.01, or noise of 1 % of
+the signal's power (20 dB), depending on the output. An SQNR may be given in decibels, as `"30dB"`.
 
 A user's metric is a function of all outputs, in the order of the samples:
 
     def accuracy(outputs: Iterable[dict[str, ndarray]]) -> float: ...
 
-Higher is better; it knows its labels. The drop is the float model's score minus the other's, in the
-function's own unit.
+Higher is better; the function has its own labels. The drop is the float model's score minus the
+quantized model's, in the function's own unit.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from toolkit.accuracy.budgets import BUDGETS, Measure
-from toolkit.errors import ToolkitError, UsageError, summarize
+from toolkit.errors import UsageError
 from toolkit.messages import suggestion
-from toolkit.user_code import get_object, load_file, load_module
+from toolkit.user_code import call, object_at
 
 Outputs = Iterable[dict[str, Any]]
 Function = Callable[[Outputs], float]
 Named = Literal["sqnr", "cosine", "top1", "error"]
 
-_USUAL_ERROR = 0.1
-_USUAL_SCORE = 0.01
-"""What a score may drop by when nobody says: this share of the float model's."""
+_DEFAULT_ERROR = 0.1
+"""The default loss of the metric `error`."""
+
+_DEFAULT_SCORE_DROP = 0.01
+"""The default drop of a user's metric, relative to the float model's score."""
 
 _ROUNDING: Mapping[Measure, float] = {"sqnr": 1e-10, "cosine": 1e-10, "error": 1e-5}
-"""What the same model differs by when its sums are taken in another order: that is no loss."""
+"""Losses caused by a different summation order alone, which are always allowed."""
 
-_LEAST_DECIBELS = 1.0
-"""A share of noise of 1 or more is no budget: with sqnr, such a number is meant in decibels."""
+_MIN_DECIBELS = 1.0
+"""With the metric `sqnr`, numbers from here on are decibels rather than fractions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,8 @@ class Score:
     function: Function
 
     def __call__(self, outputs: Outputs) -> float:
-        """The score; UsageError, in one line, when the function fails or gives no number."""
-        try:
-            with redirect_stdout(sys.stderr):  # standard output is for reports
-                found: Any = self.function(outputs)
-        except ToolkitError:
-            raise
-        except Exception as error:
-            raise UsageError(f"metric {self.name} failed: {summarize(error)}") from error
+        """Return the score; raises UsageError, in one line, if the function does not return one."""
+        found = call(lambda: self.function(outputs), f"metric {self.name}")
         try:
             if found is None or isinstance(found, (str, bytes)):
                 raise TypeError
@@ -67,10 +61,10 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """The metric (None: by the kind of each output) and the most it may lose (None: built in).
+class Requirement:
+    """A metric (None: by the kind of each output) and its largest loss (None: the default).
 
-    `off`: nothing is asked; what was lost is told all the same.
+    `off` measures the loss without limiting it.
     """
 
     metric: Named | Score | None = None
@@ -80,28 +74,27 @@ class Demand:
     @classmethod
     def of(
         cls, max_drop: float | str | None = None, metric: str | Function | None = None
-    ) -> Demand:
-        """What `--max-drop` and `--metric` say; raises UsageError for what cannot be."""
+    ) -> Requirement:
+        """Parse `--max-drop` and `--metric`; raises UsageError for invalid values."""
         found = _metric(metric)
         if max_drop == "off":
             return cls(found, off=True)
-        return cls(found, None if max_drop is None else _share(max_drop, found))
+        return cls(found, None if max_drop is None else _fraction(max_drop, found))
 
     def allowed(self, measure: Measure) -> float | None:
-        """What the user allows of this measure; None when that is for the budgets to say."""
+        """Return the loss that the user allows by this measure, or None for the error budgets."""
         if self.most is not None:
             return max(self.most, _ROUNDING.get(measure, 0.0))
         if self.metric is None:
             return None
-        return _USUAL_ERROR if measure == "error" else _usual(measure)
+        if measure == "error":
+            return _DEFAULT_ERROR
+        limits = (limit for kind in BUDGETS.values() for limit in kind)
+        return min(limit.loss for limit in limits if limit.measure == measure)
 
-    def allowed_score(self, of_floats: float) -> float:
-        return self.most if self.most is not None else _USUAL_SCORE * abs(of_floats)
-
-
-def _usual(measure: Measure) -> float:
-    return min(limit.loss for limits in BUDGETS.values() for limit in limits
-               if limit.measure == measure)  # fmt: skip
+    def allowed_drop(self, score: float) -> float:
+        """Return the drop that the user allows from the float model's `score`."""
+        return self.most if self.most is not None else _DEFAULT_SCORE_DROP * abs(score)
 
 
 def _metric(given: str | Function | None) -> Named | Score | None:
@@ -114,19 +107,17 @@ def _metric(given: str | Function | None) -> Named | Score | None:
     known = get_args(Named)
     if given in known:
         return cast("Named", given)
-    home, _, name = given.rpartition(":")
-    if not home or not name:
+    if ":" not in given.strip(":"):
         listed = ", ".join(known)
         hint = suggestion(given, list(known)) or f": there are {listed}, or module:function"
         raise UsageError(f"no metric is called '{given}'{hint}")
-    module = load_file(home) if home.endswith(".py") else load_module(home)
-    function = get_object(module, name, home)
+    function = object_at(given)
     if not callable(function):
-        raise UsageError(f"{given} is no function of a model's outputs")
+        raise UsageError(f"{given} is not a function of a model's outputs")
     return Score(given, cast("Function", function))
 
 
-def _share(given: float | str, metric: Named | Score | None) -> float:
+def _fraction(given: float | str, metric: Named | Score | None) -> float:
     text = str(given).strip()
     decibels = text.lower().endswith("db")
     try:
@@ -136,9 +127,9 @@ def _share(given: float | str, metric: Named | Score | None) -> float:
     if not number >= 0 or math.isinf(number):
         raise UsageError(f"max-drop {given} is not valid: 0 or more, as 0.01, or off")
     if decibels and metric not in (None, "sqnr"):
-        raise UsageError(f"max-drop {given}: only an SQNR is in decibels")
-    if decibels or (metric == "sqnr" and number >= _LEAST_DECIBELS):
+        raise UsageError(f"max-drop {given}: only the metric sqnr is in decibels")
+    if decibels or (metric == "sqnr" and number >= _MIN_DECIBELS):
         return 10 ** (-number / 10)
     if number >= 1 and not isinstance(metric, Score):
-        raise UsageError(f"max-drop {given} is no share: write 0.01 for 1 %, 20dB for decibels")
+        raise UsageError(f"max-drop {given} is no fraction: write 0.01 for 1 %, 20dB for decibels")
     return number

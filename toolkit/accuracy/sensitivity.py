@@ -1,8 +1,8 @@
-"""Where quantization hurts: each layer alone, and the error as it adds up along the graph.
+"""Quantization sensitivity: the error of each layer alone, and its accumulation along the graph.
 
-Alone: the noise at the outputs when one layer is quantized and all others are floats. Added up: the
-noise of every value that both models have, when all layers are quantized. Both are noise power in
-signal power on a few samples; a layer costs one session.
+`layer_noise` measures the noise at the outputs with a single layer quantized. `value_noise`
+measures the noise of every value that both models have, with all layers quantized. Both are noise
+power relative to signal power on a few samples; each layer costs one session.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.accuracy.budgets import decibels
-from toolkit.accuracy.evaluator import Judge
+from toolkit.accuracy.evaluator import Evaluator
 from toolkit.accuracy.metrics import Noise
 from toolkit.calibrate.collector import BUDGET, Run, observable, pieces_of, sweeps_of
 from toolkit.calibrate.statistics import is_float
@@ -25,20 +25,20 @@ from toolkit.ir.model import Model
 from toolkit.verification.compare import json_number
 
 Progress = Callable[[int, int, str], None]
-"""Told before each step: (done, total, what)."""
+"""Called before each step with (done, total, description)."""
 
 Variant = tuple[str, Callable[[], Model]]
-"""A label, and what makes the model that has only this quantized."""
+"""A label, and a function that returns the model with only this layer quantized."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One layer or value: the noise it has, None where the model did not run."""
+class NoiseRow:
+    """The noise of one layer or value; None if the model did not run."""
 
     label: str
     noise: float | None
     used: float | None = None
-    """Of a layer, the share of the budget that it uses up alone."""
+    """The fraction of the error budget that a layer uses alone."""
     reason: str = ""
 
     @property
@@ -52,42 +52,45 @@ class Row:
         return {**found, "reason": self.reason} if self.reason else found
 
 
-def alone(
-    judge: Judge, variants: Sequence[Variant], samples: int, progress: Progress | None = None
-) -> list[Row]:
-    """What each variant does to the outputs."""
-    rows: list[Row] = []
+def layer_noise(
+    evaluator: Evaluator,
+    variants: Sequence[Variant],
+    samples: int,
+    progress: Progress | None = None,
+) -> list[NoiseRow]:
+    """Measure the noise of each variant at the outputs."""
+    rows: list[NoiseRow] = []
     for index, (label, make) in enumerate(variants):
         if progress is not None:
             progress(index, len(variants), label)
         try:
-            found = judge.verdict(make(), samples=samples)
+            found = evaluator.evaluate(make(), samples=samples)
         except RuntimeRefused as refusal:
-            rows.append(Row(label, None, reason=str(refusal)))
+            rows.append(NoiseRow(label, None, reason=str(refusal)))
         else:
-            rows.append(Row(label, found.noise, found.used))
+            rows.append(NoiseRow(label, found.noise, found.used))
     return rows
 
 
-def added_up(
-    floats: Model,
+def value_noise(
+    float_model: Model,
     quantized: Model,
     feeds: Iterable[Feed],
     *,
     samples: int,
     custom_ops: Sequence[str] = (),
     budget: int = BUDGET,
-) -> list[Row]:
-    """The noise of every value that both models have, in the order of the graph."""
+) -> list[NoiseRow]:
+    """Measure the noise of every value that both models have, in the order of the graph."""
     common = set(observable(quantized)) - set(quantized.graph.inputs)
-    names = [name for name in observable(floats) if name in common]
+    names = [name for name in observable(float_model) if name in common]
     chosen = list(islice(feeds, samples))
     noises: dict[str, Noise] = {}
-    for sweep in sweeps_of(floats, chosen, names, budget, custom_ops):
-        runs = Run(floats, sweep, custom_ops), Run(quantized, sweep, custom_ops)
+    for sweep in sweeps_of(float_model, chosen, names, budget, custom_ops):
+        runs = Run(float_model, sweep, custom_ops), Run(quantized, sweep, custom_ops)
         for index, feed in enumerate(chosen):
             _compare(dict(runs[0](feed, index)), dict(runs[1](feed, index)), noises)
-    return [Row(name, noises[name].loss()) for name in names if name in noises]
+    return [NoiseRow(name, noises[name].loss()) for name in names if name in noises]
 
 
 def _compare(
@@ -104,4 +107,4 @@ def _compare(
             if piece.shape == other.shape:
                 noise.add(piece.reshape(-1, 1), other.reshape(-1, 1))
             else:
-                noise.miss()
+                noise.add_incomparable()

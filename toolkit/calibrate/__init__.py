@@ -1,1 +1,1 @@
-"""Calibration: readers of samples, statistics of tensors, and the collector between them."""
+"""Calibration: readers of samples, statistics of tensors, and the collector that connects them."""

@@ -1,13 +1,11 @@
-"""The collector: runs the float model on every feed and hands what tensors hold to statistics.
+"""The collector: run the float model on every feed and update the statistics of its tensors.
 
-Tensors to observe become extra outputs of a copy of the model. All that are outputs at once stay in
-memory during a run, so they are taken in sweeps over the data, as many tensors in each as fit into
-a budget of bytes. How large they are is measured on the first feed; a larger feed takes more in
-proportion. Memory does not grow with the number of feeds.
+Observed tensors become additional outputs of a copy of the model. All outputs of a run are in
+memory at once, so that the tensors are split into sweeps over the data that each fit a budget of
+bytes, as measured on the first feed. Memory does not grow with the number of feeds.
 
-Values of the bodies of If, Loop and Scan are observed each time that the body runs (see `bodies`).
-Those of all steps of a loop are in memory at once, and count so. Of one whose body runs on no feed
-nothing is known.
+Values in subgraphs of If, Loop and Scan are observed at each execution of the subgraph (see
+`toolkit.calibrate.subgraph_values`). The values of all iterations of a loop are in memory at once.
 """
 
 from __future__ import annotations
@@ -35,22 +33,25 @@ if TYPE_CHECKING:
     from toolkit.runtime.session import Session
 
 BUDGET = 1 << 28
-"""Bytes of observed tensors in one run, by default."""
+"""The default size of the tensors observed in one run, in bytes."""
 
-_UNKNOWN_ITEM = 4
-"""Bytes of an element whose type nobody knows: what is observed are floats."""
+_DEFAULT_ITEM_SIZE = 4
+"""Bytes per element of a tensor of unknown type; most are float32."""
 
-_UNEVEN = "changes its shape from step to step of a Scan: it has no range to calibrate"
+_UNSIZED = 64
+"""The number of tensors per sweep if sizes cannot be measured, since some values are sequences."""
+
+_UNEVEN = "changes its shape between iterations of a Scan: it has no range to calibrate"
 
 PAUSE_SECONDS = 20.0
-"""How often a sweep is written down: what an interruption may lose."""
+"""The interval at which a sweep is saved: the most that an interruption loses."""
 
 Progress = Callable[[int, "int | None", str], None]
-"""Told after each feed: (done, total, what); the total is None while nobody knows it."""
+"""Called after each feed with (done, total, description); the total may be unknown at first."""
 
 
 class Feeds(Protocol):
-    """Feeds that can be read again; `toolkit.calibrate.readers.Reader` is one."""
+    """Feeds that can be read repeatedly, as those of `toolkit.calibrate.readers.Reader`."""
 
     def __iter__(self) -> Iterator[Feed]: ...
 
@@ -61,34 +62,52 @@ class Feeds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was observed."""
+    """The statistics of observed tensors, and the ranges selected from them."""
 
     observers: Mapping[str, Observer]
     statistics: Mapping[str, Statistic]
     failed: Mapping[str, str]
-    """Tensors without a range, and why: they hold NaN or infinity, or change their channels."""
+    """Why tensors have no range: NaN, infinity, or a varying number of channels."""
     sweeps: int
-    """How many times the data were read for it; 0 when all of it was known."""
+    """The number of passes over the data; 0 if all statistics were cached."""
     unseen: frozenset[str] = frozenset()
-    """Values of bodies that no feed has run: there is nothing to tell of them."""
+    """Values of subgraphs that no feed has executed."""
 
     def range(self, tensor: str) -> Range:
-        """The range of a tensor; raises NotFinite, with its name, when it has none."""
+        """Return the range of a tensor; raises NotFinite, with its name, if it has none."""
         if tensor in self.failed:
             raise NotFinite(self.failed[tensor])
         return self.observers[tensor].range(self.statistics[tensor])
 
     def ranges(self) -> dict[str, Range]:
-        """The ranges of all tensors that have one."""
+        """Return the ranges of all tensors that have one."""
         return {tensor: self.range(tensor) for tensor in self.statistics}
+
+    def merge(self, other: Calibration) -> Calibration:
+        """Combine with the calibration on a following shard of the data.
+
+        Shards may be calibrated on different machines: the result is that of the whole data.
+        """
+        if self.observers != other.observers:
+            raise UsageError("calibrations with different observers cannot be merged")
+        failed = {**other.failed, **self.failed}
+        statistics: dict[str, Statistic] = {}
+        for name, observer in self.observers.items():
+            shards = [part.statistics[name] for part in (self, other) if name in part.statistics]
+            if shards and name not in failed:
+                statistics[name] = observer.start(name)
+                for shard in shards:
+                    statistics[name].merge(shard)
+        sweeps, unseen = max(self.sweeps, other.sweeps), self.unseen & other.unseen
+        return Calibration(self.observers, statistics, failed, sweeps, unseen)
 
 
 def observable(model: Model) -> list[str]:
-    """The values that may be observed: inputs and whatever a node makes; of bodies, floats."""
+    """Return the observable values: inputs, results of nodes, and floats in subgraphs."""
     graph = model.graph
-    made = (name for node in graph.nodes for name in node.output if name)
-    inner = (name for name, body in inner_values(model).items() if body.dtype(name) in FLOATS)
-    return list(dict.fromkeys((*graph.feeds, *made, *inner)))
+    results = (name for node in graph.nodes for name in node.output if name)
+    inner = (name for name, graph in inner_values(model).items() if graph.dtype(name) in FLOATS)
+    return list(dict.fromkeys((*graph.feeds, *results, *inner)))
 
 
 def collect(
@@ -101,79 +120,69 @@ def collect(
     progress: Progress | None = None,
     custom_ops: Sequence[str] = (),
 ) -> Calibration:
-    """Observe the tensors that `observers` names, on every feed.
+    """Observe the tensors named by `observers` on every feed.
 
-    With a `cache` folder, statistics are kept in a file there, named by a digest of model and data.
-    It is written after each sweep, whole or not at all: what it holds is not collected again, be it
-    in another run, with another observer that reads the same statistic, or after an interruption.
-    A long sweep is written down as it goes, and taken up again where it was.
+    With a `cache` folder, statistics are saved there after each sweep, in a file named by a digest
+    of the model and the data. Cached statistics are not collected again: in another run, by another
+    observer of the same statistic, or after an interruption. A long sweep is saved at intervals and
+    resumed.
     """
     inner = inner_values(model)
     known = {*observable(model), *inner}
-    strange = next((name for name in observers if name not in known), None)
-    if strange is not None:
-        raise UsageError(f"'{strange}' cannot be observed: no node makes it, or several do")
+    unknown = next((name for name in observers if name not in known), None)
+    if unknown is not None:
+        raise UsageError(f"'{unknown}' cannot be observed: it has no producer, or several")
     store = Store(cache, calibration_digest(model, feeds.digest())) if cache else Store()
-    statistics: dict[str, Statistic] = {}
-    failed: dict[str, str] = {}
-    left: dict[str, Statistic] = {}
-    for name, observer in observers.items():
-        statistic = observer.start(name)
-        failure = store.failure(statistic)
-        if failure:
-            failed[name] = failure
-        else:
-            (statistics if store.load(statistic) else left)[name] = statistic
-    sweeps = sweeps_of(model, feeds, list(left), budget, custom_ops)
-    taken = {name for names in sweeps for name in names}
-    failed |= {name: f"tensor '{name}' {_UNEVEN}" for name in left if name not in taken}
-    tell = _Teller(progress, len(sweeps), feeds.count())
+    statistics = {name: observer.start(name) for name, observer in observers.items()}
+    left = [name for name, statistic in statistics.items() if not store.load(statistic)]
+    sweeps = sweeps_of(model, feeds, left, budget, custom_ops)
+    for name in set(left).difference(*sweeps):
+        statistics[name].failure = f"tensor '{name}' {_UNEVEN}"
+    reported = _SweepProgress(progress, len(sweeps), feeds.count())
     for names in sweeps:
-        chosen = {name: left[name] for name in names}
-        failures = _sweep(Run(model, names, custom_ops), feeds, chosen, tell, store)
-        failed |= failures
-        statistics |= {name: chosen[name] for name in names if name not in failures}
-        kept = [chosen[name] for name in names if name not in failures]
-        store.keep(kept, [(chosen[name], why) for name, why in failures.items()])
-    unseen = frozenset(n for n, found in statistics.items() if n in inner and not found.seen)
-    ordered = {n: statistics[n] for n in observers if n in statistics and n not in unseen}
-    return Calibration(dict(observers), ordered, failed, len(sweeps), unseen)
+        chosen = {name: statistics[name] for name in names}
+        _sweep(Run(model, names, custom_ops), feeds, chosen, reported, store)
+        store.keep(chosen.values())
+    failed = {name: found.failure for name, found in statistics.items() if found.failure}
+    unseen = {n for n, found in statistics.items() if n in inner and not found.seen} - failed.keys()
+    observed = {n: f for n, f in statistics.items() if n not in failed and n not in unseen}
+    return Calibration(dict(observers), observed, failed, len(sweeps), frozenset(unseen))
 
 
 def _sweep(
     run: Run,
     feeds: Iterable[Feed],
     statistics: Mapping[str, Statistic],
-    tell: _Teller,
+    progress: _SweepProgress,
     store: Store,
-) -> dict[str, str]:
-    """Count every feed; returns the tensors that cannot be counted, and why."""
-    done, failed = store.resume(statistics)
+) -> None:
+    """Update statistics with every feed."""
+    done = store.resume(statistics.values())
     written = time.monotonic()
     for index, feed in enumerate(feeds):
         if index < done:
-            tell.one_more()
+            progress.advance()
             continue
         if time.monotonic() - written > PAUSE_SECONDS:
-            store.pause(statistics, failed, index)
+            store.pause(statistics.values(), index)
             written = time.monotonic()
         for name, values in run(feed, index):
-            if name in failed or isinstance(values, (list, dict)):
+            statistic = statistics[name]
+            if statistic.failure or isinstance(values, (list, dict)):
                 continue  # sequences and maps have no range
             try:
                 for piece in pieces_of(values):
-                    statistics[name].update(piece)
+                    statistic.update(piece)
             except (NotFinite, Mismatch) as error:
-                failed[name] = str(error)
-        tell.one_more()
-    tell.end_of_sweep()
-    return failed
+                statistic.failure = str(error)
+        progress.advance()
+    progress.end_sweep()
 
 
 class Run:
-    """The model with some of its values as outputs; inputs are read from the feed itself.
+    """A model with additional outputs; inputs are taken from the feed.
 
-    What is in a body comes as a tuple: what it was each time.
+    A value of a subgraph is a tuple of its values at each execution.
     """
 
     def __init__(self, model: Model, names: Sequence[str], custom_ops: Sequence[str]) -> None:
@@ -183,9 +192,9 @@ class Run:
         self._made = [name for name in names if name not in inputs and name not in inner]
         hidden = {name: inner[name] for name in names if name in inner}
         copy = model.copy()
-        places = inner_values(copy) if hidden else {}
+        graphs = inner_values(copy) if hidden else {}
         self._inner = {
-            name: surface(places[name], name, g.dtype(name), g.rank(name))
+            name: surface(graphs[name], name, g.dtype(name), g.rank(name))
             for name, g in hidden.items()
         }
         self._wanted = [*self._made, *(found.name for found in self._inner.values())]
@@ -198,7 +207,7 @@ class Run:
         outputs = _fetched(self._session, feed, self._wanted, index)
         outputs.reverse()
         for name in self._made:
-            yield name, outputs.pop()  # each is freed when it was counted
+            yield name, outputs.pop()  # to free each one after use
         for name, found in self._inner.items():
             yield name, found.pieces(outputs.pop())
 
@@ -211,7 +220,7 @@ def _fetched(session: Session, feed: Feed, names: Sequence[str], index: int) -> 
 
 
 def pieces_of(value: Any) -> list[Array]:
-    """A tensor that a Run gives; of one in a body what it was each time."""
+    """Return the tensor, or its values at each execution, that a Run yields."""
     found = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
     return [np.asarray(piece) for piece in found]
 
@@ -219,7 +228,7 @@ def pieces_of(value: Any) -> list[Array]:
 def _session(copy: Model, names: Sequence[str], custom_ops: Sequence[str]) -> Session:
     from toolkit.runtime.session import Session
 
-    # Only these: outputs that nobody fetches would be kept until the end of the run as well.
+    # Only these: a session keeps all outputs in memory until the end of the run.
     declared = {value.name: value for value in copy.graph.interface_outputs()}
     # The runtime infers the type of an output that declares none.
     outputs = [declared.get(name) or ValueInfoProto(name=name) for name in names]
@@ -230,9 +239,9 @@ def _session(copy: Model, names: Sequence[str], custom_ops: Sequence[str]) -> Se
 def sweeps_of(
     model: Model, feeds: Iterable[Feed], names: Sequence[str], budget: int, ops: Sequence[str]
 ) -> list[list[str]]:
-    """The tensors of each sweep, such that those of the first feed fit into the budget.
+    """Split tensors into sweeps whose size on the first feed fits the budget.
 
-    What a Scan makes in another shape at each step is in none.
+    Values of a Scan whose shape differs between iterations are in none.
     """
     if not names:
         return []
@@ -241,8 +250,8 @@ def sweeps_of(
     outer = [name for name in names if name not in inner]
     try:
         sizes = _sizes(model, first, outer, ops)
-    except RuntimeRefused:  # of a value that is no tensor
-        sizes = _probed_sizes(model, first, outer, budget, ops)
+    except RuntimeRefused:  # a value is no tensor
+        sizes = dict.fromkeys(outer, budget // _UNSIZED)
     sizes |= _inner_sizes(model, first, {n: inner[n] for n in names if n in inner}, ops)
     sweeps: list[list[str]] = [[]]
     room = budget
@@ -259,7 +268,7 @@ def sweeps_of(
 
 
 def _sizes(model: Model, feed: Feed, names: Sequence[str], ops: Sequence[str]) -> dict[str, int]:
-    """The bytes of tensors on a feed, by one run that counts their elements."""
+    """Return the sizes of tensors in bytes, from one run that counts their elements."""
     if not names:
         return {}
     copy = model.copy()
@@ -271,12 +280,12 @@ def _sizes(model: Model, feed: Feed, names: Sequence[str], ops: Sequence[str]) -
 def _inner_sizes(
     model: Model, feed: Feed, names: Mapping[str, Graph], ops: Sequence[str]
 ) -> dict[str, int]:
-    """The bytes of values of bodies, of all steps; without those that a Scan cannot stack."""
+    """Return the sizes of subgraph values in bytes, without those that a Scan cannot stack."""
     if not names:
         return {}
     copy = model.copy()
-    places = inner_values(copy)
-    shapes = {n: surface(places[n], places[n].op("Shape", n), TensorProto.INT64, 1) for n in names}
+    graphs = inner_values(copy)
+    shapes = {n: surface(graphs[n], graphs[n].op("Shape", n), TensorProto.INT64, 1) for n in names}
     wanted = [found.name for found in shapes.values()]
     sizes: dict[str, int] = {}
     found = _fetched(_session(copy, wanted, ops), feed, wanted, 0)
@@ -290,39 +299,25 @@ def _inner_sizes(
 
 def _itemsize(graph: Graph, name: str) -> int:
     dtype = graph.dtype(name)
-    return helper.tensor_dtype_to_np_dtype(dtype).itemsize if dtype else _UNKNOWN_ITEM
+    return helper.tensor_dtype_to_np_dtype(dtype).itemsize if dtype else _DEFAULT_ITEM_SIZE
 
 
-def _probed_sizes(
-    model: Model, feed: Feed, names: Sequence[str], budget: int, ops: Sequence[str]
-) -> dict[str, int]:
-    """The bytes of values on a feed: of one, then of twice as many as long as there is room."""
-    sizes: dict[str, int] = {}
-    at, step = 0, 1
-    while at < len(names):
-        probed = names[at : at + step]
-        sizes |= {n: np.asarray(v).nbytes for n, v in Run(model, probed, ops)(feed, 0)}
-        at += step
-        largest = max(sizes.values(), default=1)
-        step = max(1, min(2 * step, budget // (2 * max(largest, 1))))
-    return sizes
+class _SweepProgress:
+    """Reports progress over all sweeps; the first one counts the feeds if that is unknown."""
 
-
-class _Teller:
-    """Tells the progress over all sweeps; the first one finds out how many feeds there are."""
-
-    def __init__(self, progress: Progress | None, sweeps: int, count: int | None) -> None:
-        self._progress, self._sweeps, self._count = progress, sweeps, count
+    def __init__(self, report: Progress | None, sweeps: int, count: int | None) -> None:
+        self._report, self._sweeps, self._count = report, sweeps, count
         self._done = self._sweep = self._in_sweep = 0
 
-    def one_more(self) -> None:
+    def advance(self) -> None:
         self._done += 1
         self._in_sweep += 1
-        if self._progress is not None:
+        if self._report is not None:
             total = self._count * self._sweeps if self._count is not None else None
-            what = f"calibrating, sweep {self._sweep + 1} of {self._sweeps}"
-            self._progress(self._done, total, what)
+            self._report(
+                self._done, total, f"calibrating, sweep {self._sweep + 1} of {self._sweeps}"
+            )
 
-    def end_of_sweep(self) -> None:
+    def end_sweep(self) -> None:
         self._count, self._in_sweep = self._in_sweep, 0
         self._sweep += 1

@@ -1,7 +1,7 @@
-"""Calibration data: where samples come from, and, for one model, the feeds that passes observe.
+"""Calibration data: the user's description of the samples, and the feeds for one model.
 
-`Calib` is what a user says; `CalibrationData` is what a pass gets in its context. A pass may change
-the graph but never the model's inputs, so the feeds of the original serve all passes.
+A user gives `Calib`; a pass gets `CalibrationData` in its context. Passes may change the graph but
+not the model's inputs, so that the feeds of the original serve all passes.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationData:
-    """Feeds for a model, and how statistics of them are gathered."""
+    """Feeds for a model, and the settings for collecting statistics on them."""
 
     feeds: Feeds
     cache: Path | None = None
-    """A folder in which statistics are kept between runs."""
+    """The folder of cached statistics."""
     custom_ops: tuple[str, ...] = ()
     progress: Progress | None = None
     real: bool = True
-    """Whether they are a user's samples, not made up."""
+    """Whether the feeds are a user's samples rather than synthetic inputs."""
 
     @property
     def notes(self) -> list[str]:
-        """What was ignored or left out of the data."""
+        """Remarks on inputs and samples that were ignored."""
         return list(getattr(self.feeds, "notes", ()))
 
     @property
     def used(self) -> bool:
-        """Whether somebody has read them, or what is known of them."""
+        """Whether the feeds, or cached statistics of them, have been used."""
         return bool(getattr(self.feeds, "was_used", True))
 
     def first(self, most: int) -> CalibrationData:
-        """The same with no more than so many feeds."""
+        """Return the same data, limited to the first `most` feeds."""
         return replace(self, feeds=_First(self.feeds, most))
 
     def collect(self, model: Model, observers: Mapping[str, Observer]) -> Calibration:
-        """Observe tensors of `model`, as it is now, on every feed."""
+        """Observe tensors of `model` on every feed."""
         return collect(
             model,
             self.feeds,
@@ -77,7 +77,7 @@ class _First:
 
 @dataclass(frozen=True, slots=True)
 class Calib:
-    """What a user says of calibration: a source (see `toolkit.calibrate.readers`) and options."""
+    """The user's calibration settings: a source (see `toolkit.calibrate.readers`) and options."""
 
     source: object
     options: ReaderOptions | None = None
@@ -86,7 +86,7 @@ class Calib:
     def open(
         self, model: Model, custom_ops: Sequence[str] = (), progress: Progress | None = None
     ) -> CalibrationData:
-        """The data for this model; raises UsageError when there is no such source."""
+        """Return the data for this model; raises UsageError if the source cannot be read."""
         from toolkit.calibrate.readers import reader_for
 
         reader = reader_for(self.source, model, self.options)

@@ -1,121 +1,91 @@
-"""A histogram that widens by powers of two, so that shards merge to exactly what the whole gives.
+"""A histogram whose bins double in width, so that shards merge to exactly the whole's histogram.
 
 Bin k of a histogram with exponent e counts the values in [k 2^e, (k + 1) 2^e). Since
-floor(floor(x / w) / 2) = floor(x / 2w), adding up pairs of bins gives exactly the counts that the
-wider bins would have taken. The exponent is the least one at which zero, the least and the greatest
-value seen fit into BINS bins: it follows from the values alone, whatever their order and however
-they were cut into batches and shards. So do the counts.
+floor(floor(x / w) / 2) = floor(x / 2w), adding up pairs of bins gives exactly the counts of bins of
+twice the width. The exponent is the smallest one at which zero and the extremes fit into BINS bins:
+it depends on the values alone, not on their order or their split into batches and shards, and so do
+the counts.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.calibrate.statistics import (
-    Array,
-    Doubles,
-    Extremes,
-    State,
-    finite_bounds,
-    pieces,
-    require_same_key,
-)
+from toolkit.calibrate.statistics import Array, Doubles, Statistic, chunks_of, finite_bounds
 
 BINS = 4096
-"""At most; more than half of them lie between the extremes (and zero)."""
+"""The largest number of bins; more than half of them lie between the extremes and zero."""
 
-_LEAST_EXPONENT = -160
-"""What is smaller than that counts as zero or as a bin beside it: float32 ends at 2^-149."""
+_MIN_EXPONENT = -160
+"""The exponent of the narrowest bins; float32 ends at 2^-149."""
 
 
-class Histogram:
+class Histogram(Statistic):
     """Counts of values in bins, with the exact extremes and the number of exact zeros."""
 
+    fields = ("smallest", "largest", "exponent", "first", "zeros", "counts")
+
     def __init__(self, tensor: str) -> None:
-        self.tensor = tensor
-        self.exponent = _LEAST_EXPONENT
+        super().__init__(tensor, f"histogram:{BINS}")
+        self.smallest, self.largest = math.inf, -math.inf
+        self.exponent = _MIN_EXPONENT
         self.first = 0
         """The number k of the first bin of `counts`."""
         self.counts: NDArray[np.int64] = np.zeros(1, np.int64)
         self.zeros = 0
-        self._extremes = Extremes(tensor)
-
-    @property
-    def key(self) -> str:
-        return f"histogram:{BINS}"
 
     @property
     def seen(self) -> bool:
-        return self._extremes.seen
+        return self.smallest <= self.largest
 
     @property
     def low(self) -> float:
-        """The least value, or zero if that is less."""
-        return min(self._extremes.low, 0.0)
+        """The smallest value, or zero if that is smaller."""
+        return min(self.smallest, 0.0)
 
     @property
     def high(self) -> float:
-        """The greatest value, or zero if that is greater."""
-        return max(self._extremes.high, 0.0)
-
-    @property
-    def width(self) -> float:
-        """The width of a bin."""
-        return math.ldexp(1.0, self.exponent)
+        """The largest value, or zero if that is larger."""
+        return max(self.largest, 0.0)
 
     def total(self) -> int:
         return int(self.counts.sum())
 
     def edges(self) -> Doubles:
-        """The borders of the bins of `counts`: one more than there are bins."""
+        """Return the edges of the bins of `counts`, one more than there are bins."""
         numbers = np.arange(self.first, self.first + self.counts.size + 1, dtype=np.float64)
-        with np.errstate(over="ignore"):  # the last border of the largest doubles
+        with np.errstate(over="ignore"):  # the last edge of the largest doubles
             edges = np.ldexp(numbers, self.exponent)
-        most = sys.float_info.max
-        return np.clip(edges, -most, most)
+        limit = sys.float_info.max
+        return np.clip(edges, -limit, limit)
 
     def update(self, values: Array) -> None:
         bounds = finite_bounds(values, self.tensor)
         if bounds is None:
             return
-        self._extremes.low = min(self._extremes.low, bounds[0])
-        self._extremes.high = max(self._extremes.high, bounds[1])
-        self._fit()
-        for piece in pieces(values):
-            bins = np.floor(np.ldexp(piece, -self.exponent))
-            if values.dtype.itemsize > 4:  # a double may vanish when it is scaled, sign and all
-                bins[(bins == 0) & (piece < 0)] = -1
+        self._widen(*bounds)
+        for chunk in chunks_of(values):
+            bins = np.floor(np.ldexp(chunk, -self.exponent))
+            if values.dtype.itemsize > 4:  # scaling may flush a negative double to zero
+                bins[(bins == 0) & (chunk < 0)] = -1
             numbers = bins.astype(np.int64) - self.first
             self.counts += np.bincount(numbers, minlength=self.counts.size)
-            self.zeros += int(np.count_nonzero(piece == 0))
+            self.zeros += int(np.count_nonzero(chunk == 0))
 
-    def merge(self, other: Histogram) -> None:
-        require_same_key(self, other)
-        if not other.seen:
-            return
-        self._extremes.merge(other._extremes)
+    def _merge(self, other: Histogram) -> None:
         self.zeros += other.zeros
-        self._fit()
+        self._widen(other.smallest, other.largest)
         counts, first = _coarsened(other.counts, other.first, self.exponent - other.exponent)
-        at = first - self.first
-        self.counts[at : at + counts.size] += counts
+        start = first - self.first
+        self.counts[start : start + counts.size] += counts
 
-    def state(self) -> State:
-        numbers = [self.exponent, self.first, self.zeros]
-        return {**self._extremes.state(), "numbers": np.array(numbers), "counts": self.counts}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self._extremes.restore(state)
-        self.exponent, self.first, self.zeros = map(int, state["numbers"])
-        self.counts = np.array(state["counts"], np.int64)
-
-    def _fit(self) -> None:
-        """Bins that cover the extremes and zero, as narrow as they can be."""
+    def _widen(self, smallest: float, largest: float) -> None:
+        """Cover these extremes with bins as narrow as possible."""
+        self.smallest, self.largest = min(self.smallest, smallest), max(self.largest, largest)
         exponent = max(self.exponent, _exponent_for(self.low, self.high))
         counts, first = _coarsened(self.counts, self.first, exponent - self.exponent)
         start, stop = _bin_of(self.low, exponent), _bin_of(self.high, exponent) + 1
@@ -132,25 +102,25 @@ def _bin_of(value: float, exponent: int) -> int:
 
 
 def _exponent_for(low: float, high: float) -> int:
-    """The least exponent at which the bins of `low` and `high` are at most BINS bins apart."""
-    # A few steps too low for sure: the wider side alone takes 2 BINS bins or more.
+    """Return the smallest exponent at which [low, high] spans at most BINS bins."""
+    # A lower bound: the wider side alone spans at least 2 BINS bins.
     spread = max(high, -low)
-    guess = math.frexp(spread)[1] - BINS.bit_length() - 1 if spread else _LEAST_EXPONENT
-    exponent = max(guess, _LEAST_EXPONENT)
+    guess = math.frexp(spread)[1] - BINS.bit_length() - 1 if spread else _MIN_EXPONENT
+    exponent = max(guess, _MIN_EXPONENT)
     while _bin_of(high, exponent) - _bin_of(low, exponent) >= BINS:
         exponent += 1
     return exponent
 
 
 def _coarsened(counts: NDArray[np.int64], first: int, steps: int) -> tuple[NDArray[np.int64], int]:
-    """The counts of bins that are 2^steps times as wide, and the number of the first of them."""
+    """Return the counts of bins that are 2^steps times as wide, and the number of the first."""
     if not steps:
         return counts, first
     last = first + counts.size - 1
     start, stop = first >> steps, (last >> steps) + 1
     used = np.flatnonzero(counts)
     wider = np.zeros(stop - start, np.int64)
-    # A machine word shifts by at most 63 places, after which nothing changes any more.
+    # 64-bit integers shift by at most 63 places; further shifts change nothing.
     numbers = (used + first) >> min(steps, 63)
     np.add.at(wider, numbers - start, counts[used])
     return wider, start

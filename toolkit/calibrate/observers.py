@@ -1,52 +1,56 @@
-"""Observers: which statistic of a tensor is gathered, and the range that is read from it.
+"""Observers: each names a statistic of a tensor and selects a range from it.
 
-An observer is a decision, not a store: `start` makes the statistic that gathers, `range` reads a
-statistic. Percentile, entropy and MSE read the same histogram, so a second look costs no second
-run. See `Range` for the rules that all ranges keep.
+Percentile, entropy and MSE read the same histogram, so that a second observer needs no second run.
+`Range` has the rules that all ranges obey. A new observer is a class here, its name in
+`ObserverName` and its row in `OBSERVERS`.
 
-    observer  gathers              range
-    minmax    extremes             all that was seen
-    average   extremes by batch    their moving average; depends on the order of the samples
-    percentile, entropy, mse       histogram; see `toolkit.calibrate.clipping`
+    observer                    statistic            range
+    minmax                      extremes             all values seen
+    average                     extremes per batch   their moving average, in order
+    percentile, entropy, mse    histogram            see `toolkit.calibrate.range_selection`
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Literal, Protocol, cast
 
-from toolkit.calibrate import range_selection as clipping
+from toolkit.calibrate import range_selection
 from toolkit.calibrate.histogram import Histogram
-from toolkit.calibrate.statistics import Average, Extremes, Magnitudes, Range, Statistic
+from toolkit.calibrate.statistics import Average, Extremes, Range, Statistic
 from toolkit.errors import UsageError
 from toolkit.messages import suggestion
 
-MOST_LEVELS = 1024
-"""Twice the bins that a histogram has at least would tell nothing of more levels than this."""
+ObserverName = Literal["minmax", "average", "percentile", "entropy", "mse"]
+"""The observers that users can choose."""
+
+MAX_LEVELS = 1024
+"""The largest number of quantization levels that a histogram's bins resolve."""
 
 
 class Observer(Protocol):
-    """How the range of a tensor is found."""
+    """A rule for finding the range of a tensor."""
 
     name: ClassVar[str]
 
     def start(self, tensor: str) -> Statistic:
-        """An empty statistic for a tensor of this name."""
+        """Return an empty statistic for a tensor."""
         ...
 
     def range(self, statistic: Statistic) -> Range:
-        """The range that a statistic made by `start` tells."""
+        """Select the range from a statistic that `start` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MinMax:
-    """From the least to the greatest value."""
+    """The range from the smallest to the largest value."""
 
     name: ClassVar[str] = "minmax"
 
     def start(self, tensor: str) -> Statistic:
-        return Magnitudes(tensor)
+        return Extremes(tensor)
 
     def range(self, statistic: Statistic) -> Range:
         found = cast(Extremes, statistic)
@@ -55,7 +59,7 @@ class MinMax:
 
 @dataclass(frozen=True, slots=True)
 class MovingAverage:
-    """The moving average of each batch's extremes: outliers of single batches fade."""
+    """The moving average of each batch's extremes, in which outliers of single batches fade."""
 
     name: ClassVar[str] = "average"
     momentum: float = 0.9
@@ -72,8 +76,23 @@ class MovingAverage:
 
 
 @dataclass(frozen=True, slots=True)
+class Collect:
+    """An observer that collects a statistic without selecting a range."""
+
+    name: ClassVar[str] = "collect"
+    statistic: Callable[..., Statistic]
+    arguments: tuple[int, ...] = ()
+
+    def start(self, tensor: str) -> Statistic:
+        return self.statistic(tensor, *self.arguments)
+
+    def range(self, statistic: Statistic) -> Range:
+        raise NotImplementedError(f"a range of {statistic.key}")
+
+
+@dataclass(frozen=True, slots=True)
 class _Clipping:
-    """Observers that read where to clip off a histogram."""
+    """An observer that clips the range of a histogram."""
 
     def start(self, tensor: str) -> Statistic:
         return Histogram(tensor)
@@ -87,7 +106,7 @@ class _Clipping:
 
 @dataclass(frozen=True, slots=True)
 class Percentile(_Clipping):
-    """The interval in the middle that holds so many percent of the values."""
+    """The central interval that holds `percent` of the values."""
 
     name: ClassVar[str] = "percentile"
     percent: float = 99.99
@@ -97,49 +116,50 @@ class Percentile(_Clipping):
             raise UsageError(f"percent is {self.percent}; it must be above 0 and at most 100")
 
     def clip(self, histogram: Histogram) -> tuple[float, float]:
-        return clipping.percentile(histogram, self.percent)
+        return range_selection.percentile(histogram, self.percent)
 
 
 @dataclass(frozen=True, slots=True)
 class _ByLevels(_Clipping):
-    """Those that weigh what quantizing to so many levels does."""
+    """An observer that minimizes the error of quantization to `levels` levels."""
 
     levels: int = 256
 
     def __post_init__(self) -> None:
-        if not 2 <= self.levels <= MOST_LEVELS:
-            raise UsageError(f"levels is {self.levels}; it must be from 2 to {MOST_LEVELS}")
+        if not 2 <= self.levels <= MAX_LEVELS:
+            raise UsageError(f"levels is {self.levels}; it must be from 2 to {MAX_LEVELS}")
 
 
 @dataclass(frozen=True, slots=True)
 class Entropy(_ByLevels):
-    """The range with the least Kullback-Leibler divergence after quantization."""
+    """The range with the smallest Kullback-Leibler divergence after quantization."""
 
     name: ClassVar[str] = "entropy"
 
     def clip(self, histogram: Histogram) -> tuple[float, float]:
-        return clipping.least_divergence(histogram, self.levels)
+        return range_selection.least_divergence(histogram, self.levels)
 
 
 @dataclass(frozen=True, slots=True)
 class Mse(_ByLevels):
-    """The range with the least mean squared error after quantization."""
+    """The range with the smallest mean squared error after quantization."""
 
     name: ClassVar[str] = "mse"
 
     def clip(self, histogram: Histogram) -> tuple[float, float]:
-        return clipping.least_squares(histogram, self.levels)
+        return range_selection.least_squares(histogram, self.levels)
 
 
-OBSERVERS: tuple[type[Observer], ...] = (MinMax, MovingAverage, Percentile, Entropy, Mse)
-"""Those that a user chooses among; per channel is for who plans the quantization."""
+OBSERVERS: Mapping[str, type[Observer]] = {
+    each.name: each for each in (MinMax, MovingAverage, Percentile, Entropy, Mse)
+}
+"""The observers by name."""
 
 
 def observer_named(name: str) -> Observer:
-    """The observer of this name, as it is by default."""
-    known = {observer.name: observer for observer in OBSERVERS}
-    if name not in known:
-        listed = ", ".join(known)
-        hint = suggestion(name, list(known)) or f"; there are {listed}"
+    """Return the observer of this name, with its defaults."""
+    if name not in OBSERVERS:
+        known = list(OBSERVERS)
+        hint = suggestion(name, known) or f"; there are {', '.join(known)}"
         raise UsageError(f"no observer is called '{name}'{hint}")
-    return known[name]()
+    return OBSERVERS[name]()

@@ -1,7 +1,7 @@
-"""Where to clip: ranges that are told by a histogram, narrower than its extremes.
+"""Range selection: clip the range of a histogram.
 
-All of them are functions of the counts alone, so they inherit the histogram's exactness under
-merging. Candidates are multiples t of a 128th of the wider side: [max(low, -t), min(high, t)].
+All ranges are functions of the counts alone, so that they inherit the histogram's exactness under
+merging. Candidates are [max(low, -t), min(high, t)] for multiples t of 1/128 of the wider side.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from toolkit.calibrate.statistics import Doubles
 
 _STEPS = 128
 _SMOOTHING = 1e-9
-"""The share that a bin of the quantized distribution has at least: KL is infinite at zero."""
+"""The smallest probability of a bin of the quantized distribution: KL is infinite at zero."""
 
 
 def percentile(histogram: Histogram, percent: float) -> tuple[float, float]:
-    """The interval in the middle that holds `percent` of the values.
+    """Return the central interval that holds `percent` of the values.
 
-    (100 - percent) / 2 lie on either side of it. Values are spread evenly inside a bin; the
-    interval never leaves the extremes.
+    (100 - percent) / 2 percent lie on either side of it. Values are assumed uniform within a bin;
+    the interval never exceeds the extremes.
     """
     if not histogram.seen:
         return 0.0, 0.0
-    # The share below each border of a bin, and its inverse.
+    # the cumulative distribution at the edges of bins, and its inverse
     below = np.concatenate([[0], np.cumsum(histogram.counts)]) / histogram.total()
     tail = (100 - percent) / 200
     edges = histogram.edges()
@@ -37,7 +37,7 @@ def percentile(histogram: Histogram, percent: float) -> tuple[float, float]:
 
 
 def _inverse(below: Doubles, edges: Doubles, at: int, share: float) -> float:
-    """Where inside bin `at` the share below is `share`."""
+    """Return the value within bin `at` at which the cumulative fraction is `share`."""
     at = min(max(at, 0), edges.size - 2)
     rise = below[at + 1] - below[at]
     inside = (share - below[at]) / rise if rise > 0 else 0.0
@@ -45,13 +45,13 @@ def _inverse(below: Doubles, edges: Doubles, at: int, share: float) -> float:
 
 
 def least_squares(histogram: Histogram, levels: int) -> tuple[float, float]:
-    """The range with the least mean squared error of `levels` evenly spaced values.
+    """Return the range with the smallest mean squared error of quantization to `levels` levels.
 
-    Values inside lose s^2 / 12 on average, where s is the distance between two levels; exact zeros
-    lose nothing, since zero is a level; what lies outside loses its squared distance. Either side
-    is clipped on its own: all pairs of 128 candidates each.
+    Values inside have an error of s^2 / 12 on average, where s is the distance between two levels;
+    exact zeros have none, since zero is a level; values outside have their squared distance. Both
+    ends are clipped independently, among all pairs of 128 candidates each.
     """
-    # In units of the wider side, so that no square overflows.
+    # in units of the wider side, so that no square overflows
     unit = max(histogram.high, -histogram.low) or 1.0
     low, high = histogram.low / unit, histogram.high / unit
     lows = np.unique(low * np.arange(1, _STEPS + 1) / _STEPS)
@@ -64,7 +64,7 @@ def least_squares(histogram: Histogram, levels: int) -> tuple[float, float]:
     step = (highs[None, :] - lows[:, None]) / (levels - 1)
     inside = counts.sum() - histogram.zeros - outside_low[:, None] - outside_high[None, :]
     error = clipped_low[:, None] + clipped_high[None, :] + inside * step**2 / 12
-    # Of equal ones the widest.
+    # the widest of equal ones
     order = np.argwhere(error == error.min())
     widths = [highs[j] - lows[i] for i, j in order]
     i, j = order[int(np.argmax(widths))]
@@ -74,7 +74,7 @@ def least_squares(histogram: Histogram, levels: int) -> tuple[float, float]:
 def _clipping(
     centres: Doubles, counts: Doubles, limits: Doubles, below: bool
 ) -> tuple[Doubles, Doubles]:
-    """What clipping at each limit costs in squares, and how many values it moves."""
+    """Return the squared error of clipping at each limit, and the number of values clipped."""
     errors = np.empty(limits.size)
     moved = np.empty(limits.size)
     for at, limit in enumerate(limits):
@@ -85,15 +85,14 @@ def _clipping(
 
 
 def least_divergence(histogram: Histogram, levels: int) -> tuple[float, float]:
-    """The range that keeps most of the distribution: the least Kullback-Leibler divergence.
+    """Return the range with the smallest Kullback-Leibler divergence, the widest of equal ones.
 
-    P is the distribution clipped to the range, what lies outside counted at its ends. Q is what
-    `levels` levels tell of the values inside: each level's share, spread evenly over those of its
-    bins that are not empty. Among equal ones the widest range wins.
+    P is the distribution clipped to the range, with the values outside counted at its ends. Q is
+    the distribution after quantization: each level's probability, spread evenly over its nonempty
+    bins.
 
-    Exact zeros do not count: zero is a level, so that nothing of them is lost, and the many that
-    a Relu makes would outweigh all other values. Fewer values than levels are no distribution:
-    nothing is clipped.
+    Exact zeros do not count: zero is a level, and the zeros of a Relu would outweigh all other
+    values. With fewer values than levels nothing is clipped.
     """
     edges, counts = histogram.edges(), _without_zeros(histogram)
     if counts.sum() < levels:
@@ -102,12 +101,12 @@ def least_divergence(histogram: Histogram, levels: int) -> tuple[float, float]:
     reach = max(histogram.high, -histogram.low)
     for step in range(_STEPS, 0, -1):
         limit = reach * step / _STEPS
-        # The bins that hold the limits are inside: what a Clip makes lies on a border, and is much.
+        # The bins of the limits are inside: the many results of a Clip lie on an edge.
         start = int(np.searchsorted(edges, max(histogram.low, -limit), side="right")) - 1
         stop = int(np.searchsorted(edges, min(histogram.high, limit), side="right"))
         stop = min(stop, counts.size)
         if stop - start < levels:
-            break  # every bin is a level of its own: nothing is lost, and nothing told
+            break  # each bin is a level: nothing is lost, and nothing can be compared
         divergence = _divergence(counts, start, stop, levels)
         if divergence < best:
             best, chosen = divergence, (float(edges[start]), float(edges[stop]))

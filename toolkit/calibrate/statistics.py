@@ -1,12 +1,10 @@
-"""Statistics of a tensor: gathered batch by batch, in constant memory, and merged between shards.
+"""Statistics of a tensor's values, accumulated batch by batch in constant memory.
 
-Only floating-point elements count: a tensor of integers, booleans or strings leaves every statistic
-as it was, and so does one without elements. A NaN or an infinity raises NotFinite, with the
-tensor's name, before anything is counted.
+Only floating-point elements count: integers, booleans, strings and empty tensors leave a statistic
+unchanged. NaN and infinity raise NotFinite, with the tensor's name, before anything is counted.
 
-Extremes are exact: two shards merge to what the whole gives, in any order. A moving average depends
-on the order by its nature; there, shards merge to the whole when they are merged in their order (up
-to the last bits of rounding).
+Statistics of shards of the data merge. The result equals that of the whole data, in any order,
+except for the moving average, which depends on the order of the batches.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,34 +22,34 @@ from toolkit.errors import ToolkitError
 Array: TypeAlias = NDArray[Any]
 Doubles: TypeAlias = NDArray[np.float64]
 State: TypeAlias = dict[str, Array]
-"""What is written to a file of a statistic: plain arrays by name."""
+"""The data of a statistic, as plain arrays by name."""
 
-_PIECE = 1 << 18
-"""Elements that are converted to doubles at once, so that a large tensor does not triple."""
+_CHUNK = 1 << 18
+"""Elements converted to doubles at once, to bound memory."""
 
-_COUNTED = 1 << 16
+_SAMPLED = 1 << 16
 """Values of a batch whose magnitudes are counted."""
 _EXPONENTS = (-149, 128)
-"""Of 32-bit floats; what is beyond counts as the nearest."""
+"""The exponents of 32-bit floats; values beyond count as the nearest."""
 
 NARROWEST = 255 * 2.0**-126
-"""Ranges below this have no scale that float32 can hold as a normal number."""
+"""The width below which a range has no 8-bit scale that is a normal float32."""
 
 
 class NotFinite(ToolkitError):
-    """A tensor holds NaN or infinity: it has no range."""
+    """A tensor that holds NaN or infinity: it has no range."""
 
 
 class Mismatch(ToolkitError):
-    """Two statistics, or a statistic and a tensor, that do not belong together."""
+    """Two statistics, or a statistic and a tensor, of different channels or kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The interval that a quantized tensor represents; zero lies in it.
+    """The interval that a quantized tensor represents; it always contains zero.
 
-    The rule for degenerate ranges: when nothing was seen, or nothing but zeros (or a range too
-    narrow for a float32 scale), the range is [0, 1]. Zero is exact in it, and no scale is zero.
+    A range that is empty, all zeros or too narrow for a float32 scale becomes [0, 1], so that zero
+    stays exact and no scale is zero.
     """
 
     low: float
@@ -59,54 +57,67 @@ class Range:
 
     @classmethod
     def around(cls, low: float, high: float) -> Range:
-        """The least range with zero in it that covers [low, high]."""
+        """Return the smallest valid range that covers [low, high]."""
         low, high = min(low, 0.0), max(high, 0.0)
         return cls(low, high) if high - low >= NARROWEST else cls(0.0, 1.0)
 
 
-_Self = TypeVar("_Self", bound="Statistic")
+class Statistic:
+    """A mergeable summary of the values of one tensor; subclasses name their `fields`."""
 
+    fields: ClassVar[tuple[str, ...]]
+    """The attributes that hold the data: numbers and arrays."""
 
-class Statistic(Protocol):
-    """What is known of the values of one tensor so far."""
-
-    tensor: str
-
-    @property
-    def key(self) -> str:
-        """What is gathered and how: statistics of one key can be merged."""
-        ...
+    def __init__(self, tensor: str, key: str) -> None:
+        self.tensor = tensor
+        self.key = key
+        """The kind of statistic and its parameters; equal keys can be merged."""
+        self.failure = ""
+        """Why the tensor cannot be summarized, if it cannot."""
 
     @property
     def seen(self) -> bool:
-        """Whether anything was counted."""
-        ...
+        """Whether any value was counted."""
+        raise NotImplementedError
 
     def update(self, values: Array) -> None:
         """Count one batch."""
-        ...
+        raise NotImplementedError
 
-    def merge(self: _Self, other: _Self) -> None:
-        """Count what `other` counted; of those that depend on the order, `other` comes after."""
-        ...
+    def merge(self, other: Statistic) -> None:
+        """Add the values that `other` has counted, as if they came after those counted here."""
+        if self.key != other.key:
+            raise Mismatch(f"tensor '{self.tensor}': {self.key} cannot be merged with {other.key}")
+        self.failure = self.failure or other.failure
+        if other.seen:
+            self._merge(other)
+
+    def _merge(self, other: Any) -> None:
+        raise NotImplementedError
 
     def state(self) -> State:
-        """Everything, as arrays; `restore` takes it back."""
-        ...
+        """Return the data as arrays, for `restore`."""
+        return {name: np.asarray(getattr(self, name)) for name in (*self.fields, "failure")}
 
-    def restore(self, state: Mapping[str, Array]) -> None: ...
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Replace the data with a `state`."""
+        for name in (*self.fields, "failure"):
+            found = np.array(state[name])
+            setattr(self, name, found if found.ndim else found.item())
 
 
-class Extremes:
-    """The least and the greatest value."""
+class Extremes(Statistic):
+    """The smallest and largest value, and the number of values below each power of two.
+
+    Magnitudes are counted at regular distances in large batches, without zeros.
+    """
+
+    fields = ("low", "high", "counts")
 
     def __init__(self, tensor: str) -> None:
-        self.tensor = tensor
+        super().__init__(tensor, "extremes")
         self.low, self.high = math.inf, -math.inf
-
-    @property
-    def key(self) -> str:
-        return "extremes"
+        self.counts = np.zeros(_EXPONENTS[1] - _EXPONENTS[0] + 1, np.int64)
 
     @property
     def seen(self) -> bool:
@@ -114,74 +125,36 @@ class Extremes:
 
     def update(self, values: Array) -> None:
         bounds = finite_bounds(values, self.tensor)
-        if bounds is not None:
-            self.low, self.high = min(self.low, bounds[0]), max(self.high, bounds[1])
-
-    def merge(self, other: Extremes) -> None:
-        require_same_key(self, other)
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-
-    def state(self) -> State:
-        return {"bounds": np.array([self.low, self.high])}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.low, self.high = map(float, state["bounds"])
-
-
-class Magnitudes(Extremes):
-    """Extremes, and how many of the values are below which power of two.
-
-    Of a large batch, values at regular distances are counted. Zeros do not count.
-    """
-
-    def __init__(self, tensor: str) -> None:
-        super().__init__(tensor)
-        self.counts = np.zeros(_EXPONENTS[1] - _EXPONENTS[0] + 1, np.int64)
-
-    @property
-    def key(self) -> str:
-        return "magnitudes"
-
-    def update(self, values: Array) -> None:
-        super().update(values)
-        if not is_float(values) or not values.size:
+        if bounds is None:
             return
-        some = values.reshape(-1)[:: -(-values.size // _COUNTED)].astype(np.float64)
-        exponents = np.frexp(some[some != 0])[1]
-        places = np.clip(exponents, *_EXPONENTS) - _EXPONENTS[0]
-        self.counts += np.bincount(places, minlength=self.counts.size)
+        self.low, self.high = min(self.low, bounds[0]), max(self.high, bounds[1])
+        sampled = values.reshape(-1)[:: -(-values.size // _SAMPLED)].astype(np.float64)
+        exponents = np.frexp(sampled[sampled != 0])[1]
+        bins = np.clip(exponents, *_EXPONENTS) - _EXPONENTS[0]
+        self.counts += np.bincount(bins, minlength=self.counts.size)
 
-    def merge(self, other: Extremes) -> None:
-        super().merge(other)
-        assert isinstance(other, Magnitudes)
+    def _merge(self, other: Extremes) -> None:
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.counts = self.counts + other.counts
 
-    def state(self) -> State:
-        return {**super().state(), "counts": self.counts}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        super().restore(state)
-        self.counts = np.asarray(state["counts"])
-
     def below(self, percent: float) -> float:
-        """The least power of two that so many percent of the values are below; 0 without any."""
+        """Return the smallest power of two above `percent` of the magnitudes; 0 without any."""
         if not self.counts.any():
             return 0.0
         reached = np.cumsum(self.counts) >= percent / 100 * self.counts.sum()
         return 2.0 ** (int(np.argmax(reached)) + _EXPONENTS[0])
 
 
-class ChannelExtremes:
-    """The least and the greatest value of every channel: one for each index along `axis`."""
+class ChannelExtremes(Statistic):
+    """The smallest and largest value of each channel along `axis`."""
 
-    def __init__(self, tensor: str, axis: int) -> None:
-        self.tensor, self.axis = tensor, axis
+    fields = ("low", "high")
+
+    def __init__(self, tensor: str, axis: int, key: str = "channels") -> None:
+        super().__init__(tensor, f"{key}:{axis}")
+        self.axis = axis
         self.low: Doubles = np.empty(0)
         self.high: Doubles = np.empty(0)
-
-    @property
-    def key(self) -> str:
-        return f"channels:{self.axis}"
 
     @property
     def seen(self) -> bool:
@@ -198,16 +171,8 @@ class ChannelExtremes:
         low, high = values.min(others), values.max(others)
         self._widen(np.asarray(low, np.float64), np.asarray(high, np.float64))
 
-    def merge(self, other: ChannelExtremes) -> None:
-        require_same_key(self, other)
-        if other.seen:
-            self._widen(other.low, other.high)
-
-    def state(self) -> State:
-        return {"low": self.low, "high": self.high}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.low, self.high = np.asarray(state["low"]), np.asarray(state["high"])
+    def _merge(self, other: ChannelExtremes) -> None:
+        self._widen(other.low, other.high)
 
     def _widen(self, low: Doubles, high: Doubles) -> None:
         if not self.seen:
@@ -221,21 +186,20 @@ class ChannelExtremes:
         self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
 
 
-class Average:
-    """The moving average of each batch's extremes.
+class Average(Statistic):
+    """The moving average of each batch's extremes, corrected for its start at zero.
 
-    s_n = m s_(n-1) + (1 - m) b_n, from s_0 = 0; the average is s_n / (1 - m^n), in which the zero
-    at the start weighs nothing. A shard of n' batches that follows merges as s = m^n' s + s'.
+    s_n = m s_(n-1) + (1 - m) b_n with s_0 = 0; the average is s_n / (1 - m^n). A following shard of
+    n' batches merges as s = m^n' s + s'.
     """
 
+    fields = ("sums", "batches")
+
     def __init__(self, tensor: str, momentum: float) -> None:
-        self.tensor, self.momentum = tensor, momentum
+        super().__init__(tensor, f"average:{momentum!r}")
+        self.momentum = momentum
         self.sums: Doubles = np.zeros(2)
         self.batches = 0
-
-    @property
-    def key(self) -> str:
-        return f"average:{self.momentum!r}"
 
     @property
     def seen(self) -> bool:
@@ -247,56 +211,40 @@ class Average:
             self.sums = self.momentum * self.sums + (1 - self.momentum) * np.array(bounds)
             self.batches += 1
 
-    def merge(self, other: Average) -> None:
-        require_same_key(self, other)
+    def _merge(self, other: Average) -> None:
         self.sums = self.momentum**other.batches * self.sums + other.sums
         self.batches += other.batches
 
-    def state(self) -> State:
-        return {"sums": self.sums, "batches": np.array(self.batches)}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.sums, self.batches = np.asarray(state["sums"]), int(state["batches"])
-
     def bounds(self) -> tuple[float, float]:
-        """The average least and greatest value; (0, 0) when nothing was seen."""
+        """Return the average smallest and largest value, or (0, 0) without any."""
         if not self.seen:
             return 0.0, 0.0
         low, high = self.sums / (1 - self.momentum**self.batches)
         return float(low), float(high)
 
 
-# -- shared by all
-
-
 def is_float(values: Array) -> bool:
-    """Whether the elements are floating-point numbers, of numpy's kinds or of ONNX's own."""
+    """Return whether the elements are floating-point numbers, including bfloat16 and fp8."""
     return str(values.dtype).startswith(("float", "bfloat"))
 
 
-def pieces(values: Array) -> Iterator[Doubles]:
-    """All elements as doubles, a bounded number at a time."""
+def chunks_of(values: Array) -> Iterator[Doubles]:
+    """Yield all elements as doubles, in chunks of bounded size."""
     flat = values.reshape(-1)
-    for at in range(0, flat.size, _PIECE):
-        yield flat[at : at + _PIECE].astype(np.float64)
+    for start in range(0, flat.size, _CHUNK):
+        yield flat[start : start + _CHUNK].astype(np.float64)
 
 
 def finite_bounds(values: Array, tensor: str) -> tuple[float, float] | None:
-    """Least and greatest element; None when there is none, or none that counts."""
+    """Return the smallest and largest element, or None for no floats; raises NotFinite."""
     if not values.size or not is_float(values):
         return None
     if values.dtype.isbuiltin == 1:
         low, high = float(values.min()), float(values.max())
-    else:  # bfloat16 and the like: numpy's reductions are not sure to know them
-        bounds = [(float(piece.min()), float(piece.max())) for piece in pieces(values)]
-        both = np.array(bounds)
-        low, high = float(both.min()), float(both.max())
+    else:  # numpy's reductions may not support bfloat16 and similar types
+        bounds = np.array([(chunk.min(), chunk.max()) for chunk in chunks_of(values)])
+        low, high = float(bounds.min()), float(bounds.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         what = "NaN" if math.isnan(low) or math.isnan(high) else "infinity"
         raise NotFinite(f"tensor '{tensor}' holds {what}: it has no range to calibrate")
     return low, high
-
-
-def require_same_key(one: Statistic, other: Statistic) -> None:
-    if one.key != other.key:
-        raise Mismatch(f"tensor '{one.tensor}': {one.key} cannot be merged with {other.key}")

@@ -1,14 +1,15 @@
-"""Values that are made in the bodies of If, Loop and Scan, brought to the main graph.
+"""Expose values of subgraphs of If, Loop and Scan in the main graph.
 
-A body runs once, often or not at all in a run of the model, and its values may have another shape
-each time. So what a value was goes into a sequence, which every node around it hands on:
+A subgraph may run any number of times in a run of the model, and its values may have a different
+shape each time. Therefore the values are inserted into a sequence, which each enclosing node passes
+on:
 
-    If      the branch of the value inserts it; the other one inserts an empty tensor
-    Loop    carries the sequence from step to step
-    Scan    cannot carry one: a scan output stacks the steps, and goes in as one tensor
+    If      the branch of the value inserts it; the other branch inserts an empty tensor
+    Loop    carries the sequence from iteration to iteration
+    Scan    cannot carry a sequence: a scan output stacks the iterations into one tensor
 
-A scan output has one shape for all steps, which no sequence has: of what is in a body inside of the
-body of a Scan, nothing is seen.
+A scan output has one shape for all iterations, unlike a sequence, so that values of subgraphs
+nested in a Scan cannot be observed.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from toolkit.calibrate.statistics import Array
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
+from toolkit.ir.op_traits import CONTROL_FLOW
 
 FIRST_OPSET = 13
-"""The first whose If and Loop know sequences."""
+"""The first opset whose If and Loop support sequences."""
 
 _PLAIN = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 _CARRIED = 2
-"""The first input of a Loop, and of its body, that is carried."""
+"""The index of the first loop-carried input of a Loop and of its subgraph."""
 
 
 def inner_values(model: Model) -> dict[str, Graph]:
-    """The values of bodies that can be seen, with the body that defines each.
+    """Return the observable values of subgraphs, with the subgraph that defines each.
 
-    One name may stand for values of several bodies: such a name says nothing.
+    A name that several subgraphs define is ambiguous and left out.
     """
     found = [(name, graph) for graph in list(model.graphs())[1:] for name in _defined(graph)]
     counted = Counter(name for name, _ in found)
@@ -43,54 +45,54 @@ def inner_values(model: Model) -> dict[str, Graph]:
 
 
 def obstacle(graph: Graph) -> str:
-    """Why nothing of a body can be seen; empty when it can."""
+    """Return why the values of a subgraph cannot be observed, or an empty string."""
     if graph.opset() < FIRST_OPSET:
         return f"in a subgraph, where nothing is observed below opset {FIRST_OPSET}"
-    for body in _path(graph):
-        if not nd.is_op(body.owner, "If", "Loop", "Scan"):
+    for subgraph in _ancestry(graph):
+        if not nd.is_op(subgraph.owner, *CONTROL_FLOW):
             return "in a subgraph of an operator other than If, Loop and Scan"
-        if nd.is_op(body.owner, "Scan") and body is not graph:
-            return "in a subgraph inside of a Scan, where nothing is observed"
+        if nd.is_op(subgraph.owner, "Scan") and subgraph is not graph:
+            return "in a subgraph nested in a Scan, where nothing is observed"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Surfaced:
-    """A sequence of the main graph: what a value was, each time that its body ran."""
+    """A sequence in the main graph: the values of a subgraph value at each execution."""
 
     name: str
     stacked: bool
-    """Whether each of its tensors holds all steps of a Scan."""
+    """Whether each tensor holds all iterations of a Scan."""
 
     def pieces(self, found: Sequence[Array]) -> tuple[Array, ...]:
-        """What the value was, from what the runtime gives; nothing for what is empty."""
+        """Split the sequence that the runtime returns into values, without empty ones."""
         each = (piece for tensor in found for piece in (tensor if self.stacked else [tensor]))
         return tuple(piece for piece in each if piece.size)
 
 
 def surface(graph: Graph, value: str, dtype: int, rank: int | None) -> Surfaced:
-    """Make a value of a body one of the main graph; what type and rank it has, if that is known."""
+    """Expose a value of a subgraph, of this type and rank (if known), in the main graph."""
     if dtype not in (*_PLAIN, TensorProto.INT64):
         value, dtype = graph.op("Cast", value, to=TensorProto.FLOAT), TensorProto.FLOAT
     stacked = nd.is_op(graph.owner, "Scan")
-    bodies = list(_path(graph))
+    subgraphs = list(_ancestry(graph))
     sequence = graph.model.graph.op("SequenceEmpty", dtype=dtype)
     before: dict[int, str] = {}
-    for body in reversed(bodies):
-        if nd.is_op(body.owner, "Loop"):
-            sequence = _carried_in(body, sequence, dtype)
-        before[id(body)] = sequence
+    for subgraph in reversed(subgraphs):
+        if nd.is_op(subgraph.owner, "Loop"):
+            sequence = _into_loop(subgraph, sequence, dtype)
+        before[id(subgraph)] = sequence
     if not stacked:
         sequence = graph.op("SequenceInsert", sequence, value)
-    for body in bodies:
-        parent, owner = _around(body)
+    for subgraph in subgraphs:
+        parent, owner = _enclosing(subgraph)
         if nd.is_op(owner, "Scan"):
-            steps = _scanned(body, value, dtype, rank)
+            steps = _after_scan(subgraph, value, dtype, rank)
             sequence = parent.op("SequenceInsert", sequence, steps)
         elif nd.is_op(owner, "Loop"):
-            sequence = _carried_out(body, sequence, dtype)
+            sequence = _after_loop(subgraph, sequence, dtype)
         else:
-            sequence = _chosen(body, before[id(body)], sequence, dtype)
+            sequence = _after_if(subgraph, before[id(subgraph)], sequence, dtype)
     return Surfaced(sequence, stacked)
 
 
@@ -99,73 +101,74 @@ def _defined(graph: Graph) -> Iterator[str]:
     yield from (name for node in graph.nodes for name in nd.outputs_of(node))
 
 
-def _path(graph: Graph) -> Iterator[Graph]:
-    """The body and those around it, without the main graph."""
+def _ancestry(graph: Graph) -> Iterator[Graph]:
+    """Yield the subgraph and those around it, without the main graph."""
     while graph.parent is not None:
         yield graph
         graph = graph.parent
 
 
-def _around(body: Graph) -> tuple[Graph, NodeProto]:
-    assert body.parent is not None
-    assert body.owner is not None
-    return body.parent, body.owner
+def _enclosing(subgraph: Graph) -> tuple[Graph, NodeProto]:
+    assert subgraph.parent is not None
+    assert subgraph.owner is not None
+    return subgraph.parent, subgraph.owner
 
 
-def _carried_in(body: Graph, sequence: str, dtype: int) -> str:
-    """What the body of a Loop reads the sequence as."""
-    parent, owner = _around(body)
+def _into_loop(subgraph: Graph, sequence: str, dtype: int) -> str:
+    """Carry the sequence into the subgraph of a Loop; return its name there."""
+    parent, owner = _enclosing(subgraph)
     parent.set_inputs(owner, [*_padded(owner.input, _CARRIED), sequence])
-    name = body.fresh("seen")
+    name = subgraph.fresh("observed")
     made = helper.make_tensor_sequence_value_info(name, dtype, None)
-    body.set_interface(inputs=[*body.interface_inputs(), made])
+    subgraph.set_interface(inputs=[*subgraph.interface_inputs(), made])
     return name
 
 
-def _carried_out(body: Graph, sequence: str, dtype: int) -> str:
-    """What a Loop gives the sequence as, behind all else that is carried."""
-    parent, owner = _around(body)
+def _after_loop(subgraph: Graph, sequence: str, dtype: int) -> str:
+    """Carry the sequence out of a Loop, after its other carried values; return its name."""
+    parent, owner = _enclosing(subgraph)
     carried = len(owner.input) - _CARRIED - 1
-    outputs = body.interface_outputs()
+    outputs = subgraph.interface_outputs()
     outputs.insert(1 + carried, helper.make_tensor_sequence_value_info(sequence, dtype, None))
-    body.set_interface(outputs=outputs)
-    name = parent.fresh("seen")
+    subgraph.set_interface(outputs=outputs)
+    name = parent.fresh("observed")
     made = _padded(owner.output, carried)
     parent.set_outputs(owner, [*made[:carried], name, *made[carried:]])
     return name
 
 
-def _scanned(body: Graph, value: str, dtype: int, rank: int | None) -> str:
-    """A scan output of what the body makes in each step; the runtime insists on its rank."""
-    parent, owner = _around(body)
-    copy = body.op("Identity", value)  # a value may not be an output twice, nor an input at once
-    outputs = body.interface_outputs()
+def _after_scan(subgraph: Graph, value: str, dtype: int, rank: int | None) -> str:
+    """Add a scan output of the value; return its name. The runtime requires a rank."""
+    parent, owner = _enclosing(subgraph)
+    # a value may be neither an output twice nor both an input and an output
+    copy = subgraph.op("Identity", value)
+    outputs = subgraph.interface_outputs()
     shape = None if rank is None else [None] * rank
-    body.set_interface(outputs=[*outputs, helper.make_tensor_value_info(copy, dtype, shape)])
+    subgraph.set_interface(outputs=[*outputs, helper.make_tensor_value_info(copy, dtype, shape)])
     for name in ("scan_output_axes", "scan_output_directions"):
         if nd.attr(owner, name) is not None:
             parent.set_attr(owner, name, [*nd.attr(owner, name), 0])
-    name = parent.fresh("seen")
+    name = parent.fresh("observed")
     parent.set_outputs(owner, [*_padded(owner.output, len(outputs)), name])
     return name
 
 
-def _chosen(body: Graph, before: str, sequence: str, dtype: int) -> str:
-    """What an If gives the sequence as: with the value, or as it was and nothing more."""
-    parent, owner = _around(body)
-    count = len(body.outputs)
+def _after_if(subgraph: Graph, before: str, sequence: str, dtype: int) -> str:
+    """Return the sequence from an If: with the value in its branch, unchanged in the other."""
+    parent, owner = _enclosing(subgraph)
+    count = len(subgraph.outputs)
     for branch in parent.subgraphs(owner):
         inserted = sequence
-        if branch is not body:
+        if branch is not subgraph:
             nothing = helper.make_tensor("", dtype, [0], [])
             inserted = branch.op("SequenceInsert", before, branch.op("Constant", value=nothing))
         made = helper.make_tensor_sequence_value_info(inserted, dtype, None)
         branch.set_interface(outputs=[*branch.interface_outputs(), made])
-    name = parent.fresh("seen")
+    name = parent.fresh("observed")
     parent.set_outputs(owner, [*_padded(owner.output, count), name])
     return name
 
 
 def _padded(names: Sequence[str], count: int) -> list[str]:
-    """The names, and blanks for those that were left out at the end."""
+    """Return the names, with blanks for omitted ones at the end."""
     return [*names, *[""] * (count - len(names))]

@@ -1,1 +1,1 @@
-"""The command line: one file a command, registered in `main`."""
+"""The command line: one file per command, registered in `app`."""

@@ -1,4 +1,4 @@
-"""The sub-commands and the options before them.
+"""The application: its subcommands and global options.
 
 Command modules import onnx, onnxruntime and the like inside their functions, so that
 `toolkit --help` stays instant.
@@ -34,7 +34,7 @@ class _Group(TyperGroup):
 
 
 def _without_value(option: TyperOption | None) -> TyperOption | None:
-    """The option --help, shown as one that takes no value."""
+    """Show the option --help without a value."""
     if option is not None:
         option.metavar = NO_VALUE
     return option
@@ -43,8 +43,8 @@ def _without_value(option: TyperOption | None) -> TyperOption | None:
 app = typer.Typer(
     name="toolkit",
     cls=_Group,
-    help="Smaller, faster ONNX graphs, each pass proven against the original model.",
-    epilog="Where to start: toolkit optimize model.onnx --passes fuse --time",
+    help="Make ONNX models smaller and faster; every pass is verified against the original.",
+    epilog="To start: toolkit optimize model.onnx --passes fuse --time",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -79,4 +79,4 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Takes the options that come before a command; --version is done by its callback."""
+    """Accept the global options; --version is handled by its callback."""

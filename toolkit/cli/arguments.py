@@ -9,9 +9,10 @@ import typer
 
 from toolkit.errors import UsageError
 from toolkit.settings import OpsetLimit
+from toolkit.targets import target_names
 
 NO_VALUE = ""
-"""What stands for a flag's value in the help: typer would show `<bool>`."""
+"""The metavar of a flag: nothing, where typer would show `<bool>`."""
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.")]
 Samples = Annotated[
@@ -19,21 +20,23 @@ Samples = Annotated[
     typer.Option(
         "--sample",
         metavar="FILE.npz",
-        help="Real inputs to compare with: arrays by input name. May be repeated.",
+        help="Real inputs to compare on: arrays by input name. Repeatable.",
     ),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the inputs that are made up.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the synthetic inputs.")]
 CustomOps = Annotated[
     list[Path] | None,
     typer.Option(
         "--custom-ops",
         metavar="LIB",
-        help="A library of custom operators for onnxruntime. May be repeated.",
+        help="A library of custom operators for onnxruntime. Repeatable.",
     ),
 ]
 JsonFile = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write a report as JSON; - is standard output."),
+    typer.Option(
+        "--json", metavar="FILE|-", help="Write the report as JSON; - is standard output."
+    ),
 ]
 
 
@@ -48,23 +51,34 @@ Opset = Annotated[
     str | None,
     typer.Option(
         metavar="N|keep",
-        help="The newest opset that passes may lift the model to; keep lifts it not at all.",
+        help="The newest opset to convert the model to; keep: leave the opset as it is.",
+    ),
+]
+
+TargetName = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(target_names()),
+        help="The runtime to optimize for; onnx: use standard operators only.",
     ),
 ]
 
 
 def opset_limit(given: str | None) -> OpsetLimit:
-    """What --opset says; whether there is such an opset is for the pipeline to know."""
+    """Parse --opset; the pipeline checks that the opset exists."""
     if given is None or given == "keep":
         return given
     try:
         return int(given)
     except ValueError as error:
-        raise UsageError(f"--opset '{given}' is not valid: a number, or keep") from error
+        raise UsageError(f"--opset '{given}' is not valid: write a number, or keep") from error
 
 
 def libraries(paths: list[Path] | None) -> tuple[str, ...]:
-    """The custom-operator libraries, which must be files: the loader's own message is obscure."""
+    """Return the absolute paths of custom-operator libraries.
+
+    Raise UsageError for one that is not a file: the loader's own message is obscure.
+    """
     for path in paths or ():
         if not path.is_file():
             raise UsageError(f"--custom-ops '{path}' is not a file: name a shared library")

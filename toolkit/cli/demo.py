@@ -1,4 +1,4 @@
-"""`toolkit demo`: the main job on a small model of our own, and a planted mistake caught."""
+"""`toolkit demo`: optimize a small built-in model, and catch a planted mistake."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def demo(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FOLDER", help="Keep the models here; by default they are thrown away."
+            "--out", metavar="FOLDER", help="Keep the models here; by default they are deleted."
         ),
     ] = None,
 ) -> None:
-    """Optimize a small embedded model and watch a planted mistake being caught."""
+    """Optimize a small built-in model and watch a planted mistake being caught."""
     from toolkit.report.console import console
 
     screen = console()
@@ -42,7 +42,7 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="toolkit-demo-") as folder:
         _run(screen, Path(folder))
     screen.print(
-        "\nThe models are gone again; --out FOLDER keeps them. With one of yours:\n"
+        "\nThe models are deleted; --out FOLDER keeps them. To optimize your own:\n"
         "toolkit optimize model.onnx --passes fuse --time"
     )
 
@@ -80,8 +80,7 @@ def _catch(screen: Console, model: Model) -> None:
 
     screen.rule("2. a mistake, planted", align="left", characters="-")
     screen.print(
-        "The rule `halve` writes x * 0.5 as x / 2. That is right, but for one place, where it "
-        "takes 0.6 for 0.5.\n"
+        "The rule `halve` replaces x * 0.5 by x / 2, but in one place, by mistake, by x * 0.6.\n"
     )
     result = optimize(model, ["constants", planted_mistake()])
     print_result(screen, result)
@@ -92,7 +91,7 @@ def _catch(screen: Console, model: Model) -> None:
     line(
         screen,
         "caught",
-        f"1 of {outcome.rewrites + 1} rewrites, at '{undone.site}': undone alone, "
+        f"1 of {outcome.rewrites + 1} rewrites, at '{undone.site}': only that one is undone, "
         f"the other {outcome.rewrites} stay",
         "green",
     )

@@ -1,9 +1,9 @@
-"""The demo's model, written here as an exporter would write it, and a planted mistake.
+"""The model of the demo, written as an exporter would write it, and a planted mistake.
 
-A small vision transformer: two convolutions make patches, one encoder layer looks at them, a
-linear layer classifies. Around what it computes stands what exporters leave behind: shapes
-computed at run time, `Constant` nodes, casts and transposes that cancel out, an `If` whose
-condition is known, weights stored twice, a branch that nobody reads.
+A small vision transformer: two convolutions make patches, one encoder layer attends to them, a
+linear layer classifies. It has the usual leftovers of exporters: shapes computed at run time,
+`Constant` nodes, casts and transposes that cancel out, an `If` with a constant condition, weights
+stored twice, dead code.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _WIDTH, _WIDE, _HEADS, _CLASSES = 32, 128, 4, 10
 
 
 def planted_mistake() -> Rule:
-    """A rule that is right at two places of the model and wrong at the third.
+    """Return a rule that is right in two places of the model and wrong in a third.
 
-    It writes x * 0.5 as x / 2, but where x is an average it takes 0.6 for 0.5.
+    It replaces x * 0.5 by x / 2, but by x * 0.6 where x is an average.
     """
     x = var("x")
 
@@ -44,32 +44,32 @@ def planted_mistake() -> Rule:
 
 
 def build() -> ModelProto:
-    """The model; the same bytes at every call."""
-    draft = _Draft()
-    image = draft.node("Identity", "image")
-    features = _stem(draft, image)
-    tokens = _to_tokens(draft, features)
-    tokens = _encoder_layer(draft, tokens)
-    logits = _head(draft, tokens)
-    draft.node("Identity", logits, output="logits")
-    _dead_branch(draft, features)
-    graph = helper.make_graph(
-        draft.nodes,
+    """Return the model, with the same bytes at every call."""
+    graph = _GraphBuilder()
+    image = graph.node("Identity", "image")
+    features = _stem(graph, image)
+    tokens = _to_tokens(graph, features)
+    tokens = _encoder_layer(graph, tokens)
+    logits = _head(graph, tokens)
+    graph.node("Identity", logits, output="logits")
+    _dead_branch(graph, features)
+    proto = helper.make_graph(
+        graph.nodes,
         "tiny_vit",
         [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, 32, 32])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", _CLASSES])],
-        initializer=draft.initializers,
+        initializer=graph.initializers,
     )
     return helper.make_model(
-        graph,
+        proto,
         producer_name="toolkit demo",
         opset_imports=[helper.make_opsetid("", _OPSET)],
         ir_version=_IR,
     )
 
 
-class _Draft:
-    """Nodes and weights in the order in which they are written down."""
+class _GraphBuilder:
+    """The nodes and weights of a graph under construction."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -83,12 +83,12 @@ class _Draft:
         return output
 
     def constant(self, value: Sequence[int] | int | float) -> str:
-        """A number or a list of ints as a Constant node, the way PyTorch writes them."""
+        """Add a Constant node of a number or a list of ints, as PyTorch does."""
         kind = np.float32 if isinstance(value, float) else np.int64
         return self.node("Constant", value=numpy_helper.from_array(np.array(value, kind)))
 
     def weight(self, name: str, *shape: int, scale: float | None = None) -> str:
-        """A random weight; `scale` keeps the activations near one."""
+        """Add a random weight; `scale` keeps the activations near one."""
         fan_in = math.prod(shape[1:]) if len(shape) == 4 else shape[0]
         factor = scale if scale is not None else 1 / math.sqrt(fan_in)
         return self.store(name, self._random.standard_normal(shape) * factor)
@@ -98,32 +98,32 @@ class _Draft:
         return name
 
 
-def _stem(draft: _Draft, image: str) -> str:
-    """Conv, BatchNormalization, Relu; twice. 32 x 32 pixels become 8 x 8 patches."""
+def _stem(graph: _GraphBuilder, image: str) -> str:
+    """Add Conv, BatchNormalization and Relu twice: 32 x 32 pixels become 8 x 8 patches."""
     value, channels = image, 3
     for index, width in enumerate((16, _WIDTH)):
         name = f"stem.{index}"
-        kernel = draft.weight(f"{name}.weight", width, channels, 3, 3)
-        value = draft.node("Conv", value, kernel, strides=[2, 2], pads=[1, 1, 1, 1])
-        value = draft.node(
+        kernel = graph.weight(f"{name}.weight", width, channels, 3, 3)
+        value = graph.node("Conv", value, kernel, strides=[2, 2], pads=[1, 1, 1, 1])
+        value = graph.node(
             "BatchNormalization",
             value,
-            draft.store(f"{name}.norm.weight", np.full(width, 0.9)),
-            draft.weight(f"{name}.norm.bias", width, scale=0.1),
-            draft.weight(f"{name}.norm.mean", width, scale=0.1),
-            draft.store(f"{name}.norm.var", np.full(width, 1.1)),
+            graph.store(f"{name}.norm.weight", np.full(width, 0.9)),
+            graph.weight(f"{name}.norm.bias", width, scale=0.1),
+            graph.weight(f"{name}.norm.mean", width, scale=0.1),
+            graph.store(f"{name}.norm.var", np.full(width, 1.1)),
         )
-        value = draft.node("Relu", value)
-        value = draft.node("Cast", value, to=TensorProto.FLOAT)  # it already is
+        value = graph.node("Relu", value)
+        value = graph.node("Cast", value, to=TensorProto.FLOAT)  # it already is
         channels = width
-    return _padding_check(draft, value)
+    return _padding_check(graph, value)
 
 
-def _padding_check(draft: _Draft, value: str) -> str:
-    """`if features.shape[1] != 32: pad`, traced: an If whose condition is known from the shape."""
-    channels = draft.node("Gather", draft.node("Shape", value), draft.constant(1), axis=0)
-    same = draft.node("Equal", channels, draft.constant(_WIDTH))
-    return draft.node(
+def _padding_check(graph: _GraphBuilder, value: str) -> str:
+    """Add a traced `if features.shape[1] != 32: pad`: an If that the shape decides."""
+    channels = graph.node("Gather", graph.node("Shape", value), graph.constant(1), axis=0)
+    same = graph.node("Equal", channels, graph.constant(_WIDTH))
+    return graph.node(
         "If",
         same,
         then_branch=_branch("keep", helper.make_node("Identity", [value], ["keep"])),
@@ -137,102 +137,102 @@ def _branch(output: str, node: NodeProto) -> GraphProto:
     return helper.make_graph([node], f"{output}_branch", [], [declared])
 
 
-def _to_tokens(draft: _Draft, features: str) -> str:
-    """(batch, width, 8, 8) to (batch, 64, width): the shape read back from the tensor."""
-    batch, channels = _dim(draft, features, 0), _dim(draft, features, 1)
-    flat = _reshape(draft, features, batch, channels, draft.constant([-1]))
-    tokens = draft.node("Transpose", flat, perm=[0, 2, 1])
-    # to channels first and back again, as two modules that do not know of each other do
-    tokens = draft.node("Transpose", tokens, perm=[0, 2, 1])
-    tokens = draft.node("Transpose", tokens, perm=[0, 2, 1])
-    return draft.node("Add", tokens, draft.weight("positions", 1, 64, _WIDTH, scale=0.1))
+def _to_tokens(graph: _GraphBuilder, features: str) -> str:
+    """Reshape (batch, width, 8, 8) to (batch, 64, width), with a computed shape."""
+    batch, channels = _dim(graph, features, 0), _dim(graph, features, 1)
+    flat = _reshape(graph, features, batch, channels, graph.constant([-1]))
+    tokens = graph.node("Transpose", flat, perm=[0, 2, 1])
+    # to channels first and back again, as two independent modules do
+    tokens = graph.node("Transpose", tokens, perm=[0, 2, 1])
+    tokens = graph.node("Transpose", tokens, perm=[0, 2, 1])
+    return graph.node("Add", tokens, graph.weight("positions", 1, 64, _WIDTH, scale=0.1))
 
 
-def _encoder_layer(draft: _Draft, tokens: str) -> str:
+def _encoder_layer(graph: _GraphBuilder, tokens: str) -> str:
     weight, bias = np.linspace(0.8, 1.2, _WIDTH), np.linspace(-0.1, 0.1, _WIDTH)
-    normed = _layer_norm(draft, tokens, "attention.norm", weight, bias)
-    tokens = draft.node("Add", tokens, _attention(draft, normed))
+    normed = _layer_norm(graph, tokens, "attention.norm", weight, bias)
+    tokens = graph.node("Add", tokens, _attention(graph, normed))
     # tied to the norm above, but stored a second time
-    normed = _layer_norm(draft, tokens, "mlp.norm", weight, bias)
-    hidden = _linear(draft, normed, "mlp.up", _WIDTH, _WIDE)
-    hidden = _gelu(draft, hidden)
-    hidden = draft.node("Dropout", hidden)
-    return draft.node("Add", tokens, _linear(draft, hidden, "mlp.down", _WIDE, _WIDTH))
+    normed = _layer_norm(graph, tokens, "mlp.norm", weight, bias)
+    hidden = _linear(graph, normed, "mlp.up", _WIDTH, _WIDE)
+    hidden = _gelu(graph, hidden)
+    hidden = graph.node("Dropout", hidden)
+    return graph.node("Add", tokens, _linear(graph, hidden, "mlp.down", _WIDE, _WIDTH))
 
 
-def _attention(draft: _Draft, value: str) -> str:
-    query = _heads(draft, _linear(draft, value, "attention.query", _WIDTH, _WIDTH), [0, 2, 1, 3])
-    key = _heads(draft, _linear(draft, value, "attention.key", _WIDTH, _WIDTH), [0, 2, 3, 1])
-    mix = _heads(draft, _linear(draft, value, "attention.value", _WIDTH, _WIDTH), [0, 2, 1, 3])
+def _attention(graph: _GraphBuilder, value: str) -> str:
+    query = _heads(graph, _linear(graph, value, "attention.query", _WIDTH, _WIDTH), [0, 2, 1, 3])
+    key = _heads(graph, _linear(graph, value, "attention.key", _WIDTH, _WIDTH), [0, 2, 3, 1])
+    mix = _heads(graph, _linear(graph, value, "attention.value", _WIDTH, _WIDTH), [0, 2, 1, 3])
     # sqrt(head width), computed from the query's shape by the TorchScript exporter
-    size = draft.node("Cast", _dim(draft, query, 3), to=TensorProto.FLOAT)
-    scale = draft.node("Div", draft.constant(1.0), draft.node("Sqrt", size))
-    scores = draft.node("Mul", draft.node("MatMul", query, key), scale)
-    weights = draft.node("Softmax", scores, axis=-1)
-    mixed = draft.node("Transpose", draft.node("MatMul", weights, mix), perm=[0, 2, 1, 3])
-    joined = _reshape(draft, mixed, _dim(draft, value, 0), _dim(draft, value, 1), [_WIDTH])
-    return _linear(draft, joined, "attention.out", _WIDTH, _WIDTH)
+    size = graph.node("Cast", _dim(graph, query, 3), to=TensorProto.FLOAT)
+    scale = graph.node("Div", graph.constant(1.0), graph.node("Sqrt", size))
+    scores = graph.node("Mul", graph.node("MatMul", query, key), scale)
+    weights = graph.node("Softmax", scores, axis=-1)
+    mixed = graph.node("Transpose", graph.node("MatMul", weights, mix), perm=[0, 2, 1, 3])
+    joined = _reshape(graph, mixed, _dim(graph, value, 0), _dim(graph, value, 1), [_WIDTH])
+    return _linear(graph, joined, "attention.out", _WIDTH, _WIDTH)
 
 
-def _head(draft: _Draft, tokens: str) -> str:
-    """Average over the tokens, then half a GELU and half a plain look, then the classes."""
-    pooled = draft.node("ReduceMean", tokens, axes=[1], keepdims=0)
-    pooled = draft.node("Add", _gelu(draft, pooled), draft.node("Mul", pooled, _half(draft)))
-    logits = _linear(draft, pooled, "classifier", _WIDTH, _CLASSES)
-    return draft.node("Reshape", logits, draft.constant([-1, _CLASSES]))
+def _head(graph: _GraphBuilder, tokens: str) -> str:
+    """Add the classifier: W (GELU(m) + m / 2) + b, where m is the mean over tokens."""
+    pooled = graph.node("ReduceMean", tokens, axes=[1], keepdims=0)
+    pooled = graph.node("Add", _gelu(graph, pooled), graph.node("Mul", pooled, _half(graph)))
+    logits = _linear(graph, pooled, "classifier", _WIDTH, _CLASSES)
+    return graph.node("Reshape", logits, graph.constant([-1, _CLASSES]))
 
 
-def _dead_branch(draft: _Draft, features: str) -> None:
-    """An auxiliary classifier for training: exported, read by nobody."""
-    pooled = draft.node("GlobalAveragePool", features)
-    flat = draft.node("Flatten", pooled)
-    _linear(draft, flat, "auxiliary", _WIDTH, _CLASSES)
+def _dead_branch(graph: _GraphBuilder, features: str) -> None:
+    """Add an auxiliary classifier, used in training only: dead code."""
+    pooled = graph.node("GlobalAveragePool", features)
+    flat = graph.node("Flatten", pooled)
+    _linear(graph, flat, "auxiliary", _WIDTH, _CLASSES)
 
 
-# Building blocks as exporters spell them ---------------------------------------------------------
+# Building blocks as exporters write them ---------------------------------------------------------
 
 
-def _layer_norm(draft: _Draft, value: str, name: str, weight: Array, bias: Array) -> str:
-    mean = draft.node("ReduceMean", value, axes=[-1])
-    centred = draft.node("Sub", value, mean)
-    square = draft.node("Pow", centred, draft.constant(2.0))
-    variance = draft.node("ReduceMean", square, axes=[-1])
-    spread = draft.node("Sqrt", draft.node("Add", variance, draft.constant(1e-5)))
-    normed = draft.node("Div", centred, spread)
-    scaled = draft.node("Mul", normed, draft.store(f"{name}.weight", weight))
-    return draft.node("Add", scaled, draft.store(f"{name}.bias", bias))
+def _layer_norm(graph: _GraphBuilder, value: str, name: str, weight: Array, bias: Array) -> str:
+    mean = graph.node("ReduceMean", value, axes=[-1])
+    centred = graph.node("Sub", value, mean)
+    square = graph.node("Pow", centred, graph.constant(2.0))
+    variance = graph.node("ReduceMean", square, axes=[-1])
+    spread = graph.node("Sqrt", graph.node("Add", variance, graph.constant(1e-5)))
+    normed = graph.node("Div", centred, spread)
+    scaled = graph.node("Mul", normed, graph.store(f"{name}.weight", weight))
+    return graph.node("Add", scaled, graph.store(f"{name}.bias", bias))
 
 
-def _linear(draft: _Draft, value: str, name: str, wide_in: int, wide_out: int) -> str:
-    """`x @ W.T + b`, the weight stored as PyTorch keeps it."""
-    weight = draft.weight(f"{name}.weight", wide_out, wide_in, scale=1 / math.sqrt(wide_in))
-    product = draft.node("MatMul", value, draft.node("Transpose", weight, perm=[1, 0]))
-    return draft.node("Add", product, draft.weight(f"{name}.bias", wide_out, scale=0.1))
+def _linear(graph: _GraphBuilder, value: str, name: str, wide_in: int, wide_out: int) -> str:
+    """Add `x @ W.T + b`, with the weight stored as PyTorch does."""
+    weight = graph.weight(f"{name}.weight", wide_out, wide_in, scale=1 / math.sqrt(wide_in))
+    product = graph.node("MatMul", value, graph.node("Transpose", weight, perm=[1, 0]))
+    return graph.node("Add", product, graph.weight(f"{name}.bias", wide_out, scale=0.1))
 
 
-def _gelu(draft: _Draft, value: str) -> str:
-    """0.5 x (1 + erf(x / sqrt 2))"""
-    erf = draft.node("Erf", draft.node("Div", value, draft.constant(math.sqrt(2))))
-    product = draft.node("Mul", value, draft.node("Add", erf, draft.constant(1.0)))
-    return draft.node("Mul", product, _half(draft))
+def _gelu(graph: _GraphBuilder, value: str) -> str:
+    """Add 0.5 x (1 + erf(x / sqrt 2))."""
+    erf = graph.node("Erf", graph.node("Div", value, graph.constant(math.sqrt(2))))
+    product = graph.node("Mul", value, graph.node("Add", erf, graph.constant(1.0)))
+    return graph.node("Mul", product, _half(graph))
 
 
-def _half(draft: _Draft) -> str:
-    return draft.constant(0.5)
+def _half(graph: _GraphBuilder) -> str:
+    return graph.constant(0.5)
 
 
-def _heads(draft: _Draft, value: str, perm: list[int]) -> str:
+def _heads(graph: _GraphBuilder, value: str, perm: list[int]) -> str:
     shape = [_HEADS], [_WIDTH // _HEADS]
-    batch, length = _dim(draft, value, 0), _dim(draft, value, 1)
-    return draft.node("Transpose", _reshape(draft, value, batch, length, *shape), perm=perm)
+    batch, length = _dim(graph, value, 0), _dim(graph, value, 1)
+    return graph.node("Transpose", _reshape(graph, value, batch, length, *shape), perm=perm)
 
 
-def _dim(draft: _Draft, value: str, axis: int) -> str:
-    """`x.size(axis)` as a vector of one."""
-    size = draft.node("Gather", draft.node("Shape", value), draft.constant(axis), axis=0)
-    return draft.node("Unsqueeze", size, draft.constant([0]))
+def _dim(graph: _GraphBuilder, value: str, axis: int) -> str:
+    """Add `x.size(axis)` as a vector of one element."""
+    size = graph.node("Gather", graph.node("Shape", value), graph.constant(axis), axis=0)
+    return graph.node("Unsqueeze", size, graph.constant([0]))
 
 
-def _reshape(draft: _Draft, value: str, *parts: str | list[int]) -> str:
-    named = [part if isinstance(part, str) else draft.constant(part) for part in parts]
-    return draft.node("Reshape", value, draft.node("Concat", *named, axis=0))
+def _reshape(graph: _GraphBuilder, value: str, *parts: str | list[int]) -> str:
+    named = [part if isinstance(part, str) else graph.constant(part) for part in parts]
+    return graph.node("Reshape", value, graph.node("Concat", *named, axis=0))

@@ -1,4 +1,4 @@
-"""`toolkit explain`: what the fusions found in a model, and what stopped the rest."""
+"""`toolkit explain`: show what fused in a model, and why the rest did not."""
 
 from __future__ import annotations
 
@@ -11,30 +11,26 @@ import typer
 from toolkit.cli import arguments as args
 from toolkit.cli.inputs import read_model, require_apart
 from toolkit.cli.output_file import JsonReport
-from toolkit.settings import Target
+from toolkit.targets import DEFAULT_TARGET
 
 
 def explain(
     model: args.ModelPath,
     rule: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Only what concerns this rule and its variants, as in attention."
-        ),
+        typer.Option(metavar="NAME", help="Show only this rule and its variants, as in attention."),
     ] = None,
     passes: Annotated[
         str,
         typer.Option(metavar="PASSES", help="Passes in order; `toolkit passes` lists them."),
     ] = "fuse",
-    target: Annotated[
-        Target, typer.Option(metavar="ort-cpu|onnx", help="What the model is for.")
-    ] = "ort-cpu",
+    target: args.TargetName = DEFAULT_TARGET,
     opset: args.Opset = None,
     json_file: args.JsonFile = None,
 ) -> None:
-    """Show what fused where, and for all that did not, the nearest rule and what stopped it.
+    """Show what fused, and for what did not, the nearest rule and why it does not match.
 
-    The passes run without validation, on a copy in memory: no model is written.
+    The passes run without verification on a copy in memory: no model is written.
     """
     report = JsonReport(json_file)
     report.require()
@@ -44,7 +40,7 @@ def explain(
     from toolkit.report.console import console
     from toolkit.report.explanation import print_explanation
 
-    with redirect_stdout(sys.stderr):  # what a user's pass prints is no part of the report
+    with redirect_stdout(sys.stderr):  # the output of a user's pass is not part of the report
         parsed = parse_passes(passes)
         limit = args.opset_limit(opset)
         loaded = read_model(model)

@@ -1,4 +1,4 @@
-"""`toolkit export`: from a framework to a proven ONNX graph."""
+"""`toolkit export`: export a framework's model to ONNX, and prove the graph."""
 
 from __future__ import annotations
 
@@ -37,40 +37,38 @@ def export(
     output: Annotated[
         str | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Where to write; a folder for several graphs."
+            "-o", "--output", metavar="FILE", help="Where to write; a folder if there are several."
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="What a checkpoint is for, as in pooling.")
+        str | None, typer.Option(metavar="TASK", help="The task of a checkpoint, as in pooling.")
     ] = None,
     example: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FILE.npz|SPEC",
-            help="What the model is called with: arrays, or as in x=float32[1,10]. Repeatable.",
+            help="Example inputs: arrays, or types as in x=float32[1,10]. Repeatable.",
         ),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Weights for the factory's model: safetensors or a state_dict."
-        ),
+        typer.Option(metavar="FILE", help="Weights to load: safetensors or a state_dict."),
     ] = None,
     dynamic: Annotated[
         list[str] | None,
         typer.Option(
             metavar="AXES",
-            help="Sizes that may change, as in input:0=batch,1=sequence, or none. Repeatable.",
+            help="Dynamic axes, as in input:0=batch,1=sequence, or none. Repeatable.",
         ),
     ] = None,
     opset: Annotated[
-        int | None, typer.Option(metavar="N", help="The opset that the file shall have.")
+        int | None, typer.Option(metavar="N", help="The opset of the exported model.")
     ] = None,
     exporter: Annotated[
         str,
         typer.Option(
             metavar="auto|dynamo|torchscript",
-            help="PyTorch's exporter; auto is dynamo, and TorchScript where that fails.",
+            help="PyTorch's exporter; auto: dynamo, then TorchScript if that fails.",
         ),
     ] = "auto",
     input_names: Annotated[
@@ -83,49 +81,47 @@ def export(
         str | None,
         typer.Option(
             metavar="module:table",
-            help="How custom operators translate: a dict of operator to function or CustomOp.",
+            help="Translations of operators: a dict of operator to function or CustomOp.",
         ),
     ] = None,
     custom_ops: args.CustomOps = None,
     passes: Annotated[
         str | None,
-        typer.Option(metavar="PASSES", help="Optimize the result, as in fuse,quantize."),
+        typer.Option(metavar="PASSES", help="Passes to run on the result, as in fuse,quantize."),
     ] = None,
     quantize: Annotated[
         bool,
-        typer.Option(
-            "--quantize", metavar=args.NO_VALUE, help=f"The same as ending --passes in {_QUANTIZE}."
-        ),
+        typer.Option("--quantize", metavar=args.NO_VALUE, help=f"Append {_QUANTIZE} to --passes."),
     ] = False,
     show_map: Annotated[
         bool,
         typer.Option(
             "--map",
             metavar=args.NO_VALUE,
-            help="Show which modules and operators became which ONNX nodes.",
+            help="Show which ONNX nodes each module and operator became.",
         ),
     ] = False,
     framework: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The front end, where several would do.")
+        str | None, typer.Option(metavar="NAME", help="The front end, if several take the source.")
     ] = None,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
             "--trust-remote-code",
             metavar=args.NO_VALUE,
-            help="Run the Python code that a checkpoint brings.",
+            help="Run the Python code that comes with a checkpoint.",
         ),
     ] = False,
     tolerance: Annotated[
         float,
-        typer.Option(metavar="X", help="Largest difference allowed, of an output's scale."),
+        typer.Option(metavar="X", help="Largest error allowed, relative to an output's scale."),
     ] = 1e-4,
     seed: args.Seed = 0,
     external_data: args.ExternalData = False,
     json_file: args.JsonFile = None,
     quiet: args.Quiet = False,
 ) -> None:
-    """Export a model to ONNX and prove the graph against the framework, size by size."""
+    """Export a model to ONNX and prove the graph against the framework at several sizes."""
     _require_output(output, source, show_map)
     report = JsonReport(json_file)
     report.require(Path(output) if output else None)
@@ -167,9 +163,9 @@ def export(
 
 
 def _exported(source: str, request: Request, passes: str) -> Exported:
-    from toolkit.frontends.export import export_as
+    from toolkit.frontends.export import export_request
 
-    exported = export_as(source, request)
+    exported = export_request(source, request)
     if not passes:
         return exported
     request.progress("optimizing")
@@ -181,7 +177,7 @@ def _exported(source: str, request: Request, passes: str) -> Exported:
 def _maps(exported: Exported, request: Request) -> dict[str, OperatorMap]:
     from toolkit.frontends.operator_map import map_operators
 
-    request.progress("looking where nodes come from")
+    request.progress("mapping nodes to modules")
     return {
         name: map_operators(graph.model, request.custom_ops)
         for name, graph in exported.graphs.items()
@@ -196,7 +192,7 @@ def _finish(
     report: JsonReport,
     shown: bool,
 ) -> None:
-    """Write the model and the report, then show it."""
+    """Write the model and the report, then print the report."""
     from toolkit.report.console import console, line
     from toolkit.report.exported import print_exported, print_map
 
@@ -223,7 +219,7 @@ def _finish(
 
 
 def _require_output(output: str | None, source: str, show_map: bool) -> None:
-    """Raise unless the result can be put there, before the work starts."""
+    """Raise, before the work starts, unless the output can be written."""
     if source.endswith(".onnx"):
         raise UsageError(f"'{source}' is in ONNX already: toolkit optimize takes it")
     if output is None:
@@ -244,10 +240,11 @@ def _names(given: str | None) -> tuple[str, ...]:
 
 
 def _table(address: str | None) -> dict[Any, Any]:
-    """The user's table of translations; a function that makes one is called."""
+    """Load the user's table of translations, or call the function that returns it."""
     if address is None:
         return {}
-    from toolkit.frontends.select import build, object_at
+    from toolkit.frontends.select import build
+    from toolkit.user_code import object_at
 
     found = object_at(address)
     table = cast("Any", found) if isinstance(found, Mapping) else build(found, address)
@@ -258,7 +255,7 @@ def _table(address: str | None) -> dict[Any, Any]:
 
 @contextmanager
 def _progress(wanted: bool) -> Generator[Callable[[str], None]]:
-    """What is being done, on standard error; only on a terminal."""
+    """Show the current step on standard error, on a terminal only."""
     from toolkit.report.console import console
 
     out = console(stderr=True)

@@ -1,4 +1,4 @@
-"""What a command reads: models, and the one check that nothing of it is written over."""
+"""The inputs of a command: loading models, and the check that no input is overwritten."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.cli.output_file import Written
+from toolkit.cli.output_file import OutputFile
 from toolkit.errors import ModelError, UsageError
 from toolkit.storage.atomic_write import same_file
 from toolkit.user_code import running_files
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_model(path: Path) -> Model:
-    """The model in a file, sound as far as can be seen without running it; errors name the file."""
+    """Load a model and check its structure; errors name the file."""
     from toolkit.api import load
     from toolkit.verification.structure import check_input
 
@@ -32,24 +32,24 @@ def read_model(path: Path) -> Model:
 
 
 def _require_text(path: Path) -> None:
-    """onnxruntime takes the name of a model's folder as text only, and Python may have bytes."""
+    """Raise if the folder's name is not text: onnxruntime takes no other."""
     try:
         str(path.parent.resolve()).encode()
     except UnicodeEncodeError as error:
-        reason = "its folder's name is no text in this locale; set PYTHONUTF8=1, or rename it"
+        reason = "its folder's name is not text in this locale; set PYTHONUTF8=1, or rename it"
         raise ModelError(f"'{path}' cannot be read: {reason}") from error
 
 
 def require_apart(
-    written: Iterable[Written],
+    written: Iterable[OutputFile],
     models: Iterable[Model],
     samples: Iterable[Path] | None,
     libraries: Iterable[Path] | None,
 ) -> None:
-    """Raise when a file to write is one that the command reads, also through links.
+    """Raise if a file to write is one that the command reads, also through links.
 
-    Those are the models with their data files, the samples, the custom-operator libraries, and
-    all Python files that run: the user's passes, and what these import.
+    Inputs are the models with their data files, the samples, the custom-operator libraries, and
+    all Python files that run: the user's passes and their imports.
     """
     existing = [file for file in written if file.path.exists()]
     if not existing:

@@ -1,4 +1,4 @@
-"""`toolkit inspect`: what a model holds, and what would not run."""
+"""`toolkit inspect`: show a model's contents, and why it does not run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def inspect(
     custom_ops: args.CustomOps = None,
     json_file: args.JsonFile = None,
 ) -> None:
-    """Show inputs, outputs, opsets, operators, weights, and what would not run and why."""
+    """Show inputs, outputs, opsets, operators and weights, and what does not run and why."""
     report = JsonReport(json_file)
     report.require()
 

@@ -1,6 +1,6 @@
-"""Ctrl-C and the request to terminate: noticed whatever a library makes of them.
+"""SIGINT and SIGTERM, recorded even if a library turns them into errors of its own.
 
-Both end the program in the same orderly way, so that scratch files do not stay behind.
+Both end the program in the same orderly way, so that scratch files are removed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupted(ToolkitError):
-    """A Ctrl-C after something was written; the message says what."""
+    """A Ctrl-C after a file was written; the message names it."""
 
     exit_code = INTERRUPTED
 
 
 class Interrupts:
-    """Remembers a signal: what is being imported then may turn it into an error of its own."""
+    """A recorder of signals: a module being imported may replace the exception by its own."""
 
     def __init__(self) -> None:
         self.code = 0
-        """The exit code for the signal that came; 0 when none did."""
+        """The exit code of the signal that was received; 0 if none was."""
         self._watched: list[signal.Signals] = []
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number, default in _DEFAULTS.items():
-                # somebody else's handler, or none at all in a background job, stays as it is
+                # another handler, or none at all in a background job, stays as it is
                 if signal.getsignal(number) is default:
                     signal.signal(number, self._remember)
                     self._watched.append(number)

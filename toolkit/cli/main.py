@@ -1,10 +1,10 @@
-"""The command `toolkit`: how a run ends.
+"""The entry point of `toolkit`, and its exit codes.
 
-Exit codes: 0 done, 1 not proven (nothing written), 2 bad usage or bad input, 70 a defect of the
-toolkit itself, 130 interrupted, 143 terminated, 141 the reader of the output went away. Errors are
-one line on standard error; TOOLKIT_TRACEBACK=1 adds the traceback.
+0 done, 1 not proven (nothing written), 2 bad usage or bad input, 70 a defect of the toolkit,
+130 interrupted, 143 terminated, 141 the output pipe was closed. Errors are one line on standard
+error; TOOLKIT_TRACEBACK=1 adds the traceback.
 
-The commands are imported inside `main`, so that a Ctrl-C meanwhile ends like any other.
+The commands are imported inside `main`, so that a Ctrl-C during imports is handled like any other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from toolkit.errors import ToolkitError
 _BAD, _DEFECT, _PIPE_CLOSED = 2, 70, 141
 
 _LIBRARY_WORDS = re.compile(r"Value error, |, unable to parse \w+ as an? \w+")
-"""What typer's own library adds to its messages."""
+"""Phrases that typer's validation library adds to messages."""
 
 _WRITERS = ("optimize", "export")
-"""Commands that other tools give a second argument, the output."""
+"""Commands to which users of other tools pass the output as a second argument."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BaseException as error:
             code = _explain(error, interrupts.code)
         else:
-            if code == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
+            if code == INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
                 _say("interrupted, nothing written")
                 code = interrupts.code or code
         if not _flushed():
@@ -64,7 +64,7 @@ def _run(given: list[str]) -> int:
 
 
 def _explain(error: BaseException, interrupted: int) -> int:
-    """Say in one line how the run ended, and return the exit code."""
+    """Print in one line how the run ended, and return the exit code."""
     if isinstance(error, Interrupted):
         _say(f"interrupted, {error}")
         return interrupted or error.exit_code
@@ -99,7 +99,7 @@ def _fail(error: BaseException, message: str, exit_code: int) -> int:
 
 
 def _say(message: str) -> None:
-    with contextlib.suppress(OSError):  # nobody is left to tell
+    with contextlib.suppress(OSError):  # standard error is closed
         print(message, file=sys.stderr)
 
 
@@ -107,7 +107,7 @@ def _say(message: str) -> None:
 
 
 def _prepare_streams() -> None:
-    """Let printing never fail for a character, nor because a stream was closed (`>&-`)."""
+    """Make printing safe for unencodable characters and for closed streams (`>&-`)."""
     for name in ("stdout", "stderr"):
         stream: TextIO | None = getattr(sys, name)
         if stream is None:
@@ -125,7 +125,7 @@ def _flushed() -> bool:
 
 
 def _discard_output() -> None:
-    """Point standard output at nothing, so that flushing it at exit does not fail again."""
+    """Redirect standard output to the null device, so that flushing at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

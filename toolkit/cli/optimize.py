@@ -1,4 +1,4 @@
-"""`toolkit optimize`: run passes over a model, prove the result, write it."""
+"""`toolkit optimize`: run passes on a model, prove the result, write it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from toolkit.cli.output_file import JsonReport, SideFile, output_file
 from toolkit.cli.outputs import Destinations
 from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import NotProven, UsageError
-from toolkit.settings import Prefer, Target, Validate
+from toolkit.settings import Prefer, Settings, Validate
+from toolkit.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Pass
 
-_QUANTIZING = "Quantizing"
-_NO_PLAN = "nothing was quantized: it is not written"
+_QUANTIZATION = "Quantization"
+_NO_PLAN = "not written: nothing was quantized"
 
 
 def optimize(
@@ -43,24 +44,19 @@ def optimize(
             "`toolkit passes` lists them.",
         ),
     ] = "simplify",
-    target: Annotated[
-        Target,
-        typer.Option(
-            metavar="ort-cpu|onnx", help="What the model is for; onnx keeps to standard operators."
-        ),
-    ] = "ort-cpu",
+    target: args.TargetName = DEFAULT_TARGET,
     opset: args.Opset = None,
     validate: Annotated[
         Validate,
         typer.Option(
-            metavar="each|final|off", help="Prove the model after each pass, at the end, or not."
+            metavar="each|final|off", help="Verify after each pass, once at the end, or never."
         ),
     ] = "each",
     samples: args.Samples = None,
     calib: calibration.Source = None,
-    calib_samples: calibration.MostSamples = None,
+    calib_samples: calibration.MaxSamples = None,
     tokenizer: calibration.Tokenizer = None,
-    calib_options: calibration.Details = None,
+    calib_options: calibration.ReadingOptions = None,
     calib_cache: calibration.Cache = None,
     max_drop: calibration.MaxDrop = None,
     metric: calibration.MetricName = None,
@@ -68,8 +64,8 @@ def optimize(
         Prefer,
         typer.Option(
             metavar="speed|size",
-            rich_help_panel=_QUANTIZING,
-            help="Whether what is quantized may be slower than it was.",
+            rich_help_panel=_QUANTIZATION,
+            help="Quantize for speed, or for size even where that is slower.",
         ),
     ] = "speed",
     no_measure: Annotated[
@@ -77,16 +73,16 @@ def optimize(
         typer.Option(
             "--no-measure",
             metavar=args.NO_VALUE,
-            rich_help_panel=_QUANTIZING,
-            help="Choose by known costs alone, and time nothing on this machine.",
+            rich_help_panel=_QUANTIZATION,
+            help="Decide by the cost model alone, without timing on this machine.",
         ),
     ] = False,
     plan: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            rich_help_panel=_QUANTIZING,
-            help="Write what was quantized and how, as JSON; quantize:plan=FILE follows it.",
+            rich_help_panel=_QUANTIZATION,
+            help="Write the quantization plan as JSON; quantize:plan=FILE applies it.",
         ),
     ] = None,
     seed: args.Seed = 0,
@@ -96,18 +92,20 @@ def optimize(
     json_file: args.JsonFile = None,
     html: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the report as a page for a browser."),
+        typer.Option(metavar="FILE", help="Write the report as an HTML page."),
     ] = None,
     quiet: args.Quiet = False,
 ) -> None:
-    """Run passes over a model, prove the result against the original, and write it."""
+    """Run passes on a model, prove the result against the original, and write it."""
     report = JsonReport(json_file)
     plan_file, page_file = SideFile.of("--plan", plan), SideFile.of("--html", html)
     into = Destinations(output_file(output, model), external_data, report, plan_file, page_file)
     into.require()
     if samples and validate == "off":
-        raise UsageError("--sample is of no use with --validate off")
-    given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
+        raise UsageError("--sample has no effect with --validate off")
+    calibrating = calibration.CalibrationOptions(
+        calib, calib_samples, tokenizer, calib_options or (), calib_cache
+    )
 
     from toolkit.pass_manager.pipeline import Pipeline
     from toolkit.pass_manager.registry import parse_passes
@@ -116,7 +114,7 @@ def optimize(
     shown = not quiet and not report.on_stdout
     libraries = args.libraries(custom_ops)
     try:
-        # what a user's pass prints goes to standard error: standard output is the report's
+        # the output of a user's pass goes to standard error: standard output is the report's
         with progress_bar(shown) as progress, redirect_stdout(sys.stderr):
             chosen = parse_passes(passes)
             _require_quantizing(
@@ -127,23 +125,22 @@ def optimize(
                 prefer=prefer if prefer == "size" else None,
                 no_measure=no_measure or None,
             )
-            pipeline = Pipeline(
-                chosen,
-                validate=validate,
+            settings = Settings(
                 target=target,
+                validate=validate,
                 opset=args.opset_limit(opset),
                 samples=samples or (),
                 seed=seed,
                 custom_ops=libraries,
-                calib=given.calib(seed),
+                calib=calibrating.calib(seed),
                 max_drop=max_drop,
                 metric=metric,
                 prefer=prefer,
                 measure=not no_measure,
-                progress=progress,
             )
+            pipeline = Pipeline(chosen, settings, progress=progress)
             loaded = read_model(model)
-            read = [*(samples or ()), *given.files()]
+            read = [*(samples or ()), *calibrating.files()]
             require_apart(into.files(loaded), [loaded], read, custom_ops)
             opset_before = loaded.opsets.get("")
             result = pipeline.run(loaded)
@@ -157,36 +154,36 @@ def optimize(
     speed = None
     if time:
         speed = speed_of(result.model, read_model(model), samples, seed, libraries, shown)
-    with _told(into.model) as done:
-        told = {**result.to_json(), "output": result.after.to_json(into.model)}
+    with _reporting_state(into.model) as done:
+        data = {**result.to_json(), "output": result.after.to_json(into.model)}
         if speed is not None:
-            told["speed"] = speed.to_json()
-        into.write(result, told, (opset_before, result.model.opsets.get("")))
+            data["speed"] = speed.to_json()
+        into.write(result, data, (opset_before, result.model.opsets.get("")))
         done.append(into.model)
         if shown:
             out = console()
             print_result(out, result, opset_before)
             planned = plan if plan is None or result.plans else _NO_PLAN
-            ends = {"speed": speed, "written": into.model, "plan": planned, "report": html}
-            for what, end in ends.items():
-                if end is not None:
-                    line(out, what, str(end))
+            lines = {"speed": speed, "written": into.model, "plan": planned, "report": html}
+            for label, value in lines.items():
+                if value is not None:
+                    line(out, label, str(value))
 
 
 def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:
-    """What is asked of quantizing is a mistake where nothing quantizes."""
+    """Raise if an option of quantization is given and no pass quantizes."""
     from toolkit.verification.tolerance import QUANT
 
     if any(item.tolerance is QUANT for item in passes):
         return
-    idle = next((name for name, value in asked.items() if value is not None), None)
-    if idle is not None:
-        option = idle.replace("_", "-")
-        raise UsageError(f"--{option} is of no use: none of the passes quantizes, add quantize")
+    unused = next((name for name, value in asked.items() if value is not None), None)
+    if unused is not None:
+        option = unused.replace("_", "-")
+        raise UsageError(f"--{option} has no effect: none of the passes quantizes, add quantize")
 
 
 def _failed(model: Path, error: NotProven) -> dict[str, Any]:
-    """The report of a run that wrote nothing; the model in memory is no longer the input."""
+    """Return the report of a failed run; the input is read again, as passes edit in place."""
     from toolkit.pass_manager.result import ModelStats
 
     return {
@@ -199,8 +196,8 @@ def _failed(model: Path, error: NotProven) -> dict[str, Any]:
 
 
 @contextmanager
-def _told(destination: Path) -> Generator[list[Path]]:
-    """While the model is written and then shown: what goes wrong says whether it is there."""
+def _reporting_state(destination: Path) -> Generator[list[Path]]:
+    """Make errors while the model is written or shown say whether it is written."""
     done: list[Path] = []
     try:
         yield done
@@ -213,5 +210,5 @@ def _told(destination: Path) -> Generator[list[Path]]:
     except OSError as error:
         if not done:
             raise
-        # that nobody sees the table does not make the model wrong
+        # the model is right even if the table cannot be printed
         print(f"standard output: {error.strerror}; '{destination}' is written", file=sys.stderr)

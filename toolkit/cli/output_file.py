@@ -24,7 +24,7 @@ from toolkit.storage.atomic_write import (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class OutputFile:
     """A file that a command writes; `label` is what its errors call it."""
 
     label: str
@@ -61,10 +61,10 @@ class JsonReport:
         return self.destination == "-"
 
     @property
-    def files(self) -> list[Written]:
+    def files(self) -> list[OutputFile]:
         if self.destination is None or self.on_stdout:
             return []
-        return [Written("--json", _file(self.destination))]
+        return [OutputFile("--json", _file(self.destination))]
 
     def require(self, output: Path | None = None) -> None:
         """Raise unless it can be written, apart from the model that is written to `output`."""
@@ -110,10 +110,10 @@ class SideFile:
         return cls(label, path)
 
     @property
-    def files(self) -> list[Written]:
-        return [] if self.path is None else [Written(self.label, self.path)]
+    def files(self) -> list[OutputFile]:
+        return [] if self.path is None else [OutputFile(self.label, self.path)]
 
-    def require_apart(self, others: Sequence[Written]) -> None:
+    def require_apart(self, others: Sequence[OutputFile]) -> None:
         """Raise when it is one of the files that the command writes besides."""
         for file in self.files:
             for other in others:

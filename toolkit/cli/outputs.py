@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.cli.output_file import JsonReport, SideFile, Written, joined
+from toolkit.cli.output_file import JsonReport, OutputFile, SideFile, joined
 from toolkit.storage.atomic_write import require_writable, sidecar_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Destinations:
             side.require_apart(taken)
             taken += side.files
 
-    def files(self, loaded: Model) -> list[Written]:
+    def files(self, loaded: Model) -> list[OutputFile]:
         """The files that may appear, for what is known of the model."""
         sidecar = self.external_data or loaded.nbytes() >= _MAY_NEED_A_SIDECAR
         return [
@@ -48,9 +48,9 @@ class Destinations:
             *self.page.files,
         ]
 
-    def _models(self, sidecar: bool) -> list[Written]:
-        data = [Written("the output's data file", sidecar_of(self.model))] if sidecar else []
-        return [Written("the output", self.model), *data]
+    def _models(self, sidecar: bool) -> list[OutputFile]:
+        data = [OutputFile("the output's data file", sidecar_of(self.model))] if sidecar else []
+        return [OutputFile("the output", self.model), *data]
 
     def write(
         self, result: Result, told: dict[str, Any], opsets: tuple[int | None, int | None]

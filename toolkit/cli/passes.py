@@ -1,4 +1,4 @@
-"""`toolkit passes`: the catalogue, and one pass in detail."""
+"""`toolkit passes`: list the catalogue, or show one pass in detail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def passes(
         bool, typer.Option("--json", metavar=NO_VALUE, help="Print JSON instead of a table.")
     ] = False,
 ) -> None:
-    """List the passes and groups that --passes understands, with their options."""
+    """List the passes and groups that --passes takes, with their options."""
     from toolkit.pass_manager.registry import catalogue, find
     from toolkit.report.catalogue import print_catalogue, print_pass
     from toolkit.report.console import console

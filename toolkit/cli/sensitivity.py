@@ -1,4 +1,4 @@
-"""`toolkit sensitivity`: what quantizing each layer costs, and how errors add up."""
+"""`toolkit sensitivity`: measure the sensitivity of each layer to quantization."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from toolkit.cli import calibration
 from toolkit.cli.inputs import read_model, require_apart
 from toolkit.cli.output_file import JsonReport
 from toolkit.errors import UsageError
+from toolkit.settings import Settings
 
 if TYPE_CHECKING:
     from toolkit.accuracy.ablation import Quantized
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context, Pass
 
 _DEFAULT, _WITH_DATA = "fuse,quantize-dynamic", "fuse,quantize-static"
-"""Linear layers need no data; convolutions do."""
+"""Linear layers need no calibration data; convolutions do."""
 
 
 def sensitivity(
@@ -28,33 +29,33 @@ def sensitivity(
         str | None,
         typer.Option(
             metavar="PASSES",
-            help=f"Passes in order, the last of which quantizes; by default {_DEFAULT}, and "
-            f"{_WITH_DATA} where that finds nothing and --calib brings samples.",
+            help=f"Passes in order, the last one quantizing; by default {_DEFAULT}, or "
+            f"{_WITH_DATA} if that quantizes nothing and --calib is given.",
         ),
     ] = None,
     calib: calibration.Source = None,
-    calib_samples: calibration.MostSamples = None,
+    calib_samples: calibration.MaxSamples = None,
     tokenizer: calibration.Tokenizer = None,
-    calib_options: calibration.Details = None,
+    calib_options: calibration.ReadingOptions = None,
     calib_cache: calibration.Cache = None,
     compared: Annotated[
         int,
-        typer.Option("--compare", metavar="N", min=1, help="Samples that models are compared on."),
+        typer.Option("--compare", metavar="N", min=1, help="Number of samples to compare on."),
     ] = 8,
     most: Annotated[
-        int, typer.Option("--top", metavar="N", min=1, help="Rows of each table to print.")
+        int, typer.Option("--top", metavar="N", min=1, help="Number of rows to print per table.")
     ] = 20,
     seed: args.Seed = 0,
     custom_ops: args.CustomOps = None,
     json_file: args.JsonFile = None,
 ) -> None:
-    """Quantize one layer at a time: which of them hurt, and how the error adds up."""
+    """Quantize one layer at a time to find sensitive ones; show how errors accumulate."""
     report = JsonReport(json_file)
     report.require()
 
     from toolkit.accuracy.ablation import quantize_by
-    from toolkit.accuracy.samples import samples_of
-    from toolkit.accuracy.sensitivity import added_up, alone
+    from toolkit.accuracy.evaluator import evaluator_for
+    from toolkit.accuracy.sensitivity import layer_noise, value_noise
     from toolkit.pass_manager.pipeline import Pipeline
     from toolkit.pass_manager.protocol import Context
     from toolkit.pass_manager.registry import parse_passes
@@ -63,33 +64,32 @@ def sensitivity(
     from toolkit.verification.validator import Validator
 
     before, quantizer = _split(parse_passes(passes or _DEFAULT), passes or _DEFAULT)
-    given = calibration.Given(calib, calib_samples, tokenizer, calib_options or (), calib_cache)
-    source = given.calib(seed)
+    calibrating = calibration.CalibrationOptions(
+        calib, calib_samples, tokenizer, calib_options or (), calib_cache
+    )
+    source = calibrating.calib(seed)
     libraries = args.libraries(custom_ops)
     loaded = read_model(model)
-    require_apart(report.files, [loaded], given.files(), custom_ops)
+    require_apart(report.files, [loaded], calibrating.files(), custom_ops)
     with steps_bar(not report.on_stdout, "loading") as progress:
-        prepare = Pipeline(before, validate="off", custom_ops=libraries, calib=source)
-        floats = prepare.run(loaded).model
+        settings = Settings(validate="off", custom_ops=libraries, calib=source, measure=False)
+        floats = Pipeline(before, settings).run(loaded).model
         data = source.open(floats, libraries, progress) if source is not None else None
         validator = Validator(floats, seed=seed, custom_ops=libraries) if data is None else None
-        samples = samples_of(data, validator)
-        judge = samples.judge(floats, custom_ops=libraries, most=compared)
-        if judge is None:
+        evaluator = evaluator_for(floats, data, validator, custom_ops=libraries, most=compared)
+        if evaluator is None:
             raise UsageError(f"'{model}' does not run here: there is nothing to compare")
 
         def context() -> Context:
-            return Context(
-                custom_ops=libraries, calibration=data, floats=floats, judge=judge, measure=False
-            )
+            return Context(settings, calibration=data, reference=floats, evaluator=evaluator)
 
         if passes is not None:
             found = quantize_by(quantizer, floats, context)
         else:
             found = _quantized_by_default(quantizer, floats, context)
-        layers = alone(judge, found.variants, compared, progress)
-        values = added_up(
-            floats, found.whole, samples.feeds, samples=compared, custom_ops=libraries
+        layers = layer_noise(evaluator, found.variants, compared, progress)
+        values = value_noise(
+            floats, found.whole, evaluator.feeds, samples=compared, custom_ops=libraries
         )
     report.write(
         {"layers": [row.to_json() for row in layers], "values": [row.to_json() for row in values]}
@@ -101,7 +101,7 @@ def sensitivity(
 def _quantized_by_default(
     quantizer: Pass, floats: Model, context: Callable[[], Context]
 ) -> Quantized:
-    """By the pass that needs no data; where that finds nothing, by static ranges."""
+    """Quantize without calibration data, or statically if that quantizes nothing."""
     from toolkit.accuracy.ablation import quantize_by
     from toolkit.pass_manager.registry import parse_passes
 
@@ -115,7 +115,7 @@ def _quantized_by_default(
 
 
 def _split(passes: Sequence[Pass], text: str) -> tuple[list[Pass], Pass]:
-    """The passes before the first one that quantizes, and that one."""
+    """Split the passes into those before the first quantizing one, and that one."""
     from toolkit.verification.tolerance import QUANT
 
     at = next((i for i, item in enumerate(passes) if item.tolerance is QUANT), None)

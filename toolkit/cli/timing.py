@@ -1,4 +1,4 @@
-"""`--time`: how fast a model is beside another one, on this machine."""
+"""`--time`: the speedup of a model over its original, on this machine."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ TimeBoth = Annotated[
     typer.Option(
         "--time",
         metavar=NO_VALUE,
-        help="Time both models on this machine, in turn and on one thread, and say how fast.",
+        help="Time both models in turn on one thread of this machine, and show the speedup.",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How many times as fast the second of two models is, and between what at 95 %."""
+    """The speedup of a model over its original, with its 95 % confidence interval."""
 
     times: float
     low: float
     high: float
     seconds: tuple[float, float]
-    """Of a run on one feed, of either."""
+    """Seconds for a run on one feed: of the original, and of the model."""
     feeds: int
     sizes: str
 
@@ -55,7 +55,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Untimed:
-    """Why two models could not be timed."""
+    """The reason why two models could not be timed."""
 
     reason: str
 
@@ -74,7 +74,7 @@ def speed_of(
     libraries: Sequence[str],
     shown: bool,
 ) -> Speed | Untimed:
-    """Time a model and its original in turn, on the samples, else on inputs that are made up."""
+    """Time a model and its original in turn, on the samples or else on synthetic inputs."""
     from toolkit.errors import RuntimeRefused
     from toolkit.feeds import make_feeds
     from toolkit.report.console import steps_bar
@@ -91,7 +91,7 @@ def speed_of(
         return Untimed(str(refusal))
     timing = found["model"]
     if timing.low <= 0:
-        return Untimed("a run is shorter than this system's clock can tell")
+        return Untimed("a run is too short for this system's clock")
     sizes = {} if samples else made.sizes
     return Speed(
         times=1 / timing.ratio,

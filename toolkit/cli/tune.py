@@ -1,4 +1,4 @@
-"""`toolkit tune`: measure what spellings cost on this machine, and keep the table for `lower`."""
+"""`toolkit tune`: measure the cost table of `lower` on this machine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 def tune(
     name: Annotated[
-        str, typer.Argument(metavar="PASS", help="The pass that chooses by costs.")
+        str, typer.Argument(metavar="PASS", help="A pass with a cost model.")
     ] = "lower",
     show: Annotated[
         bool,
-        typer.Option("--show", metavar=NO_VALUE, help="Print the table in use, measure nothing."),
+        typer.Option("--show", metavar=NO_VALUE, help="Print the costs in use without measuring."),
     ] = False,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=1, max=3600, help="How long to measure, about.")
+        float, typer.Option(metavar="S", min=1, max=3600, help="About how long to measure.")
     ] = 60.0,
     as_json: Annotated[
         bool, typer.Option("--json", metavar=NO_VALUE, help="Print JSON instead of a table.")
     ] = False,
 ) -> None:
-    """Measure what spellings cost on this machine; optimize then chooses by it."""
+    """Measure the cost of each lowering candidate on this machine, for optimize to use."""
     from toolkit.report.console import console, line, steps_bar
     from toolkit.runtime.cost_table import cache_path
     from toolkit.storage.atomic_write import require_writable
@@ -40,7 +40,7 @@ def tune(
     if show:
         costs, origin = chosen.costs_in_use()
     else:
-        path = cache_path(getattr(chosen, "topic", "costs"))
+        path = cache_path(chosen.topic)
         path.parent.mkdir(parents=True, exist_ok=True)
         require_writable(path)
         with steps_bar(not as_json, "measuring") as progress:
@@ -63,12 +63,12 @@ def _tunable(name: str) -> Tunable:
 
     found = [one for one in parse_passes(name) if isinstance(one, Tunable)]
     if not found:
-        raise UsageError(f"{name} does not choose by costs: there is nothing to measure for it")
+        raise UsageError(f"{name} has no cost model: there is nothing to measure for it")
     return found[0]
 
 
 def _print_costs(out: Console, costs: Costs) -> None:
-    """A row for each spelling: how many times faster than the usual one, least to most."""
+    """Print a row for each candidate: its speedup over the default, from least to most."""
     from rich.text import Text
 
     from toolkit.report.console import table
@@ -76,23 +76,23 @@ def _print_costs(out: Console, costs: Costs) -> None:
     regimes = [r for spellings in costs.computations.values() for r in spellings[0].cost]
     threads = sorted({regime.threads for regime in regimes})
     heads = [f"{count} thread{'s' if count > 1 else ''}" for count in threads]
-    made = table("computation", "spelling", *heads, right=tuple(heads))
+    made = table("computation", "candidate", *heads, right=tuple(heads))
     for computation, spellings in costs.computations.items():
         for index, spelling in enumerate(spellings):
-            name = f"{spelling.name}, undone" if spelling.undone else spelling.name
+            name = f"{spelling.name}, reverted" if spelling.undone else spelling.name
             gains = [costs.gain(computation, spelling.name, threads=count) for count in threads]
             style = "green" if any(gains) else ""
             cells = [_range(spelling, count, usual=index == 0) for count in threads]
             made.add_row("" if index else computation, Text(name, style=style), *cells)
     out.print(made)
     out.print(
-        "\nThe usual spelling comes first, in microseconds from the smallest shape to the largest; "
-        "the others as how many times faster they are. Undone: the runtime takes it back at load.\n"
+        "\nThe default comes first, in microseconds from the smallest shape to the largest; the "
+        "other candidates by their speedup over it. Reverted: the runtime undoes it at load time.\n"
     )
 
 
 def _range(spelling: Spelling, threads: int, usual: bool) -> str:
-    """Microseconds of the usual spelling, times faster than it for the others."""
+    """Format the microseconds of the default, or the speedup of another candidate."""
     found: list[Regime] = [regime for regime in spelling.cost if regime.threads == threads]
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""`toolkit verify`: two models compared output by output."""
+"""`toolkit verify`: compare two models output by output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    reference: Annotated[Path, typer.Argument(metavar="A", help="The reference, an .onnx file.")],
+    reference: Annotated[Path, typer.Argument(metavar="A", help="The reference model.")],
     other: Annotated[Path, typer.Argument(metavar="B", help="The model to compare with it.")],
     tolerance: Annotated[
         float,
@@ -35,7 +35,7 @@ def verify(
 ) -> int:
     """Run two models on the same inputs and compare their outputs; exit 1 if they differ."""
     if not 0 <= tolerance < math.inf:
-        raise UsageError(f"--tolerance {tolerance} is not valid: it is a number, 0 or more")
+        raise UsageError(f"--tolerance {tolerance} is not valid: write a number, 0 or more")
     report = JsonReport(json_file)
     report.require()
 
@@ -58,7 +58,7 @@ def verify(
         first, second = models
         speed = speed_of(second, first, samples, seed, libraries, shown) if time else None
     except RuntimeRefused as refusal:
-        raise _worded(refusal, models, libraries) from refusal
+        raise _with_causes(refusal, models, libraries) from refusal
     timed = {} if speed is None else {"speed": speed.to_json()}
     report.write({**comparison.to_json(), **timed})
     if shown:
@@ -68,10 +68,10 @@ def verify(
     return 0 if comparison.ok else 1
 
 
-def _worded(
+def _with_causes(
     refusal: RuntimeRefused, models: list[Model], libraries: tuple[str, ...]
 ) -> RuntimeRefused:
-    """The refusal with the model's name and all causes, if it is a whole model that is refused."""
+    """Return the refusal with the model's name and every cause, if a whole model is refused."""
     from toolkit.runtime.diagnose import why_refused
 
     for model in models:

@@ -1,46 +1,51 @@
-"""Input samples: made up inside each input's domain, at several sizes, or the user's own.
+"""Feeds: synthetic inputs from each input's domain, at several sizes, and the user's samples.
 
-`make_feeds` looks at how the graph uses each input, draws values and sizes for it, and keeps what
-the model takes: the model itself is the judge of what it can be fed.
+`make_feeds` infers a domain from the uses of each input, draws values and sizes from it, and keeps
+the feeds on which the model runs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toolkit.errors import RuntimeRefused, UsageError
-from toolkit.feeds.generate import Run, Search, Trial
+from toolkit.feeds.generate import FeedGenerator, RecordedRun, RunModel
 from toolkit.feeds.user_samples import Feed, Sample, read_sample
 from toolkit.ir.model import Model
 
-__all__ = ["Feed", "Feeds", "Sample", "Search", "find_feeds", "make_feeds"]
+__all__ = ["Feed", "FeedGenerator", "FeedSet", "Sample", "find_feeds", "make_feeds"]
 
 
 @dataclass(frozen=True, slots=True)
-class Feeds:
-    """The feeds that a model took, with what it answered."""
+class FeedSet:
+    """Feeds that a model accepts, with its outputs."""
 
-    trials: list[Trial] = field(default_factory=list[Trial])
+    runs: list[RecordedRun] = field(default_factory=list[RecordedRun])
     refusal: str = ""
-    """Why there is no feed, when there is none."""
+    """Why there is no feed."""
 
     def __len__(self) -> int:
-        return len(self.trials)
+        return len(self.runs)
 
     @property
     def feeds(self) -> list[Feed]:
-        return [trial.feed for trial in self.trials]
+        return [run.feed for run in self.runs]
 
     @property
     def sizes(self) -> dict[str, list[int]]:
-        """The sizes that each dynamic dimension was given, in ascending order."""
-        seen: dict[str, set[int]] = {}
-        for trial in self.trials:
-            for symbol, size in trial.sizes.items():
-                seen.setdefault(symbol, set()).add(size)
-        return {symbol: sorted(found) for symbol, found in seen.items()}
+        """The sizes of each dynamic dimension over all feeds, in ascending order."""
+        return distinct_sizes(run.sizes for run in self.runs)
+
+
+def distinct_sizes(runs: Iterable[Mapping[str, int]]) -> dict[str, list[int]]:
+    """Return the sizes of each dimension over several runs, in ascending order."""
+    found: dict[str, set[int]] = {}
+    for sizes in runs:
+        for name, size in sizes.items():
+            found.setdefault(name, set()).add(size)
+    return {name: sorted(sizes) for name, sizes in found.items()}
 
 
 def make_feeds(
@@ -50,31 +55,35 @@ def make_feeds(
     count: int | None = None,
     *,
     custom_ops: Sequence[str] = (),
-) -> Feeds:
-    """Feeds for `model`: its samples, then `count` made-up ones (by default two or three).
+) -> FeedSet:
+    """Return the samples and `count` synthetic feeds for `model` (by default two or three).
 
-    Raises RuntimeRefused when the model cannot be loaded, and UsageError for a sample that does
-    not fit or that the model refuses.
+    Raises RuntimeRefused if the model cannot be loaded, and UsageError for a sample that does not
+    fit the model or on which it fails.
     """
     from toolkit.runtime.session import Session
 
-    search = Search(model, seed)
-    return find_feeds(model, search, Session(model, custom_ops=custom_ops).run, samples, count)
+    generator = FeedGenerator(model, seed)
+    return find_feeds(model, generator, Session(model, custom_ops=custom_ops).run, samples, count)
 
 
 def find_feeds(
-    model: Model, search: Search, run: Run, samples: Sequence[Sample], count: int | None
-) -> Feeds:
-    """The same with a search that was made before; `run` is the model as a function."""
-    trials = [_try_sample(model, sample, run) for sample in samples]
-    trials += search.find(run, count)
-    return Feeds(trials, search.refusal if not trials else "")
+    model: Model,
+    generator: FeedGenerator,
+    run: RunModel,
+    samples: Sequence[Sample],
+    count: int | None = None,
+) -> FeedSet:
+    """Return the samples and `count` feeds of a generator; `run` is the model as a function."""
+    runs = [_try_sample(model, sample, run) for sample in samples]
+    runs += generator.find(run, count)
+    return FeedSet(runs, generator.refusal if not runs else "")
 
 
-def _try_sample(model: Model, sample: Sample, run: Run) -> Trial:
+def _try_sample(model: Model, sample: Sample, run: RunModel) -> RecordedRun:
     feed = read_sample(sample, model.graph)
     try:
-        return Trial(feed, run(feed))
+        return RecordedRun(feed, run(feed))
     except RuntimeRefused as refusal:
         what = "the sample" if isinstance(sample, Mapping) else f"sample '{os.fspath(sample)}'"
         raise UsageError(f"the model refuses {what}: {refusal}") from refusal

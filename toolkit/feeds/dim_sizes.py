@@ -1,9 +1,9 @@
-"""Sizes for dynamic dimensions: which dimensions there are, and what to try for them.
+"""Candidate sizes for dynamic dimensions.
 
-Every symbol gets several sizes, different symbols different ones, so that nothing fits by accident.
-Many graphs take only some sizes (multiples of 32, squares, whatever an exporter baked in), which
-only running them tells: `first_sizes` lists what to try until one is taken, from natural to odd,
-and `more_sizes` what to try next to one that was.
+Each symbol gets several sizes, and different symbols different ones, so that nothing fits by
+accident. Many graphs accept only some sizes (multiples of 32, squares, constants of an exporter),
+which only a run shows: `first_sizes` yields candidates until one is accepted, the most natural ones
+first, and `more_sizes` yields variations of accepted sizes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from onnx import TensorProto
 
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.ir.op_traits import ELEMENTWISE
+from toolkit.ir.op_traits import ELEMENTWISE, RECURRENT
 from toolkit.symbolic import Dim, Expr
 
 Sizes = dict[str, int]
 
-_MOST_SUMS = 30
+_MAX_SUMS = 30
 
 
 class Role(enum.Enum):
-    """What a dimension most likely counts."""
+    """The likely meaning of a dimension."""
 
     BATCH = "batch"
     SEQUENCE = "sequence"
@@ -55,11 +55,11 @@ _LADDER = {
     Role.SEQUENCE: (1, 4, 32, 64, 77, 128, 256, 512, 1024, 3000, 4096, 16000),
     Role.SPATIAL: (32, 224, 256, 320, 416, 512, 640, 28, 16, 8, 1),
 }
-"""What to try when a graph refuses natural sizes: typical training sizes, one after another."""
+"""Sizes for graphs that refuse the natural ones: typical training sizes, tried in order."""
 
 
 def find_symbols(shapes: Mapping[str, Sequence[Dim]], graph: Graph) -> dict[str, Role]:
-    """The symbols in the inputs' shapes, in order, each with its role."""
+    """Return the symbols in the inputs' shapes, in order, with their roles."""
     roles: dict[str, Role] = {}
     for name, shape in shapes.items():
         image = graph.dtype(name) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8)
@@ -90,7 +90,7 @@ def _role(symbol: str, shape: Sequence[Dim], axis: int, image: bool) -> Role:
 
 
 def first_sizes(roles: Mapping[str, Role], fixed: Mapping[str, int]) -> Iterator[Sizes]:
-    """Sizes to try on a graph of which nothing is known yet, the most telling ones first."""
+    """Yield sizes to try on a graph, the most revealing ones first."""
     if not roles:
         yield {}
         return
@@ -98,7 +98,7 @@ def first_sizes(roles: Mapping[str, Role], fixed: Mapping[str, int]) -> Iterator
     yield _complete(_natural(roles, 0, tied=True), fixed)
     yield _complete(_natural(roles, 1), fixed)
     yield _complete(_natural(roles, 1, tied=True), fixed)
-    yield from (_complete(sizes, fixed) for sizes in islice(_sums(roles, 0), _MOST_SUMS))
+    yield from (_complete(sizes, fixed) for sizes in islice(_sums(roles, 0), _MAX_SUMS))
     steps = max(len(_LADDER[role]) for role in roles.values())
     for step in range(steps):
         sizes = {s: _LADDER[role][step % len(_LADDER[role])] for s, role in roles.items()}
@@ -108,7 +108,7 @@ def first_sizes(roles: Mapping[str, Role], fixed: Mapping[str, int]) -> Iterator
 def more_sizes(
     roles: Mapping[str, Role], fixed: Mapping[str, int], taken: Mapping[str, int], variation: int
 ) -> Iterator[Sizes]:
-    """Sizes to try next to `taken`, which the graph took: all changed, then only some."""
+    """Yield variations of the accepted sizes `taken`: all changed first, then only some."""
     natural = _natural(roles, variation)
     tied = _natural(roles, variation, tied=True)
     batches = {s: size for s, size in tied.items() if roles[s] is Role.BATCH}
@@ -118,21 +118,25 @@ def more_sizes(
     for sizes, other in zip(_sums(roles, 0), _sums(roles, variation), strict=True):
         if {s: taken[s] for s in others} == {s: sizes[s] for s in others}:
             yield _complete(other, fixed)  # the same sum
-    for change in (_doubled, _a_little_more, _halved):
-        yield _complete({**batches, **{s: change(taken[s]) for s in others}}, fixed)
+    for changed in (
+        {s: 2 * taken[s] for s in others},
+        {s: _slightly_more(taken[s]) for s in others},
+        {s: max(1, taken[s] // 2) for s in others},
+    ):
+        yield _complete({**batches, **changed}, fixed)
     yield _complete({**taken, **batches}, fixed)
     if len(set(taken.values())) < len(taken):
-        # Sizes that had to be equal may be so by broadcasting: one of them can be 1.
+        # equal sizes may be broadcast: one of them can be 1
         for symbol in taken:
             yield _complete({**taken, symbol: 1}, fixed)
     for symbol in others:
         yield _complete({**taken, symbol: natural[symbol]}, fixed)
-        yield _complete({**taken, symbol: _a_little_more(taken[symbol])}, fixed)
+        yield _complete({**taken, symbol: _slightly_more(taken[symbol])}, fixed)
     yield dict(taken)
 
 
 def _natural(roles: Mapping[str, Role], variation: int, tied: bool = False) -> Sizes:
-    """The natural sizes; `tied` gives every symbol of a role the same one."""
+    """Return the natural sizes; `tied` gives all symbols of a role the same size."""
     sizes: Sizes = {}
     for role, numbers in _NATURAL.items():
         members = [symbol for symbol, found in roles.items() if found is role]
@@ -142,9 +146,9 @@ def _natural(roles: Mapping[str, Role], variation: int, tied: bool = False) -> S
 
 
 def _sums(roles: Mapping[str, Role], variation: int) -> Iterator[Sizes]:
-    """Sizes of which one is the sum of two: a decoder's mask covers its cache and its input.
+    """Yield sizes in which one is the sum of two: a decoder's mask covers its cache and its input.
 
-    The cache may have many symbols, one for every tensor: all get one size.
+    All symbols of the cache, often one for each tensor, get the same size.
     """
     lengths = [symbol for symbol, role in roles.items() if role is Role.SEQUENCE]
     if len(lengths) < 3:
@@ -159,20 +163,12 @@ def _sums(roles: Mapping[str, Role], variation: int) -> Iterator[Sizes]:
                 yield {**tied, **cache, part: new, total: new + old}
 
 
-def _doubled(size: int) -> int:
-    return 2 * size
-
-
-def _a_little_more(size: int) -> int:
+def _slightly_more(size: int) -> int:
     return size + (32 if size >= 32 else 1)
 
 
-def _halved(size: int) -> int:
-    return max(1, size // 2)
-
-
 def _complete(sizes: Mapping[str, int], fixed: Mapping[str, int]) -> Sizes:
-    """With the sizes that weights dictate, and totals that are sums by their names."""
+    """Apply the sizes fixed by weights, and totals that are sums by their names."""
     complete = {**sizes, **{s: size for s, size in fixed.items() if s in sizes}}
     for symbol in complete:
         part = symbol.removeprefix("total_")
@@ -181,11 +177,11 @@ def _complete(sizes: Mapping[str, int], fixed: Mapping[str, int]) -> Sizes:
     return complete
 
 
-# -- what the weights say
+# -- sizes fixed by weights
 
 
 def sizes_from_weights(graph: Graph, name: str) -> tuple[int | None, dict[int, int]]:
-    """(rank, {axis: size}) of an input as far as the operators that read it dictate them.
+    """Return (rank, {axis: size}) of an input as far as the weights of its users fix them.
 
     Axes may be negative. Values are followed through element-wise operators only.
     """
@@ -193,14 +189,14 @@ def sizes_from_weights(graph: Graph, name: str) -> tuple[int | None, dict[int, i
     found: dict[int, int] = {}
     value = name
     for _ in range(8):
-        readers = graph.users(value)
-        for node in readers:
+        users = graph.users(value)
+        for node in users:
             if value not in node.input:  # captured by a subgraph
                 continue
-            node_rank, axes = _dictated(graph, node, list(node.input).index(value))
+            node_rank, axes = _fixed_by(graph, node, list(node.input).index(value))
             rank = rank if rank is not None else node_rank
             found = {**axes, **found}
-        elementwise = [n for n in readers if nd.is_op(n, *_SAME_SIZES)]
+        elementwise = [n for n in users if nd.is_op(n, *_SAME_SIZES)]
         if found or len(elementwise) != 1:
             break
         value = elementwise[0].output[0]
@@ -208,10 +204,10 @@ def sizes_from_weights(graph: Graph, name: str) -> tuple[int | None, dict[int, i
 
 
 _SAME_SIZES = ELEMENTWISE | {"Dropout", "Add", "Sub", "Mul", "Div", "Pow"}
-"""Operators whose result mostly has the sizes of the input that is followed."""
+"""Operators whose result usually has the shape of the operand that is followed."""
 
 
-def _dictated(graph: Graph, node: nd.NodeProto, slot: int) -> tuple[int | None, dict[int, int]]:
+def _fixed_by(graph: Graph, node: nd.NodeProto, slot: int) -> tuple[int | None, dict[int, int]]:
     def static(index: int) -> list[int]:
         shape = graph.shape(node.input[index]) if index < len(node.input) else None
         sizes = [size for size in shape or () if isinstance(size, int)]
@@ -229,7 +225,7 @@ def _dictated(graph: Graph, node: nd.NodeProto, slot: int) -> tuple[int | None, 
         return 2, {0 if nd.attr(node, "transA", 0) else 1: inner}
     if nd.is_op(node, "BatchNormalization", "InstanceNormalization") and slot == 0 and weight:
         return None, {1: weight[0]}
-    if nd.is_op(node, "LSTM", "GRU", "RNN") and weight:
+    if nd.is_op(node, *RECURRENT) and weight:
         if slot == 0:
             return 3, {2: weight[2]}
         if slot in (5, 6) and len(static(2)) == 3:

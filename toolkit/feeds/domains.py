@@ -1,8 +1,8 @@
-"""Domains: what values an input may take, and how a feed draws from them.
+"""Domains: the values that an input may take, and how to draw from them.
 
-A feed is drawn on an `Occasion`. Its `variation` numbers the feeds of a model, so that one pads on
-the right and the next on the left, one takes the first branch of a switch and the next the other.
-A calm occasion avoids everything a model might object to: no padding, the first choice, id 0.
+The settings of one feed are a `FeedVariant`. Its `variation` numbers the feeds of a model, so that
+they pad on the right and on the left in turn, and take each branch of a switch in turn. A `calm`
+variant avoids values that a model might reject: no padding, the first choice, id 0.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Array = NDArray[Any]
 Dtype = np.dtype[Any]
 
 _WORDS = ("a", "cat", "sat", "on", "the", "mat", "and", "purred", "softly", "")
-_UNBOUNDED_ROWS = 2
-"""Row count of a table whose size nothing tells."""
+_UNKNOWN_ROWS = 2
+"""The number of rows of a table of unknown size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
-    """Which feed this is, and the sizes of its dynamic dimensions."""
+class FeedVariant:
+    """The random generator, sizes and variation of one feed."""
 
     random: np.random.Generator
     sizes: Mapping[str, int]
@@ -34,7 +34,7 @@ class Occasion:
     calm: bool = False
 
     def size(self, dim: Dim | None, default: int) -> int:
-        """The number that a dimension has in this feed; `default` when it cannot be told."""
+        """Return the size of a dimension in this feed, or `default` if it is unknown."""
         if isinstance(dim, Expr):
             try:
                 dim = evaluate(dim, self.sizes)
@@ -46,17 +46,17 @@ class Occasion:
 class Domain(Protocol):
     """The set of values that an input may take."""
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
-        """A tensor of this shape and element type from the domain."""
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
+        """FeedVariant a tensor of this shape and element type."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Whatever the element type suggests: normal floats, bytes, small positive integers, words."""
+    """Any value of the element type: normal floats, bytes, small positive integers, words."""
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
-        random = occasion.random
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
+        random = variant.random
         if dtype.kind == "O":
             return np.asarray(random.choice(_WORDS, shape), dtype=object)
         if dtype.kind == "b":
@@ -66,7 +66,7 @@ class Anything:
             return np.asarray(parts[0] + 1j * parts[1], dtype=dtype)
         if dtype.kind in "iu":
             limits = np.iinfo(dtype)
-            # Positive where there is room: a zero might end up as a divisor.
+            # positive, since a zero might become a divisor
             low, high = (limits.min, limits.max) if dtype.itemsize == 1 else (1, 9)
             return random.integers(low, high, shape, dtype=dtype, endpoint=True)
         if "int" in dtype.name:  # int4 and smaller
@@ -76,44 +76,44 @@ class Anything:
 
 @dataclass(frozen=True, slots=True)
 class Positive:
-    """Numbers in an interval above 0: what roots, logarithms and divisors take."""
+    """Numbers in an interval above 0, for roots, logarithms and divisors."""
 
     low: float = 0.1
     high: float = 1.0
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
-        drawn = np.asarray(occasion.random.uniform(self.low, self.high, shape))
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
+        drawn = np.asarray(variant.random.uniform(self.low, self.high, shape))
         return np.ceil(drawn).astype(dtype) if dtype.kind in "iu" else drawn.astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Rows of a table. `padding` is an id that the graph compares with: it fills the row's end."""
+    """Row numbers of a table; `padding` is the id of padding, if the graph compares with one."""
 
     rows: Dim | None
     offset: int = 0
-    """The graph adds this before it looks up."""
+    """The number that the graph adds before the lookup."""
     padding: int | None = None
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
-        rows = max(occasion.size(self.rows, _UNBOUNDED_ROWS), 1)
-        if occasion.calm:
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
+        rows = max(variant.size(self.rows, _UNKNOWN_ROWS), 1)
+        if variant.calm:
             ids = np.zeros(shape, dtype=np.int64)
         else:
-            ids = occasion.random.integers(0, rows, shape, dtype=np.int64)
+            ids = variant.random.integers(0, rows, shape, dtype=np.int64)
             if self.padding is not None and len(shape) > 1:
-                ids = np.where(_mask(shape, occasion), ids, self.padding + self.offset)
+                ids = np.where(_mask(shape, variant), ids, self.padding + self.offset)
         return (ids - self.offset).astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few values that the graph distinguishes; each feed takes the next one."""
+class OneOf:
+    """One of a few values that the graph distinguishes; each feed uses the next one."""
 
     values: tuple[int | float | bool, ...]
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
-        first = 0 if occasion.calm else occasion.variation
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
+        first = 0 if variant.calm else variant.variation
         count = int(np.prod(shape))
         picked = [self.values[(first + i) % len(self.values)] for i in range(count)]
         return np.array(picked, dtype=dtype).reshape(shape)
@@ -121,27 +121,26 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """0 and 1 along the last axis, as padding makes them: at least one 1 in a row."""
+    """A padding mask along the last axis, with at least one 1 in each row."""
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
-        if occasion.calm or not shape:
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
+        if variant.calm or not shape:
             return np.ones(shape, dtype=dtype)
-        return _mask(shape, occasion).astype(dtype)
+        return _mask(shape, variant).astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Lengths from 1 to a size of another tensor; one row has all of it."""
+    """Lengths from 1 to the size of another tensor; the first row has the full length."""
 
     bound: Dim | None
-    most: int = 1 << 30
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
-        shortest = min((s for s in occasion.sizes.values() if s > 3), default=4)
-        bound = max(1, min(occasion.size(self.bound, shortest), self.most))
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
+        shortest = min((s for s in variant.sizes.values() if s > 3), default=4)
+        bound = max(1, variant.size(self.bound, shortest))
         lengths = np.full(int(np.prod(shape)), bound)
-        if not occasion.calm:
-            lengths[1:] = occasion.random.integers(1, bound, lengths[1:].shape, endpoint=True)
+        if not variant.calm:
+            lengths[1:] = variant.random.integers(1, bound, lengths[1:].shape, endpoint=True)
         return lengths.reshape(shape).astype(dtype)
 
 
@@ -150,41 +149,36 @@ Pattern = Literal["zeros", "ones", "twos", "small", "axes", "reshape", "size"]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A number or short list that steers an operator: axes, a shape, a count."""
+    """A parameter of an operator: axes, a shape, a count."""
 
     pattern: Pattern
 
-    def draw(self, shape: tuple[int, ...], dtype: Dtype, occasion: Occasion) -> Array:
+    def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
         ones = np.ones(shape)
-        if self.pattern == "zeros":
-            drawn = 0 * ones
-        elif self.pattern == "ones" or (occasion.calm and self.pattern in ("twos", "small")):
-            drawn = ones
-        elif self.pattern == "twos":
-            drawn = 2 * ones
-        elif self.pattern == "size":
-            drawn = 8 * ones
-        elif self.pattern == "axes":
+        constants = {"zeros": 0, "ones": 1, "twos": 1 if variant.calm else 2, "size": 8}
+        if self.pattern == "axes":
             drawn = np.arange(ones.size).reshape(shape)
         elif self.pattern == "reshape":  # one column: fits any number of elements
             drawn = ones
             drawn[..., :1] = -1
+        elif self.pattern == "small" and not variant.calm:
+            drawn = np.asarray(variant.random.integers(1, 3, shape, endpoint=True))
         else:
-            drawn = np.asarray(occasion.random.integers(1, 3, shape, endpoint=True))
-        return np.asarray(drawn).astype(dtype)
+            drawn = constants.get(self.pattern, 1) * ones
+        return drawn.astype(dtype)
 
 
-def _mask(shape: tuple[int, ...], occasion: Occasion) -> Array:
-    """True where a row is valid: rows of different lengths, the first one full when there are two.
+def _mask(shape: tuple[int, ...], variant: FeedVariant) -> Array:
+    """Return a mask of rows of different lengths, the first of several rows without padding.
 
     Feeds pad on the right and on the left in turn.
     """
     width = shape[-1]
     rows = int(np.prod(shape[:-1]))
-    valid = occasion.random.integers(1, max(width, 2), rows)
+    valid = variant.random.integers(1, max(width, 2), rows)
     if rows > 1:
         valid[0] = width
     mask = np.arange(width) < valid[:, None]
-    if occasion.variation % 2:
+    if variant.variation % 2:
         mask = mask[:, ::-1]
     return mask.reshape(shape)

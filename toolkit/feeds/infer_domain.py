@@ -1,8 +1,8 @@
-"""What domain each input has, told by how the graph uses its values.
+"""Infer the domain of an input from the uses of its values.
 
-An integer that picks rows of a table is an id below the table's row count; one that is compared
-with constants is a choice among them; `(1 - m) * -1e4` makes a mask; what an RNN takes as sequence
-lengths is a length. Names only break ties.
+An integer that indexes a table is an id below the table's number of rows; one that is compared with
+constants is a choice among them; `(1 - m) * -1e4` is a mask; the sequence lengths of an RNN are
+lengths. Names only break ties.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from onnx import TensorProto
 
 from toolkit.feeds.domains import (
     Anything,
-    Choice,
     Domain,
     Ids,
     Length,
     Mask,
+    OneOf,
     Parameter,
     Pattern,
     Positive,
@@ -26,6 +26,7 @@ from toolkit.feeds.domains import (
 from toolkit.feeds.input_uses import Use, scalar, uses_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.op_traits import INDICES, PADDING_MASKS, RECURRENT
 from toolkit.ir.tensor_type import FLOATS, FLOATS_OF_8_BITS
 from toolkit.symbolic import Dim
 
@@ -39,7 +40,7 @@ _POSITIVE: dict[str, tuple[int, ...]] = {
     "NonMaxSuppression": (3, 4),
     **dict.fromkeys(("QLinearMatMul", "QLinearConv"), (1, 4, 6)),
 }
-"""Operators and inputs that take numbers above 0 (and, of those, numbers up to 1)."""
+"""Operators and operands that need numbers above 0 (some also at most 1)."""
 
 _PARAMETERS: dict[tuple[str, int], Pattern] = {
     ("Reshape", 1): "reshape",
@@ -57,15 +58,11 @@ _PARAMETERS: dict[tuple[str, int], Pattern] = {
     **dict.fromkeys([("HammingWindow", 0), ("BlackmanWindow", 0), ("DFT", 1)], "size"),
 }
 
-_SEQUENCE_OPS = ("RNN", "LSTM", "GRU")
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-
-_MASK_SLOTS = {("Attention", 3), ("MultiHeadAttention", 4), ("EmbedLayerNormalization", 7)}
-"""Inputs of com.microsoft's operators that take a padding mask."""
 
 
 def infer_domain(graph: Graph, name: str) -> Domain:
-    """The domain of the graph's input `name`."""
+    """Return the domain of the graph's input `name`."""
     uses = uses_of(graph, name)
     dtype, rank = graph.dtype(name), graph.rank(name)
     if dtype == _STRING:
@@ -86,9 +83,9 @@ def infer_domain(graph: Graph, name: str) -> Domain:
         return found
     single = graph.shape(name) in ((), (1,))
     if compared and (single or not {0, 1}.issuperset(compared)):
-        return Choice((*compared, *_unlike(compared)))
+        return OneOf((*compared, *_unlike(compared)))
     if _is_mask(uses, name, integer=True) or compared:
-        return Choice((1, 0)) if single else Mask()
+        return OneOf((1, 0)) if single else Mask()
     return _first(uses, _positive) or Anything()
 
 
@@ -100,10 +97,10 @@ def _first(uses: Sequence[Use], rule: Callable[[Use], Domain | None]) -> Domain 
 
 
 def _ids(use: Use) -> Ids | None:
-    """The table that the values index, and by which axis."""
-    if use.node.domain == "com.microsoft" and use.node.op_type == "EmbedLayerNormalization":
-        table = {0: 2, 1: 4}.get(use.slot)
-        return Ids(_size(use, table, 0), use.offset) if table is not None else None
+    """Return the ids of the table that the values index, if they do."""
+    indexed = INDICES.get(nd.qualified(use.node), {}).get(use.slot)
+    if indexed is not None:
+        return Ids(_size(use, *indexed), use.offset)
     if use.is_op("Gather", "GatherElements", "ScatterElements", "Scatter") and use.slot == 1:
         return Ids(_size(use, 0, int(nd.attr(use.node, "axis", 0))), use.offset)
     if use.is_op("GatherND", "ScatterND") and use.slot == 1:
@@ -111,19 +108,13 @@ def _ids(use: Use) -> Ids | None:
     if use.is_op("OneHot") and use.slot == 0:
         depth = scalar(use.graph, use.node.input[1])
         return Ids(int(depth) if depth else None, use.offset)
-    if use.is_op("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") and use.slot == 1:
-        return Ids(_size(use, 0, 1), use.offset)
     if use.is_op("Equal") and use.slot in (0, 1):
         return _one_hot(use)
-    if use.is_op("RoiAlign") and use.slot == 2:
-        return Ids(_size(use, 0, 0), use.offset)
-    if use.node.op_type == "ArrayFeatureExtractor" and use.slot == 1:
-        return Ids(_size(use, 0, -1), use.offset)
     return None
 
 
 def _one_hot(use: Use) -> Ids | None:
-    """A comparison with 0, 1, 2, ...: a one-hot encoding written out."""
+    """Return the ids of a one-hot encoding, written as a comparison with 0, 1, 2, ..."""
     tensor = use.graph.tensor(use.other())
     if tensor is None or tensor.data_type not in _INTEGERS or max(tensor.dims, default=0) < 2:
         return None
@@ -133,7 +124,7 @@ def _one_hot(use: Use) -> Ids | None:
 
 
 def _narrowest(found: list[Ids], compared: Sequence[int]) -> Ids:
-    """The ids that fit every table; a constant among the rows is what the graph pads with."""
+    """Return the ids that fit every table; a constant compared with them is the padding id."""
     fixed = [ids for ids in found if isinstance(ids.rows, int)]
     chosen = min(fixed, key=lambda ids: int(str(ids.rows)) - ids.offset) if fixed else found[0]
     rows = chosen.rows if isinstance(chosen.rows, int) else 0
@@ -141,9 +132,9 @@ def _narrowest(found: list[Ids], compared: Sequence[int]) -> Ids:
     return Ids(chosen.rows, chosen.offset, inside[0] if inside else None)
 
 
-def _size(use: Use, slot: int | None, axis: int) -> Dim | None:
-    """The size of another input of the operator along an axis."""
-    if slot is None or slot >= len(use.node.input):
+def _size(use: Use, slot: int, axis: int) -> Dim | None:
+    """Return the size of another operand along an axis."""
+    if slot >= len(use.node.input):
         return None
     shape = use.graph.shape(use.node.input[slot])
     return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
@@ -159,7 +150,7 @@ def _smallest_size(use: Use, from_axis: int) -> Dim | None:
 
 
 def _compared(uses: Sequence[Use]) -> tuple[int, ...]:
-    """The whole constants that the values are compared with, in the input's own terms."""
+    """Return the integer constants that the values are compared with, before any offset."""
     found: list[int] = []
     for use in uses:
         if use.is_op(*_COMPARISONS):
@@ -170,14 +161,14 @@ def _compared(uses: Sequence[Use]) -> tuple[int, ...]:
 
 
 def _unlike(compared: Sequence[int]) -> tuple[int, ...]:
-    """Values on the other sides of the constants: below the least and above the greatest."""
+    """Return values outside the constants: above the largest and below the smallest."""
     below = min(compared) - 1
     return (max(compared) + 1, below) if below > 0 else (max(compared) + 1,)
 
 
 def _boolean(uses: Sequence[Use], name: str, rank: int | None) -> Domain:
     if not rank or any(use.is_op("If") for use in uses):
-        return Choice((True, False))
+        return OneOf((True, False))
     if rank > 1 and "mask" in name.lower():
         return Mask()
     return Anything()
@@ -187,10 +178,10 @@ def _boolean(uses: Sequence[Use], name: str, rank: int | None) -> Domain:
 
 
 def _is_mask(uses: Sequence[Use], name: str, integer: bool) -> bool:
-    """Whether the values act as a mask: for floats only when nothing else explains the use."""
+    """Return whether the values are a mask; floats only if no other use is possible."""
     named = "mask" in name.lower()
     for use in uses:
-        if use.node.domain == "com.microsoft" and (use.node.op_type, use.slot) in _MASK_SLOTS:
+        if PADDING_MASKS.get(nd.qualified(use.node)) == use.slot:
             return integer
         logical = use.is_op("Not", "And", "Or", "Xor") or (use.is_op("Where") and use.slot == 0)
         if logical or (use.is_op("Cast") and nd.attr(use.node, "to") == _BOOLEAN):
@@ -205,15 +196,15 @@ def _is_mask(uses: Sequence[Use], name: str, integer: bool) -> bool:
 
 
 def _inverts(use: Use) -> bool:
-    """1 - m"""
+    """Return whether the use is 1 - m."""
     return use.is_op("Sub") and use.slot == 1 and scalar(use.graph, use.other()) == 1
 
 
 def _scaled_hugely(use: Use) -> bool:
-    """Whether the result of the use is multiplied by something like -10000."""
-    for reader in use.graph.users(use.node.output[0]):
-        if nd.is_op(reader, "Mul"):
-            numbers = (scalar(use.graph, name) for name in reader.input)
+    """Return whether the result is multiplied by a large negative number, as -10000."""
+    for user in use.graph.users(use.node.output[0]):
+        if nd.is_op(user, "Mul"):
+            numbers = (scalar(use.graph, name) for name in user.input)
             if any(n is not None and n <= -1e3 for n in numbers):
                 return True
     return False
@@ -221,7 +212,7 @@ def _scaled_hugely(use: Use) -> bool:
 
 def _length(use: Use) -> Length | None:
     node = use.node
-    if use.is_op(*_SEQUENCE_OPS) and use.slot == 4:
+    if use.is_op(*RECURRENT) and use.slot == 4:
         return Length(_size(use, 0, 1 if nd.attr(node, "layout", 0) else 0))
     if use.is_op("ReverseSequence") and use.slot == 1:
         return Length(_size(use, 0, int(nd.attr(node, "time_axis", 0))))

@@ -1,7 +1,7 @@
-"""Where the values of an input end up: the operators that read them, unchanged or shifted.
+"""The uses of an input's values: the operators that read them, unchanged or with an offset.
 
-The walk goes forward through operators that only move or select values (Reshape, Slice, Concat,
-Cast, ...), adds up integer offsets, and enters subgraphs by their inputs and by capture.
+Values are followed forward through operators that only move or select them (Reshape, Slice, Concat,
+Cast, ...), integer offsets are added up, and subgraphs are entered by inputs and captures.
 """
 
 from __future__ import annotations
@@ -14,41 +14,40 @@ from onnx import NodeProto, TensorProto
 
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.op_traits import MOVEMENT
 
-_MOST_STEPS = 4000
+_MAX_STEPS = 4000
 
 _ALL = -1
 _PASSED_ON: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Slice"), (0,)),
-    **dict.fromkeys(("Transpose", "Expand", "Flatten", "Tile", "Split", "Pad", "Dropout"), (0,)),
-    **dict.fromkeys(("Gather", "GatherElements", "GatherND", "Compress", "Clip"), (0,)),
+    **dict.fromkeys((*MOVEMENT, "Cast", "Pad", "Dropout", "Clip"), (0,)),
     **dict.fromkeys(("ReduceMax", "ReduceMin", "Abs", "TopK", "SplitToSequence"), (0,)),
     **dict.fromkeys(("ScatterND", "ScatterElements", "Scatter"), (0, 2)),
     "Concat": (_ALL,),
     "Where": (1, 2),
 }
-"""Operators whose output holds values of these inputs, and no others but constants."""
+"""Operators whose result holds values of these operands, and otherwise only constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One reading of an input's values by an operator."""
+    """One use of an input's values by an operator."""
 
     graph: Graph
     node: NodeProto
     slot: int
     offset: int = 0
-    """What was added to the values on the way."""
+    """The sum of the constants added to the values."""
     joined: bool = False
-    """Whether they were concatenated with others on the way."""
+    """Whether the values were concatenated with others."""
     cast_to: int = 0
-    """The element type that they were last cast to; 0 for none."""
+    """The element type of the last Cast; 0 for none."""
 
     def is_op(self, *op_types: str) -> bool:
         return nd.is_op(self.node, *op_types)
 
     def other(self) -> str:
-        """The other operand of a binary operator."""
+        """Return the other operand of a binary operator."""
         return self.node.input[1 - self.slot] if len(self.node.input) == 2 else ""
 
 
@@ -62,13 +61,13 @@ class _At:
 
 
 def uses_of(graph: Graph, name: str) -> list[Use]:
-    """Every reading of the input `name`, near ones first."""
+    """Return all uses of the input `name`, the nearest first."""
     found: list[Use] = []
     pending = [_At(graph, name, 0, False, 0)]
     seen: set[tuple[int, str]] = set()
-    for at in pending:  # grows while it is walked: breadth first
+    for at in pending:  # breadth first: it grows during the iteration
         key = id(at.graph), at.value
-        if key in seen or len(seen) > _MOST_STEPS:
+        if key in seen or len(seen) > _MAX_STEPS:
             continue
         seen.add(key)
         for node in at.graph.users(at.value):
@@ -85,7 +84,7 @@ def uses_of(graph: Graph, name: str) -> list[Use]:
 
 
 def _onward(at: _At, use: Use) -> Iterator[_At]:
-    """Where the values go from one use."""
+    """Yield the values that hold the input's values after one use."""
     node = use.node
     if use.is_op("Loop", "Scan"):
         for inner in at.graph.subgraphs(node):
@@ -105,7 +104,7 @@ def _onward(at: _At, use: Use) -> Iterator[_At]:
         moved = replace(at, cast_to=int(nd.attr(node, "to", 0)))
     elif use.is_op("Concat"):
         moved = replace(at, joined=True)
-    # The second output of TopK and Dropout is something else.
+    # the second result of TopK and Dropout does not hold them
     outputs = node.output if use.is_op("Split") else node.output[:1]
     for output in outputs:
         if output:
@@ -113,19 +112,19 @@ def _onward(at: _At, use: Use) -> Iterator[_At]:
 
 
 def _out_of_subgraph(at: _At) -> Iterator[_At]:
-    """A value that a subgraph hands out continues as an output of the node that holds it."""
+    """Yield the outputs of the enclosing node for an output of its subgraph."""
     parent, owner = at.graph.parent, at.graph.owner
     if parent is None or owner is None or not at.graph.is_output(at.value):
         return
-    skipped = 1 if nd.is_op(owner, "Loop") else 0  # a loop's first body output is its condition
+    skipped = 1 if nd.is_op(owner, "Loop") else 0  # the first is the loop condition
     for index, name in enumerate(at.graph.outputs):
-        place = index - skipped
-        if name == at.value and 0 <= place < len(owner.output) and owner.output[place]:
-            yield replace(at, graph=parent, value=owner.output[place])
+        outer = index - skipped
+        if name == at.value and 0 <= outer < len(owner.output) and owner.output[outer]:
+            yield replace(at, graph=parent, value=owner.output[outer])
 
 
 def _shift(use: Use) -> int | None:
-    """The integer constant that an Add or Sub puts on top of the values."""
+    """Return the integer constant that an Add or Sub adds to the values."""
     if not use.is_op("Add", "Sub") or (use.is_op("Sub") and use.slot == 1):
         return None
     if use.cast_to not in (0, TensorProto.INT32, TensorProto.INT64):
@@ -137,7 +136,7 @@ def _shift(use: Use) -> int | None:
 
 
 def scalar(graph: Graph, value: str) -> float | None:
-    """The number in a numeric constant of one element."""
+    """Return the value of a numeric constant with one element, or None."""
     tensor = graph.tensor(value) if value else None
     if tensor is None or np.prod(tensor.dims) != 1 or tensor.data_type == TensorProto.STRING:
         return None

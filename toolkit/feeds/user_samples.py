@@ -1,4 +1,4 @@
-"""The user's own inputs: one feed for each .npz file, checked against what the model declares."""
+"""The user's own samples: feeds, or .npz files of one feed each, checked against the model."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from onnx import TensorProto, helper
 
 from toolkit.errors import UsageError
 from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import dtype_name
+from toolkit.ir.tensor_type import TensorType, dtype_name
 
 Feed = dict[str, Any]
-"""One set of inputs: an array (or a list of arrays, for a sequence) by input name."""
+"""The inputs of one run by name: an array each, or a list of arrays for a sequence."""
 
 Sample = str | os.PathLike[str] | Mapping[str, Any]
 """A feed, or the .npz file that holds one."""
 
 
 def read_sample(sample: Sample, graph: Graph) -> Feed:
-    """The feed in `sample`; raises UsageError, in one line, when it does not fit the model."""
+    """Return the feed in `sample`; raises UsageError, in one line, if it does not fit the model."""
     if isinstance(sample, Mapping):
         given, what = sample, "the sample"
     else:
         given, what = _load(Path(sample)), f"sample '{os.fspath(sample)}'"
-    wanted, optional = graph.feeds, set(graph.inputs)
-    missing = [name for name in wanted if name not in given]
-    unknown = [name for name in given if name not in optional]
+    missing = [name for name in graph.feeds if name not in given]
+    unknown = [name for name in given if name not in graph.inputs]
     if missing or unknown:
-        problem = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}', which is no input"
-        listed = ", ".join(f"{name} {_describe(graph, name)}" for name in wanted)
+        problem = (
+            f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}', which is not an input"
+        )
+        listed = ", ".join(f"{name} {describe(graph.type(name))}" for name in graph.feeds)
         raise UsageError(f"{what} {problem}; the model takes: {listed}")
-    return {name: _fit(value, graph, name, what) for name, value in given.items()}
+    return {
+        name: _checked(value, graph.type(name), f"{what}: '{name}'")
+        for name, value in given.items()
+    }
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -49,33 +53,36 @@ def _load(path: Path) -> dict[str, Any]:
             names: list[str] = loaded.files
             return {name: loaded[name] for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"sample '{path}' is no .npz file of plain arrays") from error
+        raise UsageError(f"sample '{path}' is not an .npz file of plain arrays") from error
 
 
-def _fit(value: Any, graph: Graph, name: str, what: str) -> Any:
-    declared = graph.type(name)
+def _checked(value: Any, declared: TensorType | None, where: str) -> Any:
     if declared is None:
-        return value  # a sequence or a map: the runtime judges it
+        return value  # a sequence or a map: the runtime checks it
     array = np.asarray(value)
-    expected: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(declared.dtype)
     if declared.dtype == TensorProto.STRING and array.dtype.kind in "OSU":
         array = array.astype(object)
-    problem = ""
-    if array.dtype != expected:
-        problem = f"is {array.dtype}"
-    elif declared.shape is not None:
-        sizes = zip(declared.shape, array.shape, strict=False)
-        if array.ndim != len(declared.shape) or any(
-            isinstance(d, int) and d != s for d, s in sizes
-        ):
-            problem = f"has shape {list(array.shape)}"
-    if problem:
-        raise UsageError(f"{what}: '{name}' {problem}; the model takes {_describe(graph, name)}")
+    if array.dtype != helper.tensor_dtype_to_np_dtype(declared.dtype):
+        raise UsageError(f"{where} is {array.dtype}; the model takes {describe(declared)}")
+    require_shape(array.shape, declared, where)
     return array
 
 
-def _describe(graph: Graph, name: str) -> str:
-    declared = graph.type(name)
+def require_shape(shape: tuple[int, ...], declared: TensorType, where: str) -> None:
+    """Raise UsageError if an input of this shape does not fit its declared type."""
+    if declared.shape is None:
+        return
+    if len(shape) != len(declared.shape):
+        problem = f"has rank {len(shape)}"
+    elif any(isinstance(d, int) and d != s for d, s in zip(declared.shape, shape, strict=True)):
+        problem = f"has shape {list(shape)}"
+    else:
+        return
+    raise UsageError(f"{where} {problem}; the model takes {describe(declared)}")
+
+
+def describe(declared: TensorType | None) -> str:
+    """Return the type of an input as `float32[batch, 3, 224, 224]`."""
     if declared is None:
         return "(no tensor)"
     if declared.shape is None:

@@ -1,64 +1,36 @@
-"""From a framework to a proven ONNX graph: `toolkit.export(source, ...)`.
+"""`toolkit.export`: export a model to ONNX and verify the graph against its framework.
 
-One function for all front ends. A front end plans the graphs of a model and drafts each one; every
-draft is run in onnxruntime against the framework, and only what holds is handed back. The module
-itself is callable, since `toolkit.export` names both it and the function.
+A front end plans the graphs of a model and exports drafts of each; every draft is run in
+onnxruntime and compared with the framework, and the first draft that matches is returned.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from toolkit.errors import NotProven, UsageError
 from toolkit.frontends.exported import Exported, ExportedGraph
-from toolkit.frontends.protocol import (
-    Case,
-    Draft,
-    ExportFailed,
-    Failure,
-    FrontEnd,
-    InOrder,
-    Part,
-    Plan,
-)
+from toolkit.frontends.protocol import Draft, ExportFailed, Failure, GraphPlan
 from toolkit.frontends.request import Axes, Exporter, Request, parse_dynamic
 from toolkit.frontends.scratch import Scratch
+from toolkit.frontends.select import select_front_end
 from toolkit.ir.model import Model
 from toolkit.storage.atomic_write import sidecar_of
-from toolkit.verification.framework import Proof, Run, prove
+from toolkit.verification.framework import prove
+from toolkit.verification.tolerance import EXPORT_TOLERANCE
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Pass
 
-__all__ = [
-    "Axes",
-    "Case",
-    "Draft",
-    "ExportFailed",
-    "Exported",
-    "ExportedGraph",
-    "Failure",
-    "FrontEnd",
-    "InOrder",
-    "Part",
-    "Plan",
-    "Proof",
-    "Request",
-    "Run",
-    "export",
-    "prove",
-]
-
-_MOST_ATTEMPTS = 12
+_MAX_ATTEMPTS = 12
+"""Attempts per graph; a safeguard against a front end that never returns None."""
 _USUAL_OPSET = 18
-"""What exporters write on their own."""
+"""The opset that exporters write by default."""
 
 
 def export(
@@ -77,19 +49,19 @@ def export(
     custom_ops: Sequence[str] = (),
     trust_remote_code: bool = False,
     seed: int = 0,
-    tolerance: float = 1e-4,
+    tolerance: float = EXPORT_TOLERANCE,
     passes: str | Sequence[Pass | str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """Export a model to ONNX and prove the graph against the framework it comes from.
 
-    `source` is a model object, a file or folder, or text as on the command line. `example` is what
-    the model is called with: a tuple of arguments, a dict of keyword arguments, or one argument.
-    `dynamic` names axes whose size may change, as `{"x": {0: "batch"}}` or `"x:0=batch"`; without
-    it they are found out, and `{}` or `"none"` fixes every size. `passes` go on into the optimizer.
+    `source` is a model object, a file or folder, or text as on the command line. `example` holds
+    the arguments of a call: a tuple, a dict of keyword arguments, or a single argument. `dynamic`
+    names the dynamic axes, as `{"x": {0: "batch"}}` or `"x:0=batch"`; by default they are detected,
+    and `{}` or `"none"` makes every size static. `passes` then optimize the exported graph.
 
-    Raises UsageError for what cannot be exported as asked, and NotProven when there is a graph but
-    it differs from the model.
+    Raises UsageError if the model cannot be exported as requested, and NotProven if the exported
+    graph does not compute the same as the model.
     """
     request = Request(
         task=task,
@@ -108,20 +80,18 @@ def export(
         tolerance=tolerance,
         progress=progress or (lambda _: None),
     )
-    exported = export_as(source, request)
+    exported = export_request(source, request)
     return exported if passes is None else exported.optimize(passes)
 
 
-def export_as(source: Any, request: Request) -> Exported:
-    """The same for a request that is already made."""
-    from toolkit.frontends.select import choose
-
+def export_request(source: Any, request: Request) -> Exported:
+    """Export a model as a Request describes."""
     started = time.perf_counter()
-    chosen = choose(source, request)
+    chosen = select_front_end(source, request)
     scratch = Scratch()
     try:
         plan = chosen.front_end.plan(chosen.source, chosen.request, scratch.path)
-        graphs = {part.name: _settle(part, chosen.request, scratch.path) for part in plan.parts}
+        graphs = {each.name: _export_graph(each, chosen.request, scratch) for each in plan.graphs}
     except BaseException:
         scratch.remove()
         raise
@@ -144,16 +114,13 @@ def _axes(given: Axes | str | Iterable[str] | None) -> Axes | None:
     return parse_dynamic([given] if isinstance(given, str) else given)
 
 
-# One graph ---------------------------------------------------------------------------------------
-
-
-def _settle(part: Part, request: Request, scratch: Path) -> ExportedGraph:
-    """The first draft of a part that holds; raises when none does."""
+def _export_graph(plan: GraphPlan, request: Request, scratch: Scratch) -> ExportedGraph:
+    """Return the first draft that matches the framework; raise if there is none."""
     started = time.perf_counter()
     failures: list[Failure] = []
-    while len(failures) < _MOST_ATTEMPTS:
+    while len(failures) < _MAX_ATTEMPTS:
         try:
-            draft = part.attempt(failures)
+            draft = plan.attempt(failures)
             if draft is None:
                 break
             draft = _at_opset(draft, request)
@@ -162,12 +129,12 @@ def _settle(part: Part, request: Request, scratch: Path) -> ExportedGraph:
             if error.final:
                 break
             continue
-        request.progress(f"{part.name}: proving what {draft.exporter} wrote")
+        request.progress(f"{plan.name}: verifying the graph of {draft.exporter}")
         proof = prove(draft, request)
         if proof.ok:
             model = Model.load(draft.path)
             return ExportedGraph(
-                name=part.name,
+                name=plan.name,
                 model=model,
                 proof=proof,
                 exporter=draft.exporter,
@@ -178,35 +145,33 @@ def _settle(part: Part, request: Request, scratch: Path) -> ExportedGraph:
                 seconds=time.perf_counter() - started,
             )
         failures.append(Failure(draft.exporter, proof.summary(), proof, proof.failing))
-        _discard(draft, scratch)
-    raise _none_holds(part, failures, request)
+        _discard(draft, scratch.path)
+    raise _no_graph(plan.name, failures, request)
 
 
 def _discard(draft: Draft, scratch: Path) -> None:
-    """Make room: a large model's weights are on the disk once, not once for each attempt."""
-    if draft.path.is_relative_to(scratch):  # an exporter may have named a file of the user's own
+    """Delete a rejected draft, so that the weights of a large model are on disk only once."""
+    if draft.path.is_relative_to(scratch):  # an exporter may return a file of the user's own
         draft.path.unlink(missing_ok=True)
         sidecar_of(draft.path).unlink(missing_ok=True)
 
 
-def _none_holds(
-    part: Part, failures: Sequence[Failure], request: Request
-) -> UsageError | NotProven:
-    """Why there is no graph: not proven if there was one at all, else bad input."""
+def _no_graph(name: str, failures: Sequence[Failure], request: Request) -> UsageError | NotProven:
+    """Return NotProven if onnxruntime loaded one of the graphs, else UsageError."""
     distinct = list(dict.fromkeys(f.reason for f in failures))
     reasons = "; ".join(distinct)
     if len(distinct) > 1:
         reasons = "; ".join(dict.fromkeys(f"{f.exporter}: {f.reason}" for f in failures))
     if any(f.proof is not None and f.proof.loads for f in failures):
-        return NotProven(f"the exported {part.name} is not the same as the original: {reasons}")
+        return NotProven(f"the exported {name} differs from the original: {reasons}")
     hint = ""
     if request.opset is not None and request.opset < _USUAL_OPSET:
-        hint = f"; opset {request.opset} may lack what it needs, {_USUAL_OPSET} is usual"
-    return UsageError(f"the {part.name} cannot be exported: {reasons or 'no way is known'}{hint}")
+        hint = f"; opset {request.opset} may be too old for it, try {_USUAL_OPSET}"
+    return UsageError(f"the {name} cannot be exported: {reasons or 'nothing to try'}{hint}")
 
 
 def _at_opset(draft: Draft, request: Request) -> Draft:
-    """The draft in the opset that was asked for: lifted where the exporter stopped below it."""
+    """Convert the draft to the requested opset, if the exporter wrote an older one."""
     if request.opset is None:
         return draft
     model = Model.load(draft.path)
@@ -217,19 +182,9 @@ def _at_opset(draft: Draft, request: Request) -> Draft:
         raise ExportFailed(draft.exporter, f"it wrote opset {have}, not {request.opset}")
     from toolkit.api import optimize
 
-    lifted = optimize(model, f"opset:to={request.opset}", validate="off").model
-    if lifted.opsets.get("") != request.opset:
-        reason = f"it wrote opset {have}, which cannot be lifted to {request.opset}"
+    converted = optimize(model, f"opset:to={request.opset}", validate="off").model
+    if converted.opsets.get("") != request.opset:
+        reason = f"it wrote opset {have}, which cannot be converted to {request.opset}"
         raise ExportFailed(draft.exporter, reason)
     path = draft.path.with_name(f"{draft.path.stem}-{request.opset}.onnx")
-    return replace(draft, path=lifted.save(path))
-
-
-class _Callable(ModuleType):
-    """`toolkit.export` is this package and the function in it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Exported:
-        return export(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+    return replace(draft, path=converted.save(path))

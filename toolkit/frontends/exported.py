@@ -15,8 +15,9 @@ from toolkit.frontends.request import Axes, Request
 from toolkit.frontends.scratch import Scratch
 from toolkit.ir.model import Model
 from toolkit.ir.tensor_type import dtype_name
-from toolkit.storage import serialize as storage
+from toolkit.storage import serialize
 from toolkit.storage.atomic_write import require_writable, same_file, write_files
+from toolkit.targets import DEFAULT_TARGET
 from toolkit.verification.framework import Proof
 
 if TYPE_CHECKING:
@@ -125,8 +126,8 @@ class Exported:
     def to_bytes(self, name: str | None = None) -> bytes:
         """The model as one serialized ModelProto, with all weights inside."""
         graph = self.only if name is None else self.graphs[name]
-        chunks = storage.inflate(graph.result.to_proto(), graph.result.weights)
-        if storage.size_of(chunks) >= storage.PROTOBUF_LIMIT:
+        chunks = serialize.inflate(graph.result.to_proto(), graph.result.weights)
+        if serialize.size_of(chunks) >= serialize.PROTOBUF_LIMIT:
             raise UsageError("the model is over 2 GiB, which no protobuf holds: save it to a file")
         return b"".join(chunks)
 
@@ -180,7 +181,7 @@ class Exported:
     def optimize(
         self,
         passes: str | Sequence[Pass | str],
-        target: str = "ort-cpu",
+        target: str = DEFAULT_TARGET,
         progress: Callable[[Progress], None] | None = None,
     ) -> Exported:
         """The same with passes run over every graph, proven against the graph as exported.

@@ -19,7 +19,7 @@ from onnx import ModelProto
 
 from toolkit.errors import ToolkitError, UsageError, summarize
 from toolkit.feeds.user_samples import Feed
-from toolkit.frontends.protocol import Draft, InOrder, Plan
+from toolkit.frontends.protocol import AttemptList, Draft, ExportPlan
 from toolkit.frontends.request import Axes, Request, resolve_axes
 from toolkit.frontends.signature import new_names, opened, renamed
 from toolkit.frontends.test_inputs import axes_of, cases_from, resized, sizes_in
@@ -30,16 +30,16 @@ Array = NDArray[Any]
 _DEFAULT_OPSET = 18
 
 
-class Foreign:
+class GenericFrontEnd:
     """The front end of all frameworks that nobody wrote one for."""
 
     name = "export_onnx"
-    answers = ()
+    supports = ()
 
     def takes(self, source: object) -> bool:
         return callable(getattr(source, "export_onnx", None))
 
-    def plan(self, source: Any, request: Request, scratch: Path) -> Plan:
+    def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
         """One graph: with open sizes where the framework takes them, else as it was written."""
         if request.example is None:
             raise UsageError(
@@ -57,10 +57,10 @@ class Foreign:
         inputs, outputs = list(model.graph.feeds), list(model.graph.outputs)
         call = _Call(source, _example_list(request.example, inputs), outputs)
         graph = _Graph(path, exporter, call, inputs, request)
-        return Plan([InOrder("model", list(graph.ways()))])
+        return ExportPlan([AttemptList("model", list(graph.ways()))])
 
 
-FRONT_END = Foreign()
+FRONT_END = GenericFrontEnd()
 
 
 def _written(source: Any, request: Request, scratch: Path) -> Path:

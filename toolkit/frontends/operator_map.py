@@ -18,6 +18,7 @@ from onnx import NodeProto, defs, shape_inference
 
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
+from toolkit.ir.op_traits import VIEWS
 from toolkit.ir.tensor_type import dtype_name, from_proto
 from toolkit.runtime.diagnose import try_kernels
 
@@ -25,7 +26,7 @@ _META = "pkg.torch.onnx."
 _TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
 _NO_MODULE = "_empty_nn_module_stack"
 """What torch writes for operators that it added itself, such as the sizes of inputs."""
-_RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Flatten"})
+_RESHAPING = (*VIEWS, "Expand", "Transpose")
 # `prims.convert_element_type` is not among them: it is how a promotion of types is written out.
 _ASKS_FOR_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
 _ASKS_FOR_SHAPE = re.compile(
@@ -47,7 +48,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OperatorRow:
     """One operator of one module, and the ONNX nodes that it became."""
 
     module: str
@@ -94,7 +95,7 @@ class Row:
 class OperatorMap:
     """The table, the names that lead back to modules, and what changed its type on the way."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[OperatorRow, ...]
     values: dict[str, str]
     """Intermediate values, and the module and operator that they come from."""
     initializers: dict[str, str]
@@ -250,12 +251,12 @@ def _row(
     kinds: Mapping[str, tuple[str, ...]],
     missing: Mapping[str, str],
     types: Mapping[str, str],
-) -> Row:
+) -> OperatorRow:
     nodes = [node for node, _ in members]
     outputs = [next(iter(nd.outputs_of(node)), "") for node in nodes]
     reasons = tuple(dict.fromkeys(missing[name] for name in outputs if name in missing))
     own = {(f.domain, f.name) for f in model.functions}
-    return Row(
+    return OperatorRow(
         module=key[0],
         kind=key[1],
         operator=key[2],

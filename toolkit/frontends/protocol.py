@@ -1,9 +1,16 @@
-"""What a front end hands over: a Plan of Parts, and for each part a Draft to be proven.
+"""The front-end protocol: the types a framework's front end implements and returns.
 
-A front end has a `name`, tells with `takes(source)` whether a source is one of its own, and makes
-a `Plan`. A part is one graph to export. It may know several ways to get there: `attempt` is asked
-for a draft, and asked again with the failures so far when the exporter raised `ExportFailed` or
-the draft did not hold; None means that there is no other way.
+To add a front end (say, JAX), write one module with a class that has
+
+    name                            the value of `--framework`
+    takes(source)                   whether the source belongs to this framework
+    plan(source, request, scratch)  an ExportPlan: one GraphPlan per ONNX graph
+
+and register an instance: in `select.BUILT_IN`, or, from another distribution, under the entry point
+`toolkit.exporters`. `GraphPlan.attempt` returns a Draft, which is verified against the framework.
+It is called again with all failures so far when the exporter raised `ExportFailed` or the draft did
+not match the framework; None means that there is nothing left to try. See `generic.py` for the
+smallest example.
 """
 
 from __future__ import annotations
@@ -22,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class ExportFailed(ToolkitError):
-    """An exporter could not write the graph; `exporter` is the one that failed.
+    """An exporter could not write the graph.
 
-    With `final` there is nothing else to try: the same would happen to every exporter. `dims` are
-    the dynamic dimensions that it could not leave open.
+    `final`: every other exporter would fail in the same way, so none is tried. `dims`: the dynamic
+    dimensions that the exporter could not keep dynamic.
     """
 
     def __init__(
@@ -39,96 +46,99 @@ class ExportFailed(ToolkitError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of inputs to prove with.
+    """One test input of a proof.
 
-    `sizes` are the dynamic dimensions in it, `label` says what is special about its values
-    ("padded on the left", "zeros"), and is empty for usual ones. In a `tied` one many values are
-    equal: outputs that are positions may come in any order, and are not compared.
+    `label` describes unusual values ("padded on the left", "zeros"). In a `tied` case many values
+    are equal, so that integer outputs (positions, as of argmax) are ambiguous and not compared.
     """
 
     feed: Feed
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Sizes of the dynamic dimensions."""
     label: str = ""
     tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A way that did not lead to a proven graph, and why; `proof` if there was a graph at all."""
+    """A failed attempt and its reason; `proof` is set if the exporter wrote a graph at all."""
 
     exporter: str
     reason: str
     proof: Proof | None = None
     dims: frozenset[str] = frozenset()
-    """The dynamic dimensions that it depends on, where it is the sizes."""
+    """The dynamic dimensions whose size decides between success and failure, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An exported graph, not proven yet."""
+    """An exported graph that has not been verified yet."""
 
     path: Path
-    """The .onnx file, in the scratch folder; its external data lie beside it."""
+    """The .onnx file, in the scratch folder, with its external data beside it."""
     reference: Callable[[Feed], Mapping[str, Any]]
-    """Runs the framework: outputs by the names that the graph gives them. It may raise anything for
-    a feed that the model itself refuses."""
+    """Runs the framework and returns outputs by graph output name. May raise any exception for a
+    feed that the model does not support."""
     cases: Sequence[Case]
-    """Feeds at several sizes of every dynamic dimension; the model takes the first for sure."""
+    """Test inputs at several sizes of every dynamic dimension; the model must support the first."""
     exporter: str
-    """What wrote it, in a word or two: "dynamo", "torchscript", "tf2onnx"."""
+    """A short name of the exporter: "dynamo", "torchscript", "tf2onnx"."""
     dynamic: Axes = field(default_factory=dict[str, Mapping[int, str]])
     traced: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The sizes that the dynamic dimensions had when the graph was traced."""
+    """Sizes of the dynamic dimensions at trace time."""
     notes: tuple[str, ...] = ()
 
 
 @runtime_checkable
-class Part(Protocol):
-    """One graph to export, and the ways to do so."""
+class GraphPlan(Protocol):
+    """One graph to export, with the attempts to make."""
 
     @property
     def name(self) -> str:
-        """`model`; or what it is of several: `encoder`, `decoder`, `decoder_with_past`."""
+        """`model`; or, of several graphs, `encoder`, `decoder`, `decoder_with_past`."""
         ...
 
     def attempt(self, failures: Sequence[Failure]) -> Draft | None:
-        """The draft to try next, given what has failed; None when there is nothing left."""
+        """Export once more, given the failures so far; None when nothing is left to try."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class InOrder:
-    """A part whose ways are known beforehand: the first that holds is taken."""
+class AttemptList:
+    """A GraphPlan with a fixed list of attempts; the first verified draft wins."""
 
     name: str
-    ways: Sequence[Callable[[], Draft]]
+    attempts: Sequence[Callable[[], Draft]]
 
     def attempt(self, failures: Sequence[Failure]) -> Draft | None:
-        return self.ways[len(failures)]() if len(failures) < len(self.ways) else None
+        return self.attempts[len(failures)]() if len(failures) < len(self.attempts) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """All graphs of a model, the files that belong beside them, and what is to be said."""
+class ExportPlan:
+    """All graphs of a model, its companion files, and notes for the report."""
 
-    parts: Sequence[Part]
+    graphs: Sequence[GraphPlan]
     companions: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    """Files to copy beside the model, by the name they get there: tokenizer, config."""
+    """Files to copy beside the model (tokenizer, config), by their name there."""
     notes: tuple[str, ...] = ()
 
 
 class FrontEnd(Protocol):
-    """What takes models of one framework; third parties register one under `toolkit.exporters`."""
+    """Exports the models of one framework."""
 
     @property
     def name(self) -> str:
-        """What `--framework` calls it."""
+        """The value of `--framework`."""
         ...
 
     def takes(self, source: object) -> bool:
-        """Whether the source (an object, or a Path) is one of its own; imports nothing large."""
+        """Return whether the source (an object or a Path) belongs to this framework.
+
+        Must not import the framework.
+        """
         ...
 
-    def plan(self, source: Any, request: Request, scratch: Path) -> Plan:
-        """How to export it; `scratch` is an empty folder that lives as long as the result."""
+    def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
+        """Plan the export; `scratch` is an empty folder that lives as long as the result."""
         ...

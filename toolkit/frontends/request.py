@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from toolkit.errors import UsageError
+from toolkit.verification.tolerance import EXPORT_TOLERANCE
 
 Exporter = Literal["auto", "dynamo", "torchscript"]
 
@@ -49,13 +50,13 @@ class Request:
     """Libraries of custom operators that onnxruntime loads for the proof."""
     trust_remote_code: bool = False
     seed: int = 0
-    tolerance: float = 1e-4
+    tolerance: float = EXPORT_TOLERANCE
     """The largest difference allowed, relative to an output's scale."""
     progress: Callable[[str], None] = _silent
     """Told in a few words what is being done."""
 
     def __post_init__(self) -> None:
-        from toolkit.runtime.session import MAX_OPSET
+        from toolkit.runtime import MAX_OPSET
         from toolkit.settings import require_choice
 
         require_choice("exporter", self.exporter, Exporter)

@@ -1,4 +1,4 @@
-"""The folder that exporters write into: there as long as somebody needs a file of it."""
+"""The temporary folder that exporters write into; it lives as long as its files are in use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 class Scratch:
-    """A new folder that goes when the last object that holds this one goes, or the program ends."""
+    """A temporary folder, deleted with the last reference to this object or at program exit."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="toolkit-export-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
     def remove(self) -> None:
-        """Take it away at once."""
+        """Delete the folder now."""
         self._remove()

@@ -1,7 +1,7 @@
-"""Which front end takes a source: those of the entry point `toolkit.exporters`, then our own.
+"""Select the front end for a source: third-party ones (entry point `toolkit.exporters`) first.
 
-A source is a model object, a path, or text: a path, or `module:factory` (also `./file.py:factory`),
-where the factory is called without arguments and returns the model, or the model and its example.
+A source is a model object, a path, or text: a path, or `module:factory` (also `./file.py:factory`).
+The factory takes no arguments and returns the model, or the model and an example of its inputs.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from toolkit.errors import ToolkitError, UsageError, summarize
 from toolkit.frontends.protocol import FrontEnd
 from toolkit.frontends.request import Request
 from toolkit.messages import suggestion
-from toolkit.user_code import get_object, load_file, load_module
+from toolkit.user_code import object_at
 
-GROUP = "toolkit.exporters"
-_BUILT_IN = (
+ENTRY_POINT = "toolkit.exporters"
+BUILT_IN = (
     "toolkit.frontends.transformers:FRONT_END",
     "toolkit.frontends.pytorch:FRONT_END",
     "toolkit.frontends.tensorflow.frontend:FRONT_END",
     "toolkit.frontends.sklearn:FRONT_END",
     "toolkit.frontends.generic:FRONT_END",
 )
-"""In the order in which they are asked; the last takes whatever has an `export_onnx`."""
+"""Built-in front ends in order of precedence; the last takes any object with `export_onnx`."""
 
 _SPECIAL = {
-    "task": "--task names what a transformers checkpoint is for",
-    "exporter": "--exporter chooses between the two of PyTorch",
-    "weights": "--weights are for the model that a PyTorch factory builds",
+    "task": "--task selects the task of a transformers checkpoint",
+    "exporter": "--exporter selects one of PyTorch's two exporters",
+    "weights": "--weights loads a file into the model that a PyTorch factory builds",
     "translations": "--translate is for operators of PyTorch",
 }
-"""What a request may ask that not every front end can answer, with what it is for."""
+"""Request fields that only some front ends support, with their purpose."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The front end that takes a source, and both as they go on from here."""
+class Selected:
+    """A front end, the resolved source, and the request completed with the factory's example."""
 
     front_end: FrontEnd
     source: Any
     request: Request
 
 
-def choose(source: Any, request: Request) -> Chosen:
-    """Find out what `source` is, and who exports it; raises UsageError when nobody does."""
+def select_front_end(source: Any, request: Request) -> Selected:
+    """Resolve `source` and select its front end; raise UsageError if none takes it."""
     available, broken = _available()
     if request.framework is not None:
         available = [_named(request.framework, available, broken)]
@@ -58,7 +58,7 @@ def choose(source: Any, request: Request) -> Chosen:
         source = _resolve(source)
     taker = _taker(source, available)
     if taker is None and isinstance(source, tuple) and len(cast("tuple[Any, ...]", source)) == 2:
-        # what a factory returns: a model and what to call it with
+        # a factory may return (model, example)
         model, example = cast("tuple[Any, Any]", source)
         taker = _taker(model, available)
         if taker is not None:
@@ -66,40 +66,39 @@ def choose(source: Any, request: Request) -> Chosen:
             if request.example is None:
                 request = replace(request, example=example)
     if taker is None:
-        raise UsageError(_nobody(source, available, broken))
-    _require_answers(taker, request)
-    return Chosen(taker, source, request)
+        raise UsageError(_not_taken(source, available, broken))
+    _require_supported(taker, request)
+    return Selected(taker, source, request)
 
 
 def _taker(source: Any, available: Sequence[FrontEnd]) -> FrontEnd | None:
     return next((each for each in available if each.takes(source)), None)
 
 
-def _require_answers(front_end: FrontEnd, request: Request) -> None:
-    """Raise when the request asks for what the front end would pass over in silence.
+def _require_supported(front_end: FrontEnd, request: Request) -> None:
+    """Raise if the request sets a field that the front end would silently ignore.
 
-    `answers` lists what a front end knows of `_SPECIAL`; one of a third party without it is trusted
-    to read all.
+    `supports` lists the `_SPECIAL` fields a front end reads; without it, all are assumed.
     """
-    usual = Request()
-    answers = getattr(front_end, "answers", _SPECIAL)
+    defaults = Request()
+    supports = getattr(front_end, "supports", _SPECIAL)
     for name, purpose in _SPECIAL.items():
-        if name not in answers and getattr(request, name) != getattr(usual, name):
-            raise UsageError(f"{purpose}: it says nothing to the front end {front_end.name}")
+        if name not in supports and getattr(request, name) != getattr(defaults, name):
+            raise UsageError(f"{purpose}: the front end {front_end.name} does not support it")
 
 
-def _nobody(source: Any, available: Sequence[FrontEnd], broken: Sequence[str]) -> str:
+def _not_taken(source: Any, available: Sequence[FrontEnd], broken: Sequence[str]) -> str:
     what = f"'{source}'" if isinstance(source, Path) else f"a {type(source).__name__}"
     names = ", ".join(each.name for each in available)
     hint = "; ".join(["", *broken]) if broken else ""
-    return f"no front end takes {what}: asked were {names}{hint}"
+    return f"no front end takes {what}; available: {names}{hint}"
 
 
 # Sources -----------------------------------------------------------------------------------------
 
 
 def _resolve(text: str) -> Any:
-    """The path or the object that a text names."""
+    """Return the existing path that the text names, or build the object it names."""
     path = Path(text).expanduser()
     if path.exists():
         return path
@@ -111,18 +110,8 @@ def _resolve(text: str) -> Any:
     return build(object_at(text), text)
 
 
-def object_at(text: str) -> object:
-    """What `module:name` or `./file.py:name` names."""
-    address, _, name = text.rpartition(":")
-    if not address or not name or not name.replace(".", "_").isidentifier():
-        raise UsageError(f"'{text}' is not valid: write module:name, or ./file.py:name")
-    is_file = address.endswith(".py") or "/" in address or "\\" in address
-    module = load_file(address) if is_file else load_module(address)
-    return get_object(module, name, address)
-
-
 def build(found: object, address: str) -> Any:
-    """What a factory returns; an object that is no function or class stands for itself."""
+    """Call a factory (function or class); return any other object as it is."""
     import types
 
     if not isinstance(found, (types.FunctionType, type, types.BuiltinFunctionType)):
@@ -133,11 +122,11 @@ def build(found: object, address: str) -> Any:
     except ToolkitError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"factory {address} failed: {summarize(error)}{_place(error)}") from error
+        raise UsageError(f"factory {address} failed: {summarize(error)}{_line(error)}") from error
 
 
-def _place(error: BaseException) -> str:
-    """` (my_model.py, line 7)`: where the user's code raised."""
+def _line(error: BaseException) -> str:
+    """Return the line of the user's code that raised, as ` (my_model.py, line 7)`."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -150,16 +139,16 @@ def _place(error: BaseException) -> str:
 
 
 def _available() -> tuple[list[FrontEnd], list[str]]:
-    """All front ends, third parties' first, and why some could not be loaded."""
+    """Return all front ends, third-party ones first, and why some could not be loaded."""
     found: list[FrontEnd] = []
     broken: list[str] = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+    for entry in sorted(entry_points(group=ENTRY_POINT), key=lambda each: each.name):
         loaded = _load(entry)
         if isinstance(loaded, str):
             broken.append(loaded)
         else:
             found.append(loaded)
-    found += filter(None, map(_built_in, _BUILT_IN))
+    found += filter(None, map(_built_in, BUILT_IN))
     return found, broken
 
 
@@ -168,13 +157,13 @@ def _built_in(address: str) -> FrontEnd | None:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name == module:  # not part of this build
+        if error.name == module:  # excluded from this build
             return None
         raise
 
 
 def _load(entry: EntryPoint) -> FrontEnd | str:
-    """A third party's front end, or why there is none."""
+    """Return a third-party front end, or why it cannot be used."""
     origin = entry.dist.name if entry.dist else entry.module
     try:
         with redirect_stdout(sys.stderr):
@@ -184,7 +173,7 @@ def _load(entry: EntryPoint) -> FrontEnd | str:
         return f"exporter '{entry.name}' of {origin} could not be loaded: {summarize(error)}"
     missing = [part for part in ("name", "takes", "plan") if not hasattr(made, part)]
     if missing:
-        return f"exporter '{entry.name}' of {origin} is none: it has no {', '.join(missing)}"
+        return f"exporter '{entry.name}' of {origin} is not valid: no {', '.join(missing)}"
     return cast("FrontEnd", made)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import UsageError
-from toolkit.feeds.domains import Mask, Occasion
+from toolkit.feeds.domains import FeedVariant, Mask
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import Case
 from toolkit.frontends.request import Axes
@@ -102,9 +102,9 @@ def odd_values(feed: Feed, random: np.random.Generator) -> Iterator[tuple[str, F
     yield "other values", redrawn(feed, random)
     masks = [name for name, value in feed.items() if _is_mask(name, value)]
     for variation, side in enumerate(("right", "left") if masks else ()):
-        occasion = Occasion(random, {}, variation)
+        variant = FeedVariant(random, {}, variation)
         # the same padding in all of them, as a tokenizer makes it
-        drawn = Mask().draw(feed[masks[0]].shape, np.dtype(np.int64), occasion)
+        drawn = Mask().draw(feed[masks[0]].shape, np.dtype(np.int64), variant)
         padded = {n: drawn.astype(feed[n].dtype) for n in masks if feed[n].shape == drawn.shape}
         yield f"padded on the {side}", {**feed, **padded}
     if not any(_is_float(value) for value in feed.values()):

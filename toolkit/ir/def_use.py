@@ -8,7 +8,7 @@ the graph that defines the value; so every graph knows all readers of what it de
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
@@ -77,6 +77,12 @@ class Links(Generic[Scope]):
     def reader_count(self, value: str) -> int:
         """How many nodes of this graph read `value` themselves, however many there are."""
         return len(self._readers.get(value, ()))
+
+    def sole_user(self, value: str) -> NodeProto | None:
+        """Return the node that reads `value`, once, if nothing else does: no output, no capture."""
+        if self.reader_count(value) != 1 or self.use_count(value) != 1:
+            return None
+        return self.users(value)[0]
 
     def is_output(self, value: str) -> bool:
         return value in self._output_names
@@ -186,7 +192,7 @@ class Links(Generic[Scope]):
         del self._nodes[key]
         self._sorted = None
 
-    def _relink(self, node: NodeProto, values: list[str]) -> None:
+    def _relink(self, node: NodeProto, values: Sequence[str]) -> None:
         before = set(nd.inputs_of(node))
         node.input[:] = values
         after = dict.fromkeys(nd.inputs_of(node))
@@ -197,7 +203,7 @@ class Links(Generic[Scope]):
                 self._read(node, name)
         self._sorted = None
 
-    def _reread(self, node: NodeProto, slots: list[int], value: str) -> None:
+    def _reread(self, node: NodeProto, slots: Sequence[int], value: str) -> None:
         """Read `value` in all the slots that one and the same other value has had."""
         before = node.input[slots[0]]
         for slot in slots:
@@ -207,7 +213,7 @@ class Links(Generic[Scope]):
         self._read(node, value)
         self._sorted = None
 
-    def _redefine(self, node: NodeProto, values: list[str]) -> None:
+    def _redefine(self, node: NodeProto, values: Sequence[str]) -> None:
         self._undefine(node)
         node.output[:] = values
         self._define(node)

@@ -11,12 +11,13 @@ graphs as a capture, so `users`, `use_count` and `replace` see through scopes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from toolkit.ir import edits as ed
 from toolkit.ir import node as nd
 from toolkit.ir.def_use import CycleError
 from toolkit.ir.tensor_type import TensorType
@@ -44,8 +45,7 @@ class Graph(Values):
             raise ValueError(f"{nd.label(node)} is in the graph already")
         self._require_free(nd.outputs_of(node))
         self.require_opset(nd.domain_of(node))
-        position = self._place(node, at)
-        self._edit(lambda: self._attach(node, position), lambda: self._detach(node))
+        self._edit(ed.InsertNode(self, node, self._place(node, at)))
         return node
 
     def remove(self, node: NodeProto) -> None:
@@ -53,13 +53,12 @@ class Graph(Values):
         for name in nd.outputs_of(node):
             if not self.is_unused(name):
                 raise ValueError(f"cannot remove {nd.label(node)}: '{name}' is still used")
-        position = self._position[id(node)]
-        self._edit(lambda: self._detach(node), lambda: self._attach(node, position))
+        self._edit(ed.RemoveNode(self, node, self._position[id(node)]))
 
     def set_inputs(self, node: NodeProto, values: Sequence[str]) -> None:
         old, new = list(node.input), list(values)
         if old != new:
-            self._edit(lambda: self._relink(node, new), lambda: self._relink(node, old))
+            self._edit(ed.SetInputs(self, node, old, new))
 
     def set_outputs(self, node: NodeProto, values: Sequence[str]) -> None:
         """Rename what the node defines; readers are not touched."""
@@ -68,12 +67,12 @@ class Graph(Values):
         old, new = list(node.output), list(values)
         self._require_free(name for name in new if name and name not in old)
         if old != new:
-            self._edit(lambda: self._redefine(node, new), lambda: self._redefine(node, old))
+            self._edit(ed.SetOutputs(self, node, old, new))
 
     def set_op(self, node: NodeProto, op_type: str, domain: str = "") -> None:
-        old = node.op_type, node.domain
         self.require_opset(domain)
-        self._edit(lambda: _set_op(node, op_type, domain), lambda: _set_op(node, *old))
+        old = node.op_type, node.domain
+        self._edit(ed.SetOperator(self, node, old, (op_type, domain)))
 
     def set_attr(self, node: NodeProto, name: str, value: Any) -> None:
         """Set an attribute; None deletes it. Subgraphs are edited as graphs, not through here."""
@@ -81,34 +80,23 @@ class Graph(Values):
         old = NodeProto().attribute
         old.extend(before)
         new = [] if value is None else [helper.make_attribute(name, value)]
-        self._edit(lambda: _set_attr(node, name, new), lambda: _set_attr(node, name, old))
+        self._edit(ed.SetAttribute(self, node, name, old, new))
 
     def set_type(self, value: str, type_: TensorType) -> None:
         """Declare the type of a value, in the written model too."""
         known, annotated = self._types.get(value), self._annotated.get(value)
         declared = self._declared.get(value)
-        if annotated == type_ or (declared is not None and known == type_):
-            return
-
-        def redo() -> None:
-            self._types[value] = self._annotated[value] = type_
-
-        def undo() -> None:
-            _restore(self._types, value, known)
-            _restore(self._annotated, value, annotated)
-
-        self._edit(redo, undo)
+        if annotated != type_ and (declared is None or known != type_):
+            self._edit(ed.SetType(self, value, (known, annotated), (type_, type_)))
 
     def put_initializer(self, tensor: TensorProto) -> None:
         if self.model.ir_version < 4 and tensor.name not in self._input_names:
             self.model.free_initializers()
         old = self._initializers.get(tensor.name)
-
-        self._edit(lambda: self._store(tensor.name, tensor), lambda: self._store(tensor.name, old))
+        self._edit(ed.SetInitializer(self, tensor.name, old, tensor))
 
     def drop_initializer(self, name: str) -> None:
-        tensor = self._initializers[name]
-        self._edit(lambda: self._store(name, None), lambda: self._store(name, tensor))
+        self._edit(ed.SetInitializer(self, name, self._initializers[name], None))
 
     def set_interface(
         self,
@@ -118,15 +106,7 @@ class Graph(Values):
         """Replace the declared inputs or outputs. A pass that does so changes the contract."""
         old = self._inputs, self._outputs
         new = (old[0] if inputs is None else inputs), (old[1] if outputs is None else outputs)
-
-        def put(interface: tuple[list[ValueInfoProto], list[ValueInfoProto]]) -> None:
-            self._hide_outputs()
-            with self._redefining({v.name for v in (*self._inputs, *interface[0])}):
-                self._inputs, self._outputs = interface
-                self._input_names = {v.name for v in self._inputs}
-            self._expose_outputs()
-
-        self._edit(lambda: put(new), lambda: put(old))
+        self._edit(ed.SetInterface(self, old, new))
 
     def require_opset(self, domain: str, version: int = 1) -> None:
         """Import an operator domain unless the model already does."""
@@ -223,6 +203,33 @@ class Graph(Values):
             producers = (self._producers.get(name) for name in dict.fromkeys(read))
             pending.extend(p for p in producers if p is not None)
 
+    def perform(self, edit: ed.GraphEdit) -> None:
+        """Carry out an edit without recording it; the journal calls this."""
+        match edit:
+            case ed.InsertNode():
+                self._attach(edit.node, edit.position)
+            case ed.RemoveNode():
+                self._detach(edit.node)
+            case ed.SetInputs():
+                self._relink(edit.node, edit.after)
+            case ed.SetOperand():
+                self._reread(edit.node, edit.slots, edit.after)
+            case ed.SetOutputs():
+                self._redefine(edit.node, edit.after)
+            case ed.SetOperator():
+                edit.node.op_type, edit.node.domain = edit.after
+            case ed.SetAttribute():
+                _set_attr(edit.node, edit.name, edit.after)
+            case ed.SetInitializer():
+                self._store(edit.value, edit.after)
+            case ed.SetType():
+                _restore(self._types, edit.value, edit.after[0])
+                _restore(self._annotated, edit.value, edit.after[1])
+            case ed.SetData():
+                _restore(self._data, edit.value, edit.after)
+            case ed.SetInterface():
+                self._declare(edit.after)
+
     # -- snapshots
 
     def verify(self) -> None:
@@ -244,13 +251,20 @@ class Graph(Values):
     def _make_children(self, node: NodeProto) -> list[Graph]:
         return [Graph(self.model, g, self, node) for g in nd.graphs_of(node)]
 
-    def _edit(self, redo: Callable[[], None], undo: Callable[[], None]) -> None:
-        self.model.journal.apply(redo, undo)
+    def _edit(self, edit: ed.GraphEdit) -> None:
+        self.model.journal.apply(edit)
 
     def _require_free(self, names: Iterable[str]) -> None:
         for name in names:
             if self.is_defined(name):
                 raise ValueError(f"'{name}' is defined in the graph already; take `fresh`")
+
+    def _declare(self, interface: tuple[list[ValueInfoProto], list[ValueInfoProto]]) -> None:
+        self._hide_outputs()
+        with self._redefining({v.name for v in (*self._inputs, *interface[0])}):
+            self._inputs, self._outputs = interface
+            self._input_names = {v.name for v in self._inputs}
+        self._expose_outputs()
 
     def _store(self, name: str, tensor: TensorProto | None) -> None:
         with self._redefining([name]):
@@ -276,9 +290,7 @@ class Graph(Values):
         if new in node.input:  # the slots of both could not be told apart when it is undone
             self.set_inputs(node, [new if name == old else name for name in node.input])
         else:
-            self._edit(
-                lambda: self._reread(node, slots, new), lambda: self._reread(node, slots, old)
-            )
+            self._edit(ed.SetOperand(self, node, slots, old, new))
 
     def _redirect_output(self, old: str, new: str) -> None:
         if old in self._output_names:
@@ -292,24 +304,13 @@ class Graph(Values):
 
     def _inherit(self, old: str, new: str) -> None:
         """What is known of `old` holds for `new`, if the rewrite is right: undone with it."""
-        type_ = self.type(old) if self.type(new) is None else None
-        contents = self._data.get(old) if new not in self._data else None
-        if type_ is None and contents is None:
-            return
-
-        def redo() -> None:
-            if type_ is not None:
-                self._types[new] = type_
-            if contents is not None:
-                self._data[new] = contents
-
-        def undo() -> None:
-            if type_ is not None:
-                self._types.pop(new, None)
-            if contents is not None:
-                self._data.pop(new, None)
-
-        self._edit(redo, undo)
+        type_ = self.type(old)
+        if type_ is not None and self.type(new) is None:
+            annotated = self._annotated.get(new)
+            self._edit(ed.SetType(self, new, (None, annotated), (type_, annotated)))
+        contents = self._data.get(old)
+        if contents is not None and new not in self._data:
+            self._edit(ed.SetData(self, new, None, contents))
 
 
 class _Silent(Graph):
@@ -322,11 +323,7 @@ class _Silent(Graph):
         return
 
 
-def _set_op(node: NodeProto, op_type: str, domain: str) -> None:
-    node.op_type, node.domain = op_type, domain
-
-
-def _set_attr(node: NodeProto, name: str, replacement: Any) -> None:
+def _set_attr(node: NodeProto, name: str, replacement: Iterable[AttributeProto]) -> None:
     for index in range(len(node.attribute) - 1, -1, -1):
         if node.attribute[index].name == name:
             del node.attribute[index]

@@ -1,28 +1,23 @@
-"""What was changed: every edit with its inverse, grouped into the rewrites that made them.
+"""The journal: every edit since the last commit, grouped into the rewrites that made them.
 
-The journal of a pass is observed, not declared. `seek` moves the model to any point of it, back
-and forth, which is rollback (seek to the start) and bisection (seek to the n-th rewrite) in one.
+`seek` moves the model to any point of the journal, back and forth. That is rollback (seek to the
+start) and bisection (seek to the n-th rewrite) in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One primitive change and its inverse; both must restore the index as well."""
-
-    redo: Callable[[], None]
-    undo: Callable[[], None]
+from toolkit.ir.edits import Edit, inverse, perform
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A group of edits that belong together: rule, site (a value name), first edit.
+    """A group of edits: the rule, its site (a value name) and the index of the first edit.
 
-    Edits before the first `begin` of a pass are an implicit one, which cannot be vetoed.
+    Edits before the first `begin` of a pass form an implicit rewrite, which cannot be vetoed.
     """
 
     rule: str
@@ -38,19 +33,29 @@ class Journal:
         self._edits: list[Edit] = []
         self._rewrites: list[Rewrite] = []
         self._position = 0
+        self._listeners: list[Callable[[Edit], None]] = []
         self._vetoed: set[tuple[str, str]] = set()
         self._vetoed_rules: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._edits)
 
-    def apply(self, redo: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Do an edit and record it. Editing after a `seek` drops what lay ahead."""
+    def apply(self, edit: Edit) -> None:
+        """Perform an edit and record it. Editing after a `seek` drops the edits ahead."""
         if self._position < len(self._edits):
             self._forget_from(self._position)
-        redo()
-        self._edits.append(Edit(redo, undo))
+        self._perform(edit)
+        self._edits.append(edit)
         self._position += 1
+
+    @contextmanager
+    def listening(self, listener: Callable[[Edit], None]) -> Generator[None]:
+        """Call `listener` after every edit in this block; undoing is an edit as well."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def begin(self, rule: str, site: str) -> bool:
         """Open a rewrite; False when this one is vetoed and must not be made."""
@@ -85,15 +90,20 @@ class Journal:
         """Undo or redo edits until exactly the first `position` of them are in force."""
         while self._position > position:
             self._position -= 1
-            self._edits[self._position].undo()
+            self._perform(inverse(self._edits[self._position]))
         while self._position < position:
-            self._edits[self._position].redo()
+            self._perform(self._edits[self._position])
             self._position += 1
 
     def undo_to(self, position: int) -> None:
         """Undo all but the first `position` edits, and forget those that were undone."""
         self.seek(position)
         self._forget_from(position)
+
+    def _perform(self, edit: Edit) -> None:
+        perform(edit)
+        for listener in self._listeners:
+            listener(edit)
 
     def _forget_from(self, position: int) -> None:
         del self._edits[position:]

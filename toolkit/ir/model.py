@@ -11,10 +11,11 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 
 from toolkit.errors import ModelError, UsageError
 from toolkit.ir import node as nd
+from toolkit.ir.edits import SetModel
 from toolkit.ir.graph import Graph
 from toolkit.ir.journal import Journal
 from toolkit.ir.unshadow import without_shadows
-from toolkit.storage import serialize as storage
+from toolkit.storage import serialize
 from toolkit.storage.weights import Weights, is_external, map_readonly, nbytes, reference
 from toolkit.storage.wire import WireError
 from toolkit.verification.structure import check_proto
@@ -51,7 +52,7 @@ class Model:
         # A link, as in a hub's cache, leads out of its folder: the runtime reads the file itself.
         real = path.resolve() if path.is_symlink() else path
         try:
-            proto = ModelProto.FromString(storage.strip(view, real.name))
+            proto = ModelProto.FromString(serialize.strip(view, real.name))
         except (WireError, DecodeError) as error:
             raise ModelError(f"'{path}' is not an ONNX model, or it is truncated") from error
         proto = without_shadows(proto)
@@ -68,7 +69,7 @@ class Model:
         proto = without_shadows(proto)
         _require_model(proto, "the model")
         weights = Weights(Path(folder) if folder is not None else None)
-        return cls(storage.strip_proto(proto, weights), weights)
+        return cls(serialize.strip_proto(proto, weights), weights)
 
     @classmethod
     def of(cls, source: Source) -> Model:
@@ -164,32 +165,17 @@ class Model:
 
     def set_opset(self, domain: str, version: int | None) -> None:
         """Set the imported version of a domain; None drops the import."""
-        old = self.opsets.get(domain)
-
-        def put(value: int | None) -> None:
-            if value is None:
-                self.opsets.pop(domain, None)
-            else:
-                self.opsets[domain] = value
-
-        if version != old:
-            self.journal.apply(lambda: put(version), lambda: put(old))
+        opsets = {name: at for name, at in self.opsets.items() if name != domain or version}
+        if version:
+            opsets[domain] = version
+        if opsets != self.opsets:
+            self._set(opsets=opsets)
 
     def set_ir_version(self, version: int) -> None:
-        old = self.ir_version
-
-        def put(value: int) -> None:
-            self.ir_version = value
-
-        self.journal.apply(lambda: put(version), lambda: put(old))
+        self._set(ir_version=version)
 
     def set_functions(self, functions: list[FunctionProto]) -> None:
-        old = self._functions
-
-        def put(value: list[FunctionProto]) -> None:
-            self._functions = value
-
-        self.journal.apply(lambda: put(functions), lambda: put(old))
+        self._set(_functions=functions)
 
     def free_initializers(self) -> None:
         """Lift IR < 4, where every initializer had to be declared as an input, to IR 4."""
@@ -201,14 +187,16 @@ class Model:
 
     def replace(self, proto: ModelProto) -> None:
         """Put a whole new protobuf in this model's place, as one edit."""
-        old = self._state()
-        new_proto = storage.strip_proto(proto, self.weights, known=self.tensors())
-        names = self._names
-        self._adopt(new_proto)
+        old, names = self._state(), self._names
+        self._adopt(serialize.strip_proto(proto, self.weights, known=self.tensors()))
         new = self._state()
         self._names |= names
-        self._restore(old)
-        self.journal.apply(lambda: self._restore(new), lambda: self._restore(old))
+        self.__dict__.update(old)
+        self._set(**new)
+
+    def perform(self, edit: SetModel) -> None:
+        """Carry out an edit without recording it; the journal calls this."""
+        self.__dict__.update(edit.after)
 
     # -- writing
 
@@ -226,14 +214,14 @@ class Model:
     def inlined_proto(self) -> ModelProto:
         """A snapshot with all weights inside, for tools that take nothing else."""
         proto = self.to_proto()
-        chunks = storage.inflate(proto, self.weights)
-        if storage.size_of(chunks) >= storage.PROTOBUF_LIMIT:
+        chunks = serialize.inflate(proto, self.weights)
+        if serialize.size_of(chunks) >= serialize.PROTOBUF_LIMIT:
             raise ModelError("the model is over 2 GiB: it does not fit into one protobuf message")
         return ModelProto.FromString(b"".join(chunks))
 
     def save(self, path: str | os.PathLike[str], external_data: bool = False) -> Path:
         """Write the model: whole or not at all, and never over a file that it is read from."""
-        return storage.save(self.to_proto(), self.weights, Path(path), external_data)
+        return serialize.save(self.to_proto(), self.weights, Path(path), external_data)
 
     # -- internals
 
@@ -256,8 +244,9 @@ class Model:
         names = ("ir_version", "opsets", "_functions", "graph", "trained", "_shell")
         return {name: getattr(self, name) for name in names}
 
-    def _restore(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
+    def _set(self, **after: object) -> None:
+        before = {name: getattr(self, name) for name in after}
+        self.journal.apply(SetModel(self, before, after))
 
 
 Source = str | os.PathLike[str] | ModelProto | Model

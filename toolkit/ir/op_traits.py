@@ -1,10 +1,42 @@
-"""Facts about ONNX's own operators that several parts of the toolkit share."""
+"""Traits of operators: the facts that several parts of the toolkit share, one set per trait.
+
+Names are those of `node.qualified`: plain for ONNX's own operators, `domain::Op` for others. A set
+elsewhere is right only where it says something else: which kernels a runtime has, which operators a
+rewrite was written for.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Container, Mapping
 
 from onnx import NodeProto
 
 from toolkit.ir import node as nd
+
+
+def has_trait(node: NodeProto | None, trait: Container[str]) -> bool:
+    """Whether the node's operator has a trait of this module."""
+    return node is not None and nd.qualified(node) in trait
+
+
+# -- operators that move data
+
+VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators whose result has the elements of the first operand in the same order."""
+
+MOVEMENT = frozenset(
+    (
+        *VIEWS,
+        *("Compress", "DepthToSpace", "Expand", "Gather", "GatherElements", "GatherND", "Identity"),
+        *("ReverseSequence", "Slice", "SpaceToDepth", "Split", "Tile", "Transpose"),
+    )
+)
+"""Operators that only move data: each element of a result is an element of the first operand.
+
+Concat joins several operands, Pad adds a constant, Cast may round: none of them is here.
+"""
+
+# -- operators that compute
 
 RANDOM = (
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
@@ -15,10 +47,10 @@ RANDOM = (
 COMMUTATIVE = frozenset(
     ("Add", "Mul", "And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
 )
-"""Operators of two operands that come in any order."""
+"""Binary operators whose operands may be exchanged."""
 
 COMMUTATIVE_VARIADIC = frozenset(("Max", "Min", "Sum", "Mean"))
-"""Operators of any number of operands in any order; with more than two, another order may round
+"""Variadic operators whose operands may be permuted; with more than two, another order may round
 differently."""
 
 ELEMENTWISE = frozenset(
@@ -31,25 +63,13 @@ ELEMENTWISE = frozenset(
         *("ThresholdedRelu",),
     )
 )
-"""Operators that work on each element of their first input by itself."""
+"""Operators that compute each element of the result from one element of the first operand."""
 
 BROADCASTING = (
     COMMUTATIVE
     | COMMUTATIVE_VARIADIC
-    | {
-        *(
-            "BitShift",
-            "Div",
-            "Greater",
-            "GreaterOrEqual",
-            "Less",
-            "LessOrEqual",
-            "Mod",
-            "Pow",
-            "Sub",
-        ),
-        "Where",
-    }
+    | {"BitShift", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Pow", "Sub"}
+    | {"Where"}
 )
 """Operators that broadcast all of their operands against each other (from opset 8 on).
 
@@ -62,6 +82,91 @@ REDUCTIONS = frozenset(
         *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
     )
 )
+
+CONTROL_FLOW = ("If", "Loop", "Scan")
+RECURRENT = ("GRU", "LSTM", "RNN")
+
+LINEAR = frozenset(
+    (
+        *("Gemm", "MatMul", "MatMulInteger"),
+        *("com.microsoft::FusedMatMul", "com.microsoft::MatMulNBits"),
+    )
+)
+"""Matrix products."""
+
+NORMALIZATIONS = frozenset(
+    (
+        *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
+        *("LayerNormalization", "LpNormalization", "RMSNormalization"),
+        *("SimplifiedLayerNormalization", "com.microsoft::SimplifiedLayerNormalization"),
+        *(
+            "com.microsoft::SkipLayerNormalization",
+            "com.microsoft::SkipSimplifiedLayerNormalization",
+        ),
+    )
+)
+
+# -- quantized operators, by plain name whatever their domain
+
+INTEGER_COMPUTE = frozenset(
+    (
+        *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"),
+        *("QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "DynamicQuantizeMatMul"),
+        *("MatMulIntegerToFloat", "DynamicQuantizeLSTM", "MatMulNBits"),
+    )
+)
+"""Operators that quantize activations or compute with quantized values."""
+
+QUANTIZED_WEIGHTS = INTEGER_COMPUTE | {
+    *("DequantizeLinear", "GatherBlockQuantized", "MatMulBnb4", "MatMulFpQ4")
+}
+"""Operators of `INTEGER_COMPUTE`, and those that take weights stored in fewer bits."""
+
+# -- operators of com.microsoft, about which ONNX's schemas say nothing
+
+PURE_CONTRIB = frozenset(
+    (
+        *("Attention", "BiasGelu", "BiasSplitGelu", "DequantizeBFP", "DequantizeLinear"),
+        *("DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "EmbedLayerNormalization"),
+        *("FastGelu", "FusedConv", "FusedGemm", "FusedMatMul", "FusedMatMulActivation"),
+        *("GatherBlockQuantized", "GatherND", "Gelu", "GemmFastGelu", "GroupNorm"),
+        *("GroupQueryAttention", "Inverse", "MatMulBnb4", "MatMulFpQ4", "MatMulInteger16"),
+        *("MatMulIntegerToFloat", "MatMulNBits", "MaxpoolWithMask", "MultiHeadAttention"),
+        *("NhwcMaxPool", "Pad", "QAttention", "QGemm", "QLinearAdd", "QLinearAveragePool"),
+        *("QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool", "QLinearLeakyRelu"),
+        *("QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax"),
+        *("QLinearWhere", "QuantizeLinear", "QuickGelu", "RelativePositionBias"),
+        *("RemovePadding", "RestorePadding", "RotaryEmbedding", "SkipGroupNorm"),
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SparseToDenseMatMul"),
+        *("Tokenizer", "TransposeMatMul", "Trilu", "Unique", "WordConvEmbedding"),
+    )
+)
+"""Operators that are functions of their inputs and attributes."""
+
+ONE_FLOAT_TYPE = frozenset(
+    f"com.microsoft::{op}"
+    for op in (
+        *("FusedMatMul", "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "MatMulNBits"),
+        *("MultiHeadAttention", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+    )
+)
+"""Operators whose float operands and results all have one type."""
+
+INDICES: Mapping[str, Mapping[int, tuple[int, int]]] = {
+    "NegativeLogLikelihoodLoss": {1: (0, 1)},
+    "SoftmaxCrossEntropyLoss": {1: (0, 1)},
+    "RoiAlign": {2: (0, 0)},
+    "ai.onnx.ml::ArrayFeatureExtractor": {1: (0, -1)},
+    "com.microsoft::EmbedLayerNormalization": {0: (2, 0), 1: (4, 0)},
+}
+"""Operands that index another operand along a fixed axis: {operand: (indexed operand, axis)}."""
+
+PADDING_MASKS: Mapping[str, int] = {
+    "com.microsoft::Attention": 3,
+    "com.microsoft::EmbedLayerNormalization": 7,
+    "com.microsoft::MultiHeadAttention": 4,
+}
+"""The input of each operator that takes a padding mask."""
 
 _TRAINING_MODE = 2
 

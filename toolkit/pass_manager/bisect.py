@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.errors import ToolkitError, UsageError, summarize
+from toolkit.errors import PreconditionFailed, ToolkitError, UsageError, summarize
 from toolkit.ir.journal import Journal, Rewrite
 from toolkit.ir.model import Model
-from toolkit.pass_manager.protocol import Context, Pass
+from toolkit.pass_manager.protocol import Checked, Context, Guarded, Pass
 from toolkit.pass_manager.result import PassResult, Status, Undone
 from toolkit.verification.tolerance import Tolerance
 
@@ -81,15 +81,15 @@ def _run_once(
     failure = _failure(item, model, ctx)
     if failure is not None:
         model.rollback()
-        return _Outcome("reverted", reason=failure)
+        return failure
     if not len(model.journal):
         return _Outcome("unchanged")
-    if ctx.redefined and ctx.judge is not None:
+    if ctx.redefined and ctx.evaluator is not None:
         return _undone_whole(model, ctx, _TOO_LATE)
     places = model.journal.places_by_rule()
     if validator is None:
         return _Outcome("applied", places=places)
-    ctx.tell("proving", 0.0)
+    ctx.progress("proving", 0.0)
     verdict = validator.check(model, item.tolerance, redefined=ctx.redefined)
     if verdict.ok:
         validator.accept(verdict)
@@ -97,7 +97,7 @@ def _run_once(
         return _Outcome("applied", verdict.error, quality=verdict.quality, places=places)
     if ctx.redefined:  # a part of it would give what is neither the one nor the other
         return _undone_whole(model, ctx, verdict.reason, verdict.error)
-    ctx.tell("finding the rewrite that breaks it", 0.0)
+    ctx.progress("finding the rewrite that breaks it", 0.0)
     culprit, of_it = _first_bad(model, validator, item.tolerance, verdict)
     model.rollback()
     if vetoes.add(model.journal, culprit, of_it):
@@ -136,28 +136,35 @@ class _Vetoes:
         return True
 
 
-def _failure(item: Pass, model: Model, ctx: Context) -> str | None:
+def _failure(item: Pass, model: Model, ctx: Context) -> _Outcome | None:
     """Run the pass; what went wrong in one line, or None.
 
     A user's pass may raise anything, and must not take the model down with it. A UsageError is
     not the pass failing but the user asking for something that cannot be: it goes through.
     """
     ctx.notes.clear()
-    ctx.plans.clear()
+    ctx.report.plans.clear()
     ctx.redefined.clear()
     try:
         with _collector_paused():
+            if isinstance(item, Guarded):
+                item.requires(model, ctx)
             item.run(model, ctx)
+            if isinstance(item, Checked):
+                item.ensures(model, ctx)
             if len(model.journal):
                 for graph in model.graphs():
                     graph.require_sound()
     except UsageError:
         raise
+    except PreconditionFailed as error:
+        return _Outcome("skipped", reason=str(error))
     except ToolkitError as error:
-        return str(error)
+        return _Outcome("reverted", reason=str(error))
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{summarize(error)} ({Path(frame.filename).name}, line {frame.lineno})"
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        return _Outcome("reverted", reason=f"{summarize(error)} ({where})")
     return None
 
 

@@ -1,4 +1,4 @@
-"""What passes are: the protocol, and what the pipeline tells a pass beside the model."""
+"""The interface of a pass: its members, its inputs besides the model, and its report."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from toolkit.ir.model import Model
-from toolkit.settings import OpsetLimit, Prefer
+from toolkit.settings import Settings
+from toolkit.targets import Target, find_target
 from toolkit.verification.tolerance import Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.accuracy.evaluator import Judge
+    from toolkit.accuracy.evaluator import Evaluator
     from toolkit.calibrate.data import CalibrationData
     from toolkit.feeds import Feed
-    from toolkit.rewriting.match_failure import Misses
+    from toolkit.quantization.plan import Plan
+    from toolkit.rewriting.match_failure import NearMisses
 
 
 @runtime_checkable
 class Pass(Protocol):
-    """What the pipeline runs. Built-in passes are frozen dataclasses whose fields are options.
+    """A step of the pipeline. Built-in passes are frozen dataclasses whose fields are options.
 
-    A pass that finds nothing more to do when it runs twice may say so with a class variable
-    `idempotent = True`: it is then skipped where nothing has changed since it last ran. One that
-    fuses may say with `cores` what it is after, for `toolkit explain` (see `toolkit.cores`).
+    The members below are required. Optional ones are declared by the protocols `Idempotent`,
+    `Incomparable`, `Guarded`, `Checked` and `rewriting.anchors.Anchored`.
     """
 
     @property
     def name(self) -> str:
-        """How the report calls it."""
+        """The name in the report."""
         ...
 
     @property
     def tolerance(self) -> Tolerance:
-        """How far it may move the outputs."""
+        """The largest error it may introduce."""
         ...
 
     def run(self, model: Model, ctx: Context) -> None:
@@ -41,68 +42,107 @@ class Pass(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Context:
-    """What a pass may know beside the model.
-
-    `misses` records where rules nearly matched. `opset` bounds how far a pass may lift the model
-    where the user did not name an opset to that pass itself. `calibration` are the user's samples,
-    None without any. `floats` is the model as it was before the first pass that quantizes, and
-    `judge` says what others are worth beside it (None when there is nothing to judge by).
-
-    `holds` runs a model on the feeds and says whether it is as close to the original as the pass
-    has to be, for a pass that has to try what it cannot tell; None where nothing is run behind it.
-
-    A pass that changes what an output means, on purpose, says so in `redefined`: what it is to be
-    from now on, given a feed and what it was. It is proven against that, and undone as a whole.
-    What quantizing costs is told beside the floats: such a pass has to come before that.
-
-    `prefer` and `measure` are for passes that choose by speed: whether a smaller model may be
-    slower, and whether to time it on this machine. Plans that passes have applied go into `plans`.
-    A pass that takes long says what it does with `tell`: in words, and which part of it is done.
-    """
-
-    target: str = "ort-cpu"
-    custom_ops: tuple[str, ...] = ()
-    misses: Misses | None = None
-    opset: OpsetLimit = None
-    calibration: CalibrationData | None = None
-    floats: Model | None = None
-    judge: Judge | None = None
-    holds: Callable[[Model], bool] | None = None
-    prefer: Prefer = "speed"
-    measure: bool = True
-    tell: Callable[[str, float], None] = lambda stage, part: None
-    plans: list[Written] = field(default_factory=list["Written"])
-    notes: list[str] = field(default_factory=list[str])
-    redefined: dict[str, Redefinition] = field(default_factory=dict[str, "Redefinition"])
+@runtime_checkable
+class Idempotent(Protocol):
+    """A pass that may say that a second run in a row changes nothing: the pipeline skips it."""
 
     @property
-    def on_runtime(self) -> bool:
-        """Whether the model is for onnxruntime, which has operators of its own."""
-        return self.target.startswith("ort")
+    def idempotent(self) -> bool: ...
+
+
+@runtime_checkable
+class Incomparable(Protocol):
+    """A pass whose result may not be comparable with the original."""
+
+    @property
+    def incomparable(self) -> str:
+        """The reason; empty when the result can be compared."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A pass with a precondition."""
+
+    def requires(self, model: Model, ctx: Context) -> None:
+        """Raise PreconditionFailed when the pass does not apply to the model: it is skipped."""
+        ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A pass with a postcondition."""
+
+    def ensures(self, model: Model, ctx: Context) -> None:
+        """Raise PostconditionFailed when the pass did not do what it promises: it is undone."""
+        ...
+
+
+@dataclass(slots=True)
+class PassReport:
+    """The findings of a pass besides its edits.
+
+    `notes` appear in the report; `plans` are the quantization plans that were applied. `redefined`
+    holds the outputs whose meaning the pass changes on purpose: the new value, given a feed and the
+    old one. The result is verified against that, and undone as a whole. Such a pass must run before
+    anything is quantized.
+    """
+
+    notes: list[str] = field(default_factory=list[str])
+    plans: list[Plan] = field(default_factory=list["Plan"])
+    redefined: dict[str, Redefinition] = field(default_factory=dict[str, "Redefinition"])
+
+
+@dataclass(slots=True)
+class Context:
+    """The inputs of a pass besides the model, and the report it fills in.
+
+    - `calibration`: the user's samples; None without any.
+    - `reference`: the model before the first pass that quantizes.
+    - `evaluator`: compares a quantized model with `reference`; None if nothing can be run.
+    - `holds`: runs a candidate and returns whether it is within the pass's tolerance of the
+      original; None when nothing can be run.
+    - `misses`: the recorder of near misses; None when nobody asks for them.
+    - `progress`: called by long-running passes with a stage in words and the fraction done.
+    """
+
+    settings: Settings = field(default_factory=Settings)
+    calibration: CalibrationData | None = None
+    reference: Model | None = None
+    evaluator: Evaluator | None = None
+    holds: Callable[[Model], bool] | None = None
+    misses: NearMisses | None = None
+    progress: Callable[[str, float], None] = lambda stage, part: None
+    report: PassReport = field(default_factory=PassReport)
+
+    @property
+    def target(self) -> Target:
+        """The runtime that the model is written for."""
+        return find_target(self.settings.target)
+
+    @property
+    def notes(self) -> list[str]:
+        return self.report.notes
+
+    @property
+    def redefined(self) -> dict[str, Redefinition]:
+        return self.report.redefined
 
     def note(self, text: str) -> None:
-        """Say something about this run of the pass; it ends up in the report."""
-        if text not in self.notes:
-            self.notes.append(text)
+        """Add a line to the report, once."""
+        if text not in self.report.notes:
+            self.report.notes.append(text)
 
 
 class Redefinition(Protocol):
-    """What an output is to be, given a feed and the original's answer to it."""
+    """The new meaning of an output, given a feed and the original output."""
 
     def __call__(self, feed: Feed, answer: Any, /) -> Any: ...
 
 
-class Written(Protocol):
-    """What a pass has decided, and can write down: a plan of quantization is one."""
-
-    def to_json(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the pipeline is: pass `index` of `total`, `stage` in words, `part` of it done."""
+    """The position of a run: pass `index` of `total`, `stage` in words, `part` of it done."""
 
     index: int
     total: int

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
-from toolkit.storage import serialize as storage
+from toolkit.storage import serialize
 from toolkit.verification.compare import json_number
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class PassResult:
 
     `rules` counts the rewrites that stayed, by rule, and `places` are the values where they were
     made; `undone` are those that did not hold; `reason` says why a pass was reverted or skipped;
-    `notes` are what the pass itself had to say; `quality` is what the judge said of a model that
-    the pass has quantized.
+    `notes` are what the pass itself had to say; `quality` is the accuracy of a model that the pass
+    has quantized.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ModelStats:
     @classmethod
     def of(cls, model: Model) -> ModelStats:
         return cls(
-            bytes=storage.size_of(storage.inflate(model.to_proto(), model.weights)),
+            bytes=serialize.size_of(serialize.inflate(model.to_proto(), model.weights)),
             nodes=model.node_count(),
             ops=count_ops(model),
         )

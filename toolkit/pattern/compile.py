@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from toolkit.ir import node as nd
-from toolkit.pattern import associative as flat
-from toolkit.pattern import dsl
-from toolkit.pattern import leaf_matchers as leaves
-from toolkit.pattern import op_matchers as operators
+from toolkit.pattern import associative, dsl, leaf_matchers, op_matchers
 from toolkit.pattern.backtracking import UNBOUND, Goals, Search
 from toolkit.pattern.leaf_matchers import Breadth, Heads, Matcher
 from toolkit.pattern.op_matchers import Operands, assign_goal, head
@@ -113,7 +110,7 @@ def _size(pattern: dsl.Pattern, counted: set[int]) -> int:
     counted.add(id(pattern))
     if isinstance(pattern, dsl.Either):
         return max(_size(option, set(counted)) for option in pattern.options)
-    bare = isinstance(pattern, dsl.Flat) and flat.Spec.of(pattern).may_be_bare
+    bare = isinstance(pattern, dsl.Flat) and associative.Spec.of(pattern).may_be_bare
     own = isinstance(pattern, (dsl.Node, dsl.Flat)) and not bare
     return own + sum(_size(part, counted) for part in _parts(pattern))
 
@@ -124,7 +121,7 @@ def _root(pattern: dsl.Pattern, compiler: _Compiler) -> Root:
         core = core.inner
     through: frozenset[str] = frozenset()
     if isinstance(core, dsl.Flat):
-        through = flat.Spec.of(core).operators
+        through = associative.Spec.of(core).operators
         compiler.forbid_bare(core)
     matcher = compiler.compile(pattern, shared=True)
     if matcher.heads is None:
@@ -141,7 +138,7 @@ def _below(pattern: dsl.Pattern, compiler: _Compiler) -> tuple[frozenset[str], .
             parts = pattern.node.inputs
         case dsl.Node():
             parts = pattern.inputs
-        case dsl.Flat() if not flat.Spec.of(pattern).may_be_bare:
+        case dsl.Flat() if not associative.Spec.of(pattern).may_be_bare:
             parts = (*pattern.direct, *pattern.inverse)
         case _:
             parts = ()
@@ -175,17 +172,17 @@ class _Compiler:
     def _compile(self, pattern: dsl.Pattern, shared: bool) -> Matcher:
         match pattern:
             case dsl.Var():
-                return leaves.var(pattern)
+                return leaf_matchers.var(pattern)
             case dsl.Const():
-                return leaves.const(pattern)
+                return leaf_matchers.const(pattern)
             case dsl.Number():
-                return leaves.number(pattern)
+                return leaf_matchers.number(pattern)
             case dsl.Scalar():
-                return leaves.scalar(pattern)
+                return leaf_matchers.scalar(pattern)
             case dsl.Vector():
-                return leaves.vector(pattern)
+                return leaf_matchers.vector(pattern)
             case dsl.Absent():
-                return leaves.absent()
+                return leaf_matchers.absent()
             case dsl.Node():
                 return self._operator(pattern, 0, shared)
             case dsl.Output():
@@ -198,14 +195,14 @@ class _Compiler:
 
     def _operator(self, pattern: dsl.Node, output: int, shared: bool) -> Matcher:
         inputs = [self.compile(part) for part in pattern.inputs]
-        return operators.operator(pattern, output, inputs, shared, self._uses[id(pattern)] > 1)
+        return op_matchers.operator(pattern, output, inputs, shared, self._uses[id(pattern)] > 1)
 
     def _composed(self, pattern: dsl.Pattern, shared: bool) -> Matcher:
         match pattern:
             case dsl.Flat():
                 direct = [self.compile(part) for part in pattern.direct]
                 inverse = [self.compile(part) for part in pattern.inverse]
-                spec = flat.Spec.of(pattern)
+                spec = associative.Spec.of(pattern)
                 bare = None
                 if spec.may_be_bare and id(pattern) in self._never_bare:
                     spec = replace(spec, may_be_bare=False)
@@ -226,7 +223,7 @@ class _Compiler:
 
 
 def _flat(
-    spec: flat.Spec,
+    spec: associative.Spec,
     direct: list[Matcher],
     inverse: list[Matcher],
     bare: Matcher | None,
@@ -235,20 +232,20 @@ def _flat(
     divisors, factors = Operands(inverse), Operands(direct)
 
     def step(s: Search, value: str, rest: Goals) -> Goals:
-        for cut in flat.cuts(s, value, spec):
+        for cut in associative.cuts(s, value, spec):
             mark = len(s.trail)
-            if flat.enter(s, value, cut, shared) and s.solve(goals(s, value, cut, rest)):
+            if associative.enter(s, value, cut, shared) and s.solve(goals(s, value, cut, rest)):
                 return None
             s.undo(mark)
         return s.recording and s.fail(value, f"expected {spec.text}, found {s.describe(value)}")
 
-    def goals(s: Search, value: str, cut: flat.Cut, rest: Goals) -> Goals:
+    def goals(s: Search, value: str, cut: associative.Cut, rest: Goals) -> Goals:
         def compare(s: Search, value: str, rest: Goals) -> Goals:
-            return rest if flat.constant_fits(s, value, spec, cut) else False
+            return rest if associative.constant_fits(s, value, spec, cut) else False
 
         if s.recording:  # the constant last: a near miss should tell how far the operands matched
             rest = (compare, value, rest)
-        elif not flat.constant_fits(s, value, spec, cut):
+        elif not associative.constant_fits(s, value, spec, cut):
             return False
         if bare is not None and not cut.nodes:
             return (bare.step, value, rest)
@@ -286,7 +283,7 @@ def _either(options: list[Matcher]) -> Matcher:
 
 def _optional(pattern: dsl.Optional, inner: Matcher, bare: Matcher, shared: bool) -> Matcher:
     """Through the wrapper first, so that `maybe_cast(x)` binds what was cast."""
-    wrappers = frozenset(operators.keys(pattern.wrapper))
+    wrappers = frozenset(op_matchers.keys(pattern.wrapper))
 
     def through(s: Search, value: str, rest: Goals) -> Goals:
         node = s.producer(value)
@@ -318,7 +315,7 @@ def _when(pattern: dsl.When, inner: Matcher) -> Matcher:
     def ask(s: Search, value: str, rest: Goals) -> Goals:
         if pattern.predicate(s.graph, value):
             return rest
-        return s.recording and s.fail(value, leaves.refusal(pattern.why, value), exact=True)
+        return s.recording and s.fail(value, leaf_matchers.refusal(pattern.why, value), exact=True)
 
     def step(s: Search, value: str, rest: Goals) -> Goals:
         return inner.step(s, value, (ask, value, rest))

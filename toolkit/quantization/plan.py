@@ -1,4 +1,4 @@
-"""A plan: which node computes in which numbers. It is data, made by one pass and read by another.
+"""The quantization plan: the number format in which each node computes.
 
 As JSON a user can print it, edit it and feed it back:
 
@@ -11,11 +11,11 @@ As JSON a user can print it, edit it and feed it back:
       {"tensor": "x", "low": -1.5, "high": 2.0},
       {"tensor": "c", "dtype": "int8", "scale": 0.02, "zero": -5}]}
 
-A node is known by its first output, whose name is unique, or else by its own name. What a plan does
-not mention stays in floats. A static node reads tensors that have a range here; `tied` makes what
-it reads and what it makes share one: the least that covers all of theirs.
+A node is identified by its first output, which is unique, or by its name. Nodes that a plan does
+not mention stay float. The tensors of a static node have a range here; with `tied`, its operands
+and results share the least range that covers all of theirs.
 
-Dynamic layers and static ones live in one plan: each pass applies the entries of its scheme.
+One plan can have entries of several schemes; each pass applies those of its own.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 VERSION = 1
 
 RENAMED = "distinct-name"
-"""The rule that gives a node a name of its own, for plans to find it by."""
+"""The rule that makes the name of a node's output unique, so that plans can refer to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one node computes. `axis` is that of the weight's scales; None: one scale for all.
+    """The scheme of one node. `axis` is that of the weight's scales; None: one scale for all.
 
     `block_size` weights along an input's axis share a scale; None: all of them. With
-    `float_result`, a static convolution of single pixels leaves its result in floats.
+    `float_result`, a static 1x1 convolution has a float result.
     """
 
     node: str = ""
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """What tells its node from others."""
+        """The key that identifies the node."""
         return f"output {self.output}" if self.output else f"node {self.node}"
 
     @property
@@ -87,9 +87,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What an activation can hold: a range, or the scale and the zero point themselves.
+    """The range of an activation, or its scale and zero point.
 
-    See `passes.quantize.static.ranges` for how these follow from a range.
+    `toolkit.quantization.qparams` computes the latter from a range.
     """
 
     tensor: str = ""
@@ -103,13 +103,13 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The entries of all nodes that were considered, in the order of the graph; and of tensors."""
+    """The entries of all considered nodes, in graph order, and of tensors."""
 
     entries: tuple[Entry, ...] = ()
     tensors: tuple[TensorEntry, ...] = ()
 
     def find(self, node: NodeProto) -> Entry | None:
-        """What the plan says about a node."""
+        """Return the entry of a node."""
         output = next(iter(nd.outputs_of(node)), "")
         return self._by_output.get(output) or (self._by_name.get(node.name) if node.name else None)
 
@@ -120,15 +120,15 @@ class Plan:
         return tuple(entry for entry in self.entries if entry.scheme == scheme)
 
     def tensor(self, name: str) -> TensorEntry | None:
-        """What the plan says about a tensor."""
+        """Return the entry of a tensor."""
         return self._by_tensor.get(name)
 
     def turned(
         self, which: Iterable[Entry | str], scheme: Scheme = "float", reason: str = ""
     ) -> Plan:
-        """The plan with other schemes for some nodes: entries, or names of outputs or nodes.
+        """Return the plan with other schemes for some nodes, given by entry, output or node name.
 
-        The rest of an entry stays, so that what is turned to float can be turned back.
+        The other fields of an entry stay, so that a node set to float can be set back.
         """
         keys = {entry.key: entry for entry in self.entries}
         chosen: set[str] = set()
@@ -144,7 +144,7 @@ class Plan:
         return replace(self, entries=tuple(turned))
 
     def merged(self, other: Plan) -> Plan:
-        """Both plans in one. Of a node or tensor in both, `other` counts unless it says float."""
+        """Return the union of two plans; `other` takes precedence unless its scheme is float."""
         entries = {entry.key: entry for entry in self.entries}
         for entry in other.entries:
             if entry.scheme != "float" or entry.key not in entries:
@@ -153,7 +153,7 @@ class Plan:
         return Plan(tuple(entries.values()), tuple(tensors.values()))
 
     def to_json(self) -> str:
-        """One entry a line, without what is as usual."""
+        """Return JSON with one entry per line, without fields that have their default."""
         usual = asdict(Entry())
         lines = [
             json.dumps({k: v for k, v in asdict(e).items() if k == "scheme" or v != usual[k]})
@@ -167,7 +167,7 @@ class Plan:
         return "{\n  " + ",\n  ".join(parts) + "\n}\n"
 
     def completed(self, model: Model) -> Plan:
-        """The plan with an entry for each node that it is about, by its output and operator."""
+        """Return the plan with the output and operator of every entry's node."""
         found: dict[str, list[Entry]] = {entry.key: [] for entry in self.entries}
         for node in model.nodes():
             entry = self.find(node)
@@ -178,7 +178,7 @@ class Plan:
         return replace(self, entries=tuple(e for entries in found.values() for e in entries))
 
     def require_known(self, model: Model, source: str = "plan") -> None:
-        """UsageError unless every entry is about a node or a tensor of the model."""
+        """Raise UsageError unless every entry refers to a node or a tensor of the model."""
         nodes = list(model.nodes())
         outputs = {name for node in nodes for name in nd.outputs_of(node)[:1]}
         names = {node.name for node in nodes if node.name}
@@ -212,18 +212,18 @@ class Plan:
 
 
 def note_left(plan: Plan, ctx: Context) -> None:
-    """One line for each reason, with the first of the nodes that it is about."""
+    """Note the nodes that stay float, one line per reason."""
     left = [(e.label, e.reason) for e in plan.entries if e.scheme == "float" and e.reason]
     for line in by_reason(left):
         ctx.note(f"left float: {line}")
 
 
 def as_applied(model: Model, plan: Plan) -> Plan:
-    """The plan with what was not done as float: what cannot be quantized, or did not hold."""
+    """Return the plan with unapplied entries set to float."""
     sites = {
         site
         for rule, places in model.journal.places_by_rule().items()
-        if rule != RENAMED  # which names what has the name no longer
+        if rule != RENAMED  # the old name no longer exists
         for site in places
     }
 
@@ -239,12 +239,14 @@ def as_applied(model: Model, plan: Plan) -> Plan:
 
 
 def _reads_integers(model: Model, output: str) -> bool:
-    """Whether all that a node reads was in 8 bits for others: then nothing of it changes."""
+    """Whether all operands are dequantized for other nodes: then the node needs no change."""
     for graph in model.graphs():
         node = graph.producer(output)
         if node is not None:
-            makers = [graph.producer(name) for name in nd.inputs_of(node)]
-            return bool(makers) and all(nd.is_op(maker, "DequantizeLinear") for maker in makers)
+            producers = [graph.producer(name) for name in nd.inputs_of(node)]
+            return bool(producers) and all(
+                nd.is_op(producer, "DequantizeLinear") for producer in producers
+            )
     return False
 
 

@@ -1,4 +1,4 @@
-"""Plans from JSON. Users edit them: whatever is wrong with one is told in one line."""
+"""Parse plans from JSON; errors are one line, since users edit plans by hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
+from toolkit.quantization.number_format import FORMATS
 from toolkit.quantization.plan import (
     BLOCK_SIZES,
     VERSION,
@@ -38,11 +39,17 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
 _NUMBERS = ("low", "high", "scale")
 _WHOLE = ("axis", "zero")
 _SMALLEST, _LARGEST = 2.0**-126, 3.4e38
-"""Scales that 32-bit floats hold as normal numbers."""
+"""The range of normal positive float32 numbers."""
 
 
-def read_plan(path: Path, model: Model) -> Plan:
-    """A plan from a file, about nodes of this model; UsageError for anything else."""
+def read_plan(source: Path | Plan, model: Model) -> Plan:
+    """Return the plan, read from JSON if it is a path, with its entries completed.
+
+    Raises UsageError unless it refers to nodes and tensors of `model`.
+    """
+    if isinstance(source, Plan):
+        return source.completed(model)
+    path = source
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -57,7 +64,7 @@ def read_plan(path: Path, model: Model) -> Plan:
 
 
 def parse_plan(text: str, source: str = "plan") -> Plan:
-    """What `Plan.to_json` wrote; UsageError, in one line, for anything else."""
+    """Parse the output of `Plan.to_json`; raise UsageError for anything else."""
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -112,16 +119,16 @@ def _tensor(item: Any, where: str) -> TensorEntry:
     if found.low is not None and found.high is not None and found.low > found.high:
         raise UsageError(f"{where}: low {found.low} is above high {found.high}")
     if found.scale is not None:
-        least, most = (0, 255) if found.dtype == "uint8" else (-128, 127)
+        fmt = FORMATS[found.dtype]
         if not _SMALLEST <= found.scale <= _LARGEST:
             raise UsageError(f"{where}: scale {found.scale} is no positive 32-bit float")
-        if found.zero is None or not least <= found.zero <= most:
-            raise UsageError(f"{where}: zero {found.zero} is not in {least}..{most}")
+        if found.zero is None or not fmt.low <= found.zero <= fmt.high:
+            raise UsageError(f"{where}: zero {found.zero} is not in {fmt.low}..{fmt.high}")
     return found
 
 
 def _checked(item: Any, names: list[str], where: str) -> dict[str, Any]:
-    """The object's members, each of its field's kind."""
+    """Return the members of an object after checking their types."""
     if not isinstance(item, dict):
         raise UsageError(f"{where} is not an object")
     given = cast("dict[str, Any]", item)
@@ -149,5 +156,5 @@ def _is_finite(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer beyond the range of floats
         return False

@@ -1,1 +1,1 @@
-"""What results look like on a console. The only place that prints, besides `cli/`."""
+"""Results on a console or an HTML page. Only this package and `cli/` print."""

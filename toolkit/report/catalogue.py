@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 def print_catalogue(out: Console, rows: list[PassInfo]) -> None:
-    """A row for each pass and group."""
-    made = table("pass", "what it does, and its options", ratios=(0, 1))
+    """Print a row for each pass and group."""
+    made = table("pass", "description and options", ratios=(0, 1))
     for row in rows:
         what = Text(f"group: {row.summary}" if row.kind == "group" else row.summary)
         if row.options:
             what.append("\n" + ", ".join(map(_with_default, row.options)), "dim")
         made.add_row(row.name, what, style="red" if row.kind == "broken" else None)
     out.print(made)
-    out.print("\nOne in detail: toolkit passes NAME")
+    out.print("\nFor details: toolkit passes NAME")
 
 
 def print_pass(out: Console, row: PassInfo) -> None:
-    """One of them with its options."""
+    """Print one pass or group with its options."""
     out.print(f"{row.name} ({row.kind}, from {row.origin})", style="bold")
     if row.summary:
         out.print(row.summary)
     if row.kind == "group":
         out.print(
-            "\nAn option given to the group goes to every member that has it, as in: "
+            "\nAn option of the group is passed to every member that has it, as in: "
             f"--passes {row.name}:OPTION=VALUE"
         )
     if not row.options:
@@ -51,7 +51,7 @@ def _with_default(option: OptionInfo) -> str:
 
 
 def _meaning(option: OptionInfo) -> Text:
-    """What an option is for; below it what it takes, and what it is by default."""
+    """Return the description of an option, with its type and default below."""
     default = "(required)" if option.default is None else f"by default {option.default or 'none'}"
-    told = Text(f"{option.doc}\n" if option.doc else "")
-    return told.append(f"{option.type}, {default}", "dim")
+    description = Text(f"{option.doc}\n" if option.doc else "")
+    return description.append(f"{option.type}, {default}", "dim")

@@ -1,4 +1,4 @@
-"""Two models compared, on a console."""
+"""The comparison of two models on a console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_comparison(out: Console, comparison: Comparison, tolerance: float) -> None:
-    """A row for each output, then the verdict."""
+    """Print a row for each output, then the verdict."""
     numbers = ("max |A-B|", "of scale")
     made = table("output", "type", "shape", *numbers, "verdict", right=numbers)
     for row in comparison.per_output:

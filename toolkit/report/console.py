@@ -26,19 +26,19 @@ _STATUS_STYLE: dict[Status, str] = {
 }
 _LABEL_WIDTH = 11
 _NARROW = 72
-"""Columns below which the table of passes does without what its last column tells too."""
+"""Width below which the table of passes omits the number of rewrites, in columns."""
 
 
 def console(stderr: bool = False) -> Console:
-    """A console on which names are just text: no markup or emoji codes are read in them."""
+    """Return a console that prints text literally, without markup or emoji codes."""
     return Console(markup=False, emoji=False, highlight=False, stderr=stderr)
 
 
 def table(*columns: str, right: tuple[str, ...] = (), ratios: tuple[int, ...] = ()) -> Table:
-    """An empty table: the first column is bold, those in `right` hold numbers, unbroken.
+    """Return an empty table: the first column is bold, those in `right` hold unbroken numbers.
 
-    With `ratios` it is as wide as the console: columns with a 0 take what they need, unbroken,
-    and the others share the rest. Names that are too long are broken, never cut.
+    With `ratios` it is as wide as the console: columns with ratio 0 take the width they need, and
+    the others share the rest. Names that are too long are wrapped, never cut.
     """
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, name in enumerate(columns):
@@ -53,17 +53,17 @@ def table(*columns: str, right: tuple[str, ...] = (), ratios: tuple[int, ...] = 
     return made
 
 
-def line(out: Console, label: str, value: str, style: str = "") -> None:
-    """`label     value`, the value wrapped under itself; a single word is never broken."""
-    body = Text(value, style=style)
+def line(out: Console, label: str, value: str, style: str = "", label_style: str = "bold") -> None:
+    """Print `label     value`, the value wrapped under itself; a single word is never broken."""
+    text = Text(value, style=style)
     if " " not in value:
-        head = (f"{label:<{_LABEL_WIDTH}}", "bold")
-        out.print(Text.assemble(head, body, no_wrap=True, overflow="ignore"), soft_wrap=True)
+        head = (f"{label:<{_LABEL_WIDTH}}", label_style)
+        out.print(Text.assemble(head, text, no_wrap=True, overflow="ignore"), soft_wrap=True)
         return
     grid = Table.grid(padding=0)
-    grid.add_column(width=_LABEL_WIDTH, style="bold", no_wrap=True)
+    grid.add_column(width=_LABEL_WIDTH, style=label_style, no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
-    grid.add_row(label, body)
+    grid.add_row(label, text)
     out.print(grid)
 
 
@@ -71,7 +71,10 @@ def line(out: Console, label: str, value: str, style: str = "") -> None:
 
 
 def print_result(out: Console, result: Result, opset: int | None = None) -> None:
-    """The passes, what they changed, before and after, the proof; `opset` is the original's."""
+    """Print the passes, the model before and after, and the proof.
+
+    `opset` is that of the original.
+    """
     print_passes(out, result.passes)
     _print_before_after(out, result.before, result.after)
     lifted = result.model.opsets.get("", opset)
@@ -84,25 +87,21 @@ def print_result(out: Console, result: Result, opset: int | None = None) -> None
 
 
 def print_passes(out: Console, passes: Sequence[PassResult]) -> None:
-    """A row for each pass that did something, the names of the others, and an empty line."""
-    if not passes:
-        return
-    telling = [row for row in passes if _tells(row)]
-    idle = dict.fromkeys(row.name for row in passes if not _tells(row))
-    for row in telling:
-        idle.pop(row.name, None)
-    if telling:
-        out.print(_pass_table(telling, out.width >= _NARROW))
-    for row in telling:
-        _print_notes(out, row)
-    if telling:
+    """Print a row for each pass that changed something, then the names of the others."""
+    active = [row for row in passes if _is_active(row)]
+    if active:
+        out.print(_pass_table(active, out.width >= _NARROW))
+        for row in active:
+            _print_notes(out, row)
         out.print()
-    if idle:
-        line(out, "unchanged", ", ".join(idle), "dim")
+    names = {row.name for row in active}
+    unchanged = dict.fromkeys(row.name for row in passes if row.name not in names)
+    if unchanged:
+        line(out, "unchanged", ", ".join(unchanged), "dim")
 
 
-def _tells(row: PassResult) -> bool:
-    """Whether there is more to say of a pass than that it had nothing to do."""
+def _is_active(row: PassResult) -> bool:
+    """Return whether a pass changed or reported something."""
     return row.status in ("applied", "reverted") or bool(row.undone or row.notes)
 
 
@@ -124,19 +123,16 @@ def _pass_table(passes: Sequence[PassResult], counted: bool) -> Table:
 
 
 def _print_notes(out: Console, row: PassResult) -> None:
-    """Why a pass or a single rewrite was undone, and what a pass had to say."""
+    """Print why a pass or a single rewrite was undone, and the notes of the pass."""
     lines = [(str(undone), "yellow") for undone in row.undone]
     if row.status == "reverted":
         lines.append((f"reverted: {row.reason}", "red"))
     lines += [(note, "") for note in row.notes]
     if lines:
         out.print()
-    for what, style in lines:
-        _note(out, row.name, what, style)
-
-
-def _note(out: Console, name: str, what: str, style: str) -> None:
-    out.print(Padding(Text(f"{name}: ", style="bold") + Text(what, style=style), (0, 0, 0, 1)))
+    for note, style in lines:
+        name = Text(f"{row.name}: ", style="bold")
+        out.print(Padding(name + Text(note, style=style), (0, 0, 0, 1)))
 
 
 def _print_before_after(out: Console, before: ModelStats, after: ModelStats) -> None:
@@ -150,7 +146,7 @@ def _print_before_after(out: Console, before: ModelStats, after: ModelStats) -> 
 
 
 def _changed_ops(before: dict[str, int], after: dict[str, int], most: int = 8) -> str:
-    """`Constant 45 -> 0, Shape 12 -> 1, ...`: the largest changes first."""
+    """Format the changed counts, the largest first: `Constant 45 -> 0, Shape 12 -> 1, ...`."""
     names = [n for n in {**before, **after} if before.get(n, 0) != after.get(n, 0)]
     names.sort(key=lambda n: -abs(before.get(n, 0) - after.get(n, 0)))
     shown = [f"{n} {before.get(n, 0)} -> {after.get(n, 0)}" for n in names[:most]]
@@ -160,43 +156,31 @@ def _changed_ops(before: dict[str, int], after: dict[str, int], most: int = 8) -
 
 @contextmanager
 def progress_bar(wanted: bool) -> Generator[Callable[[Progress], None]]:
-    """A bar on standard error while the pipeline runs; only on a terminal."""
-    out = console(stderr=True)
-    if not wanted or not out.is_terminal:
-        yield lambda _: None
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    what = TextColumn("{task.description}", markup=False)
-    with Bar(BarColumn(24), what, TimeElapsedColumn(), console=out, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
+    """Show the pipeline's progress on standard error, on a terminal only."""
+    with steps_bar(wanted, "loading") as advance:
 
         def show(where: Progress) -> None:
             name = f"{where.name}: " if where.name else ""
-            description = f"{name}{where.stage}"
-            done = where.index + where.part
-            bar.update(task, completed=done, total=where.total, description=description)
+            advance(where.index + where.part, where.total, f"{name}{where.stage}")
 
         yield show
 
 
 @contextmanager
-def steps_bar(wanted: bool, first: str) -> Generator[Callable[[int, int | None, str], None]]:
-    """A bar on standard error for (done, total, what); only on a terminal."""
+def steps_bar(wanted: bool, first: str) -> Generator[Callable[[float, int | None, str], None]]:
+    """Show progress as (done, total, description) on standard error, on a terminal only."""
     out = console(stderr=True)
     if not wanted or not out.is_terminal:
-        yield lambda done, total, what: None
+        yield lambda done, total, description: None
         return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    what = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(24), what, TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=out, transient=True) as bar:
+    label = TextColumn("{task.description}", markup=False)
+    with Bar(BarColumn(24), label, TimeElapsedColumn(), console=out, transient=True) as bar:
         task = bar.add_task(first, total=None)
 
-        def advance(done: int, total: int | None, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
+        def advance(done: float, total: int | None, description: str) -> None:
+            bar.update(task, completed=done, total=total, description=description)
 
         yield advance

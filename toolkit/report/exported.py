@@ -1,4 +1,4 @@
-"""An export on a console: what was written, by which exporter and why, and how it compared."""
+"""An export on a console: its graphs, exporters and proofs, and the operator map."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from toolkit.report.console import line, print_result, table
 
 if TYPE_CHECKING:
     from toolkit.frontends.exported import Exported, ExportedGraph
-    from toolkit.frontends.operator_map import OperatorMap, Row
-    from toolkit.verification.framework import Run
+    from toolkit.frontends.operator_map import OperatorMap, OperatorRow
+    from toolkit.verification.framework import CaseResult
 
 _STYLES = {"equal": "green", "differs": "red", "refused": "red", "skipped": "dim"}
 
 
 def print_exported(out: Console, exported: Exported) -> None:
-    """Every graph with its interface and its proof, then what belongs beside them."""
+    """Print every graph with its signature and proof, then notes and companion files."""
     for graph in exported.graphs.values():
         if len(exported.graphs) > 1:
             out.rule(graph.name, align="left", characters="-")
@@ -73,7 +73,7 @@ def _size(size: object) -> int | str:
     return size if isinstance(size, int) else str(size)
 
 
-def _cells(run: Run) -> tuple[str, str, str, Text]:
+def _cells(run: CaseResult) -> tuple[str, str, str, Text]:
     sizes = ", ".join(f"{name} {size}" for name, size in run.sizes.items()) or "as the example"
     outcome = Text(run.outcome, style=_STYLES[run.outcome])
     if run.outcome == "skipped":
@@ -96,7 +96,7 @@ def _dynamic(graph: ExportedGraph) -> str:
 
 
 def print_map(out: Console, found: OperatorMap) -> None:
-    """A row for each operator of each module, then what changed type or shape on the way."""
+    """Print a row for each operator of each module, then added casts and reshapes."""
     made = table(
         *("module", "operator", "ONNX nodes", "opset", "types", "runs"),
         right=("opset",),
@@ -119,8 +119,8 @@ def print_map(out: Console, found: OperatorMap) -> None:
     out.print()
 
 
-def _runs(row: Row) -> Text:
-    """Where an operator runs: everywhere, in onnxruntime on this machine only, or not at all."""
+def _runs(row: OperatorRow) -> Text:
+    """Return whether an operator runs: everywhere, in onnxruntime only, or not at all."""
     if not row.runs:
         return Text("no", style="red")
     return Text("yes") if row.standard else Text("ort only", style="yellow")

@@ -1,4 +1,4 @@
-"""The facts about a model on a console."""
+"""The contents of a model on a console, for `toolkit inspect`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_METADATA = 60
 
 
 def print_facts(out: Console, facts: ModelFacts, most: int) -> None:
-    """Everything about a model, and the `most` largest of its tensors."""
+    """Print all facts about a model, and its `most` largest tensors."""
     _print_head(out, facts)
     _print_values(out, "input", facts.inputs)
     _print_values(out, "output", facts.outputs)
@@ -77,11 +77,11 @@ def _print_ops(out: Console, facts: ModelFacts) -> None:
 def _print_tensors(out: Console, tensors: list[TensorFacts], most: int) -> None:
     if not tensors or not most:
         return
-    made = table("tensor", "type", "shape", "size", "read by", right=("size",))
+    made = table("tensor", "type", "shape", "size", "used by", right=("size",))
     for tensor in tensors[:most]:
-        readers = ", ".join(tensor.ops) or "nobody"
+        users = ", ".join(tensor.ops) or "none"
         made.add_row(
-            tensor.name, tensor.dtype, text.shape(tensor.shape), text.size(tensor.bytes), readers
+            tensor.name, tensor.dtype, text.shape(tensor.shape), text.size(tensor.bytes), users
         )
     out.print()
     out.print(made)

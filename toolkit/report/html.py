@@ -1,7 +1,7 @@
-"""A report as one HTML page: a view of the JSON report that needs nothing but a browser.
+"""The JSON report as a self-contained HTML page.
 
-No scripts, no fonts, nothing fetched; light or dark as the reader's system is, and readable on a
-phone. Every name comes from a model or from a user's file: all of them are escaped.
+It has no scripts or fonts and loads nothing, follows the system's light or dark mode, and is
+readable on a phone. Names come from models and users' files: all of them are escaped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Opsets = tuple[int | None, int | None]
 
 
 def page(report: _Report, opsets: _Opsets = (None, None)) -> str:
-    """The page of a report as `--json` writes it; `opsets` are those before and after."""
+    """Render a report, as `--json` writes it; `opsets` are those before and after."""
     before, after = report["input"], report["output"]
     title = str(before["path"] or "a model")
     parts = [
@@ -81,7 +81,7 @@ def _subtitle(report: _Report) -> str:
 
 
 def _verdict(report: _Report) -> str:
-    """What was proven, in a colour."""
+    """Render the proof, coloured by its strength."""
     proof = str(report["proof"])
     if report["output"] is None:
         style, word = "bad", ""
@@ -123,28 +123,28 @@ _PASS_COLUMNS = ("", "", "number", "number", "number", "words")
 
 
 def _passes(rows: Sequence[_Report]) -> str:
-    telling = [row for row in rows if _tells(row)]
-    busy = {row["name"] for row in telling}
-    idle = dict.fromkeys(row["name"] for row in rows if row["name"] not in busy)
+    active = [row for row in rows if _is_active(row)]
+    names = {row["name"] for row in active}
+    unchanged = dict.fromkeys(row["name"] for row in rows if row["name"] not in names)
     parts = ["<h2>Passes</h2>"]
-    if telling:
+    if active:
         heads = ("pass", "status", "rewrites", "error", "time", "which")
-        parts.append(_table(heads, map(_pass_cells, telling), _PASS_COLUMNS))
-    items = [_said(row, note) for row in telling for note in row["notes"]]
+        parts.append(_table(heads, map(_pass_cells, active), _PASS_COLUMNS))
+    items = [_note(row, note) for row in active for note in row["notes"]]
     if items:
         parts.append(f"<ul>{''.join(items)}</ul>")
-    if idle:
-        parts.append(f'<p class="dim">unchanged: {_safe(", ".join(idle))}</p>')
+    if unchanged:
+        parts.append(f'<p class="dim">unchanged: {_safe(", ".join(unchanged))}</p>')
     return "\n".join(parts)
 
 
-def _said(row: _Report, note: str) -> str:
+def _note(row: _Report, note: str) -> str:
     style = "bad" if row["status"] == "reverted" else ""
     return f'<li><b>{_safe(row["name"])}</b>: <span class="{style}">{_safe(note)}</span></li>'
 
 
-def _tells(row: _Report) -> bool:
-    """Whether there is more to say of a pass than that it had nothing to do."""
+def _is_active(row: _Report) -> bool:
+    """Return whether a pass changed or reported something."""
     return row["status"] in ("applied", "reverted") or (
         row["status"] == "unchanged" and bool(row["reason"])
     )
@@ -166,7 +166,7 @@ def _pass_cells(row: _Report) -> list[str]:
 
 
 def _operators(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """Counts before and after, the largest changes first, as numbers and as bars."""
+    """Render operator counts before and after, the largest changes first."""
     names = sorted(
         {**before, **after},
         key=lambda name: (-abs(after.get(name, 0) - before.get(name, 0)), -after.get(name, 0)),
@@ -190,10 +190,7 @@ def _bar(kind: str, share: float) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str]) -> str:
-    """A table of cells that are HTML already; it scrolls by itself where it is too wide.
-
-    `kinds` are the style of each column.
-    """
+    """Render a scrollable table of HTML cells; `kinds` are the style classes of its columns."""
     tags = [f' class="{kind}"' if kind else "" for kind in kinds]
 
     def cells(tag: str, row: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers and shapes as text for reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STEP = 1000
 
 
 def size(count: int) -> str:
-    """`95.9 kB`"""
+    """Format a number of bytes: `95.9 kB`."""
     amount, unit = float(count), "B"
     for bigger in ("kB", "MB", "GB", "TB"):
         if amount < _STEP:
@@ -19,7 +19,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 ms`, `12 ms`, `1.3 s`, `2 min 5 s`"""
+    """Format seconds: `0.4 ms`, `12 ms`, `1.3 s`, `2 min 5 s`."""
     if seconds < 0.01:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 1:
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def error(value: float | None) -> str:
-    """`0` for exactly equal, `1.2e-07`, and nothing where nothing was measured."""
+    """Format an error: `1.2e-07`, `0` if exactly equal, empty if not measured."""
     if value is None:
         return ""
     if math.isinf(value):
@@ -40,7 +40,7 @@ def error(value: float | None) -> str:
 
 
 def change(before: int, after: int) -> str:
-    """`(-41 %)`"""
+    """Format a relative change: `(-41 %)`."""
     percent = 100 * (after - before) / before if before else 0.0
     if abs(percent) < 0.05:
         return "(the same)" if before == after else "(about the same)"
@@ -48,14 +48,14 @@ def change(before: int, after: int) -> str:
 
 
 def shape(sizes: Sequence[int | str | None] | None) -> str:
-    """`[batch, 3, ?, 32]`; `[...]` when even the rank is open"""
+    """Format a shape: `[batch, 3, ?, 32]`, or `[...]` if the rank is unknown."""
     if sizes is None:
         return "[...]"
     return f"[{', '.join('?' if s is None else str(s) for s in sizes)}]"
 
 
 def top(counts: Mapping[str, int], most: int) -> str:
-    """`identity 4, no-op cast 2, 3 more`: the largest counts first."""
+    """Format the largest counts: `identity 4, no-op cast 2, 3 more`."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     shown = [f"{name} {count}" for name, count in ordered[:most]]
     rest = len(ordered) - most
@@ -63,5 +63,5 @@ def top(counts: Mapping[str, int], most: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 node`, `2 nodes`"""
+    """Format a count: `1 node`, `2 nodes`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,17 +1,17 @@
-"""Cores: the operators by which something that could be fused is recognized in a graph.
+"""Anchors: the operators that show that a graph contains a fusable computation.
 
-A pass that fuses declares, for each of its rules, the marks of what the rule looks for, and
-`toolkit explain` then accounts for all of them that are left:
+A fusion pass declares anchor paths for each of its rules, and `toolkit explain` accounts for every
+anchor that is left after the pass:
 
-    cores: ClassVar[Cores] = {
+    anchors: ClassVar[Anchors] = {
         "attention": ("Softmax > MatMul",),
         "gelu": ("Erf", "0.044715 > Tanh"),
     }
 
-A mark is an operator, or several on one path: `Softmax > MatMul` is a Softmax that a MatMul reads,
-with at most three other nodes between. A number at its start is a constant that a node on the path
-reads. The core is the first operator of the mark. A rule stands for its variants too: what is said
-of `attention` holds for `attention-with-past`.
+A path is one operator or several: `Softmax > MatMul` is a Softmax that feeds a MatMul, with at most
+three other nodes between them. A number at the start is a constant operand of a node on the path.
+The anchor is the first operator of the path. A rule name covers its variants: `attention` includes
+`attention-with-past`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from onnx import NodeProto
 
@@ -28,56 +28,74 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 
-Cores: TypeAlias = Mapping[str, tuple[str, ...]]
-"""The marks of each rule."""
+Anchors: TypeAlias = Mapping[str, tuple[str, ...]]
+"""The anchor paths of each rule."""
 
 _BETWEEN = 3
-_ROUNDING = 1e-2  # constants may be in half precision
+"""Nodes allowed between two operators of a path."""
+
+_ROUNDING = 1e-2
+"""Relative tolerance for the constant of a path, which may be stored in half precision."""
+
 _MOST_VISITED = 200
+"""Nodes that one search downstream visits at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Core:
-    """A node that marks something to fuse, and the rules (as declared) that are about it."""
+class Anchor:
+    """An anchor node, and the names of the rules that declare it."""
 
     graph: Graph
     node: NodeProto
     rules: tuple[str, ...]
 
 
-def cores_of(item: object) -> Cores:
-    """What a pass declares; nothing for the passes that do not."""
-    return getattr(item, "cores", {})
+@runtime_checkable
+class Anchored(Protocol):
+    """A pass that declares anchor paths for its rules."""
+
+    @property
+    def anchors(self) -> Anchors: ...
+
+
+def anchors_of(item: object) -> Anchors:
+    """Return the anchor paths that a pass declares; none by default."""
+    return item.anchors if isinstance(item, Anchored) else {}
 
 
 def is_about(rule: str, name: str) -> bool:
-    """Whether a rule is the named one or a variant: `attention` names `attention-with-past`."""
+    """Return whether `rule` is `name` or a variant: `attention-with-past` is one of `attention`."""
     return f"-{name}-" in f"-{rule}-"
 
 
-def find_cores(model: Model, declared: Iterable[Cores]) -> list[Core]:
-    """The cores that are in the model, in the order of its nodes, each one once."""
-    marks = [
-        (rule, _Mark.parse(text))
-        for cores in declared
-        for rule, texts in cores.items()
+def find_anchors(model: Model, declared: Iterable[Anchors]) -> list[Anchor]:
+    """Return the anchors in the model, in node order, without duplicates."""
+    paths = [
+        (rule, _AnchorPath.parse(text))
+        for anchors in declared
+        for rule, texts in anchors.items()
         for text in texts
     ]
-    found: list[Core] = []
+    found: list[Anchor] = []
     for graph in model.graphs():
         rules: dict[int, dict[str, None]] = {}
         nodes = graph.nodes
-        for rule, mark in marks:
-            for core in mark.find(graph, nodes):
-                rules.setdefault(id(core), {})[rule] = None
-        found += [Core(graph, node, tuple(rules[id(node)])) for node in nodes if id(node) in rules]
+        for rule, path in paths:
+            for anchor in path.find(graph, nodes):
+                rules.setdefault(id(anchor), {})[rule] = None
+        found += [
+            Anchor(graph, node, tuple(rules[id(node)])) for node in nodes if id(node) in rules
+        ]
     return found
 
 
 def downstream(
     graph: Graph, start: NodeProto, most: int, stop: Iterable[NodeProto] = ()
 ) -> Iterator[tuple[int, NodeProto]]:
-    """What depends on a node, nearest first with its distance; nothing behind those in `stop`."""
+    """Yield the nodes downstream of `start` with their distance, nearest first.
+
+    The search goes up to a distance of `most` and not past the nodes in `stop`.
+    """
     closed = {id(node) for node in stop} - {id(start)}
     pending, seen = deque([(0, start)]), {id(start)}
     while pending:
@@ -94,22 +112,22 @@ def downstream(
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """A parsed mark: a constant that the path starts with, if any, and its operators."""
+class _AnchorPath:
+    """A parsed anchor path: its constant, if any, and its operators."""
 
     constant: float | None
     ops: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> _Mark:
+    def parse(cls, text: str) -> _AnchorPath:
         first, *rest = (step.strip() for step in text.split(">"))
         try:
-            mark = cls(float(first), tuple(rest))
+            path = cls(float(first), tuple(rest))
         except ValueError:
-            mark = cls(None, (first, *rest))
-        if not mark.ops or not all(mark.ops):
-            raise ValueError(f"the mark '{text}' names no operator")
-        return mark
+            path = cls(None, (first, *rest))
+        if not path.ops or not all(path.ops):
+            raise ValueError(f"the anchor path '{text}' names no operator")
+        return path
 
     def find(self, graph: Graph, nodes: list[NodeProto]) -> Iterator[NodeProto]:
         first, *rest = self.ops
@@ -130,7 +148,7 @@ def _leads(graph: Graph, start: NodeProto, ops: list[str]) -> bool:
 
 
 def _reached(graph: Graph, start: NodeProto, op: str) -> Iterator[NodeProto]:
-    """The nodes of this operator behind `start`, and not behind another one of its own kind."""
+    """Yield the `op` nodes downstream of `start`, not past another node of its operator."""
     same = [node for _, node in downstream(graph, start, _BETWEEN + 1) if _alike(node, start)]
     for _, node in downstream(graph, start, _BETWEEN + 1, stop=same):
         if nd.is_op(node, op):

@@ -20,7 +20,7 @@ from toolkit.ir.model import Model
 from toolkit.pattern.backtracking import Search, Stop
 from toolkit.pattern.compile import Root
 from toolkit.pattern.op_matchers import head, heads_above
-from toolkit.rewriting.match_failure import Miss, Misses, NearMiss
+from toolkit.rewriting.match_failure import MatchFailure, NearMiss, NearMisses
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
@@ -41,7 +41,7 @@ def apply_rules(model: Model, rules: Sequence[Rule], ctx: Context | None = None)
 
 def explain(model: Model, rules: Sequence[Rule]) -> list[NearMiss]:
     """Why `rules` do not apply where they nearly would, nearest first. The model stays as it is."""
-    misses = Misses()
+    misses = NearMisses()
     worklist = _Worklist(model, rules, misses)
     for graph in model.graphs():
         for node in graph.nodes:
@@ -50,7 +50,7 @@ def explain(model: Model, rules: Sequence[Rule]) -> list[NearMiss]:
 
 
 class _Worklist:
-    def __init__(self, model: Model, rules: Sequence[Rule], misses: Misses | None) -> None:
+    def __init__(self, model: Model, rules: Sequence[Rule], misses: NearMisses | None) -> None:
         self._model = model
         self._misses = misses
         self._index: dict[str, list[tuple[Rule, Root]]] = {}
@@ -152,10 +152,10 @@ class _Worklist:
             pairs = _pairs(result, outputs, root.output)
             makers = [graph.producer(new) for _, new in pairs]
             _replace(graph, node, pairs)
-        except Miss as miss:
+        except MatchFailure as failure:
             journal.undo_to(start)
             if self._misses is not None:
-                stop = Stop(root.size, 2, outputs[root.output], str(miss) or "not here")
+                stop = Stop(root.size, 2, outputs[root.output], str(failure) or "not here")
                 self._misses.put(rule.name, graph, node, root.size, stop)
             return None
         except Exception as error:
@@ -193,7 +193,7 @@ class _Worklist:
         return list(touched.values())
 
 
-def _announce(rule: Rule, opset: int, misses: Misses) -> None:
+def _announce(rule: Rule, opset: int, misses: NearMisses) -> None:
     """Tell the recorder that a rule is looked for, or why it is not."""
     if rule.covers(opset):
         misses.tried.add(rule.name)
@@ -213,7 +213,7 @@ def _beside(graph: Graph, nodes: Iterable[NodeProto]) -> list[NodeProto]:
 def _pairs(result: object, outputs: list[str], index: int) -> list[tuple[str, str]]:
     """What is to be replaced by what, from the value that a rule's function returned."""
     if result is None:
-        raise Miss
+        raise MatchFailure
     if isinstance(result, str):
         new: tuple[str | None, ...] = (result,)
         old = outputs[index : index + 1]
@@ -234,7 +234,7 @@ def _replace(graph: Graph, root: NodeProto, pairs: list[tuple[str, str]]) -> Non
         if graph.is_output(old) and nd.is_op(root, "Identity"):
             maker = graph.producer(new)
             if maker is None or graph.is_output(new):
-                raise Miss(f"'{old}' needs an Identity to be an output under its own name")
+                raise MatchFailure(f"'{old}' needs an Identity to be an output under its own name")
         graph.replace(old, new)
 
 

@@ -14,7 +14,7 @@ _MOST = 20_000
 """Sites kept by a recorder; a model with more near misses than this tells nothing new by them."""
 
 
-class Miss(Exception):
+class MatchFailure(Exception):
     """Raised by a rule that finds that it does not apply here; the message says why."""
 
 
@@ -34,7 +34,7 @@ class NearMiss:
         return f"{self.rule} at {self.root}: {far}, stopped at {self.node}: {self.reason}"
 
 
-class Misses:
+class NearMisses:
     """A recorder: the nearest miss of every rule at every root that is still there.
 
     `tried` are the rules that were looked for, `left_out` those that are not for such a model,

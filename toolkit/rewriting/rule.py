@@ -9,9 +9,9 @@ The function gets the graph and, by name, what the pattern bound: value names fo
 floats for `number`, NodeProtos for `.named`, attribute values; None for the names of an alternative
 that did not match. It may also ask for `node`, the root, and for `match`, all of it. It returns the
 name of the value that takes the place of the root's output, or a tuple for several outputs (None:
-leave that one). None means: not here; so does `raise Miss("reason")`, with a reason for `explain`.
-Whatever was edited by then is undone. Returning the root's own output says that nodes were edited
-in place.
+leave that one). It declines by returning None or by `raise MatchFailure("reason")`, which `explain`
+reports; its edits are then undone. Returning the root's own output says that nodes were edited in
+place.
 
 A rule is a pass by itself; `Rules` makes one of several.
 """
@@ -30,8 +30,9 @@ from toolkit.ir.model import Model
 from toolkit.pattern.backtracking import Goals, Search
 from toolkit.pattern.compile import Root, compile_roots, names_of
 from toolkit.pattern.dsl import Pattern
+from toolkit.rewriting.anchors import Anchors
 from toolkit.rewriting.driver import RuleError, apply_rules, explain
-from toolkit.rewriting.match_failure import Miss, Misses, NearMiss
+from toolkit.rewriting.match_failure import MatchFailure, NearMiss, NearMisses
 from toolkit.verification.tolerance import EXACT, FLOAT, QUANT, Tolerance
 
 if TYPE_CHECKING:
@@ -39,16 +40,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Match",
+    "MatchFailure",
     "Miss",
-    "Misses",
     "NearMiss",
+    "NearMisses",
     "Rule",
     "RuleError",
+    "RulePass",
     "Rules",
     "apply_rules",
     "explain",
     "rewrite",
 ]
+
+Miss = MatchFailure
+"""The old name of `MatchFailure`, which users' rules may still import."""
 
 Function = Callable[..., "str | Sequence[str | None] | None"]
 Guard = Callable[..., bool]
@@ -161,6 +167,25 @@ class Rules:
 
 
 _WIDTH = (EXACT, FLOAT, QUANT)
+
+
+@dataclass(frozen=True, slots=True)
+class RulePass:
+    """Base class of a pass without options that applies `rules`.
+
+    For a target without a cost table, `onnx_rules` are applied as well.
+    """
+
+    name: ClassVar[str]
+    rules: ClassVar[tuple[Rule, ...]]
+    onnx_rules: ClassVar[tuple[Rule, ...]] = ()
+    tolerance: ClassVar[Tolerance] = FLOAT
+    idempotent: ClassVar[bool] = True
+    anchors: ClassVar[Anchors] = {}
+
+    def run(self, model: Model, ctx: Context) -> None:
+        further = () if ctx.target.has_costs else self.onnx_rules
+        apply_rules(model, (*self.rules, *further), ctx)
 
 
 def rewrite(

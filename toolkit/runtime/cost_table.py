@@ -198,13 +198,15 @@ Progress = Callable[[int, int, str], None]
 
 @runtime_checkable
 class Tunable(Protocol):
-    """A pass that chooses by measured costs. `toolkit tune` finds it by these methods.
-
-    With a class variable `topic` it has a table of its own beside that of spellings, `costs`.
-    """
+    """A pass that chooses by measured costs. `toolkit tune` finds it by these members."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def topic(self) -> str:
+        """The name of its cost table."""
+        ...
 
     def costs_in_use(self) -> tuple[Costs, str]:
         """The table that the pass would use now, and where it is from."""

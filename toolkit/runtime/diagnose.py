@@ -26,16 +26,15 @@ from toolkit.errors import RuntimeRefused
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
 from toolkit.ir.tensor_type import dtype_name
-from toolkit.runtime.session import MAX_IR, MAX_OPSET, Session
+from toolkit.runtime import MAX_IR, MAX_OPSET
+from toolkit.runtime.session import Session
+from toolkit.targets.ort_cpu import TARGET as ORT_CPU
 
 _REFUSALS = {
     "Could not find an implementation for": "onnxruntime has no CPU kernel for it",
     "Type Error: Type": "the operator does not take that type",
 }
 """What the runtime says of an operator that stands alone, and what that means."""
-
-_RUNTIME_DOMAINS = ("com.microsoft", "com.ms.internal.nhwc", "com.microsoft.nchwc")
-"""Domains that onnxruntime brings along and that onnx has no schemas of."""
 
 Types = dict[str, TypeProto]
 
@@ -67,7 +66,7 @@ def _too_new(model: Model) -> Iterator[str]:
 def _unknown_domains(model: Model) -> Iterator[str]:
     """Operators of domains that neither ONNX, nor onnxruntime, nor the model itself defines."""
     functions = {(f.domain, f.name) for f in model.functions}
-    known = {schema.domain for schema in defs.get_all_schemas()} | set(_RUNTIME_DOMAINS)
+    known = {schema.domain for schema in defs.get_all_schemas()} | set(ORT_CPU.domains)
     strangers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for graph in model.graphs():
         for node in graph.nodes:

@@ -2,7 +2,7 @@
 """onnxruntime, and the only module that imports it: a model run as it stands.
 
 The session gets the small protobuf; it maps large tensors from the files that they are in, and
-arrays in memory are lent to it (see `toolkit.supply`).
+arrays in memory are lent to it (see `toolkit.runtime.session_weights`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from onnx import ModelProto, helper
 from toolkit.errors import RuntimeRefused, UsageError, one_line
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
+from toolkit.runtime import MAX_IR
 from toolkit.runtime.session_weights import supply
-
-MAX_OPSET = 26
-MAX_IR = 13
-"""The newest opset and IR version that the runtime loads (onnxruntime 1.31)."""
 
 MOST_PACKED = 1 << 28
 """Bytes of weights that a session may copy where it computes other numbers without it."""
-_LIGHT = 1 << 24
+_LIGHT = 1 << 26
 """Bytes of weights of which a second copy does not count."""
 _IN_INT8 = 4
 """The accuracy level of MatMulNBits at which activations are rounded to int8."""

@@ -1,4 +1,4 @@
-"""Two outputs of a model compared: numbers relative to their scale, everything else as it is."""
+"""Compare two outputs of a model: floats relative to their scale, everything else exactly."""
 
 from __future__ import annotations
 
@@ -10,40 +10,35 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from toolkit.verification.tolerance import (
+    CHANNEL_ELEMENTS,
+    CHANNEL_FLOOR,
+    CHANNEL_SLACK,
+    MIN_SCALE,
+)
+
 Array = NDArray[Any]
-
-_SMALLEST_SCALE = 5e-3
-"""Differences are measured against at least this much. A probability of 1e-6 comes out of 1 - p or
-a sigmoid with an error of one unit in the last place of 1.0, which no tolerance may forbid."""
-
-_CHANNEL_SLACK = 100.0
-_CHANNEL_FLOOR = 1e-5
-_CHANNEL_ELEMENTS = 16
-"""A slice of an output (of so many elements, to have a scale at all) may be off by this many times
-the tolerance relative to its *own* scale, or to this share of the whole output's. One output often
-holds different quantities, as boxes of 600 pixels beside scores of 0.01; by the common scale alone
-the scores could be anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far an output is from its reference."""
+    """The difference between an output and its reference."""
 
     absolute: float
     """max |a - b|"""
     relative: float
-    """The figure that tolerances are about: relative to the scale; inf when not comparable."""
+    """The error that tolerances bound, relative to the scale; inf when not comparable."""
     reason: str = ""
     """Why the two are not comparable."""
     finite: bool = True
-    """Whether there are numbers exactly where the reference has numbers."""
+    """Whether the output is finite wherever the reference is, and has the same infinities."""
 
 
 _EQUAL = Difference(0.0, 0.0)
 
 
 def compare(reference: Any, actual: Any) -> Difference:
-    """The difference between two outputs: tensors, or sequences, maps and optionals of them."""
+    """Compare two outputs: tensors, or sequences, maps and optionals of them."""
     if reference is None or actual is None:
         both = reference is None and actual is None
         return _EQUAL if both else _unequal("one is an empty optional")
@@ -55,15 +50,34 @@ def compare(reference: Any, actual: Any) -> Difference:
 
 
 def worst(differences: Sequence[Difference]) -> Difference:
-    """The largest figures of all, with the first reason."""
+    """Combine differences: the largest errors, with the first reason."""
     reason = next((d.reason for d in differences if d.reason), "")
     absolute = max((d.absolute for d in differences), default=0.0)
     relative = max((d.relative for d in differences), default=0.0)
     return Difference(absolute, relative, reason, all(d.finite for d in differences))
 
 
+def compare_typed(reference: Any, actual: Any) -> Difference:
+    """Compare two outputs as `compare` does, and require equal element types."""
+    expected, found = (getattr(value, "dtype", None) for value in (reference, actual))
+    # strings are objects on one side and fixed-width text on the other
+    if expected != found and not {"O", "U"} >= {np.dtype(d).kind for d in (expected, found) if d}:
+        return _unequal(f"{found} instead of {expected}")
+    return compare(reference, actual)
+
+
+def worst_violation(found: Mapping[str, Difference], limits: Mapping[str, float]) -> str:
+    """Return the output that exceeds its limit by the largest error, in one line; "" if none."""
+    over = {name: d for name, d in found.items() if not d.relative <= limits[name]}
+    if not over:
+        return ""
+    name, bad = max(over.items(), key=lambda item: item[1].relative)
+    figures = f"off by {bad.relative:.1e} of its scale, {limits[name]:.0e} is allowed"
+    return f"output '{name}': {bad.reason or figures}"
+
+
 def json_number(error: float | None) -> float | None:
-    """The figure in JSON, which has no infinity: None where there is nothing to tell."""
+    """Return the number, or None if it is infinite or NaN, which JSON cannot express."""
     return error if error is not None and math.isfinite(error) else None
 
 
@@ -102,7 +116,7 @@ def _compare_arrays(reference: Array, actual: Array) -> Difference:
 
 
 def _is_float(array: Array) -> bool:
-    # bfloat16 and fp8, which are not numpy's own, are known by name only.
+    # bfloat16 and fp8 are not numpy's own types: only their names tell that they are floats
     return array.dtype.kind in "fc" or str(array.dtype).startswith(("bfloat", "float"))
 
 
@@ -130,13 +144,13 @@ def _compare_floats(reference: Array, actual: Array) -> Difference:
     if not math.isfinite(absolute):
         return _unequal("infinities or NaNs where the reference has numbers", finite=False)
     size = np.abs(reference)
-    scale = max(float(np.max(size)), _SMALLEST_SCALE)
+    scale = max(float(np.max(size)), MIN_SCALE)
     relative = absolute / scale
-    floor = max(scale * _CHANNEL_FLOOR, _SMALLEST_SCALE / _CHANNEL_SLACK)
+    floor = max(scale * CHANNEL_FLOOR, MIN_SCALE / CHANNEL_SLACK)
     for axis in {1, reference.ndim - 1} if reference.ndim > 1 else ():
-        if reference.size < _CHANNEL_ELEMENTS * reference.shape[axis]:
+        if reference.size < CHANNEL_ELEMENTS * reference.shape[axis]:
             continue
         others = tuple(i for i in range(reference.ndim) if i != axis)
         by_channel = gap.max(axis=others) / np.maximum(size.max(axis=others), floor)
-        relative = max(relative, float(np.max(by_channel)) / _CHANNEL_SLACK)
+        relative = max(relative, float(np.max(by_channel)) / CHANNEL_SLACK)
     return Difference(absolute, relative)

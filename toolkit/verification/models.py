@@ -1,24 +1,27 @@
-"""`verify`: two models run on the same feeds and compared, output by output."""
+"""`verify`: run two models on the same feeds and compare their outputs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onnx import helper
 
 from toolkit.errors import RuntimeRefused, UsageError
-from toolkit.feeds import Feed, Feeds, Sample
-from toolkit.feeds.generate import Trial
+from toolkit.feeds import Feed, FeedSet, Sample
+from toolkit.feeds.generate import RecordedRun
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model, Source
-from toolkit.ir.tensor_type import dtype_name
+from toolkit.ir.tensor_type import FLOATS, FLOATS_OF_8_BITS, dtype_name
 from toolkit.runtime.session import Session
 from toolkit.verification.compare import Difference, json_number
 from toolkit.verification.reference import Reference
 from toolkit.verification.structure import check_input
+from toolkit.verification.tolerance import VERIFY_TOLERANCE
+
+_FLOATS = FLOATS | FLOATS_OF_8_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class OutputComparison:
     name: str
     dtype: str
     shape: tuple[int, ...] | None
-    """On the first feed; None for what is no tensor."""
+    """The shape on the first feed; None for sequences, maps and optionals."""
     max_abs: float
     max_rel: float
     """Relative to the output's scale; inf when the two are not comparable."""
@@ -38,7 +41,7 @@ class OutputComparison:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How two models compare."""
+    """The result of comparing two models."""
 
     ok: bool
     error: float
@@ -54,15 +57,7 @@ class Comparison:
             "feeds": self.feeds,
             "note": self.note,
             "outputs": [
-                {
-                    "name": o.name,
-                    "dtype": o.dtype,
-                    "shape": None if o.shape is None else list(o.shape),
-                    "max_abs": json_number(o.max_abs),
-                    "max_rel": json_number(o.max_rel),
-                    "ok": o.ok,
-                    "reason": o.reason,
-                }
+                asdict(o) | {"max_abs": json_number(o.max_abs), "max_rel": json_number(o.max_rel)}
                 for o in self.per_output
             ],
         }
@@ -72,15 +67,15 @@ def verify(
     a: Source,
     b: Source,
     *,
-    tolerance: float = 1e-4,
+    tolerance: float = VERIFY_TOLERANCE,
     samples: Sequence[Sample] = (),
     seed: int = 0,
     custom_ops: Sequence[str] = (),
 ) -> Comparison:
-    """Compare `b` with the reference `a` on feeds made for `a` (and on the user's samples).
+    """Compare `b` with the reference `a` on synthetic inputs (and on the user's samples).
 
     Raises UsageError when their inputs or outputs do not correspond, RuntimeRefused when one of
-    them does not run at all.
+    them does not run.
     """
     first, second = _load(a), _load(b)
     _require_same_interface(first.graph, second.graph)
@@ -118,7 +113,7 @@ def _require_same_interface(a: Graph, b: Graph) -> None:
         here, there = a.type(name), b.type(name)
         if here is None or there is None:
             continue
-        if here.dtype != there.dtype and not (_is_float(here.dtype) and _is_float(there.dtype)):
+        if here.dtype != there.dtype and not {here.dtype, there.dtype} <= _FLOATS:
             kinds = f"{dtype_name(here.dtype)} in A, {dtype_name(there.dtype)} in B"
             raise UsageError(f"input '{name}' is {kinds}")
         if here.rank is not None and there.rank is not None and here.rank != there.rank:
@@ -126,45 +121,37 @@ def _require_same_interface(a: Graph, b: Graph) -> None:
 
 
 def _for_second(reference: Reference, graph: Graph) -> Reference:
-    """The reference with its feeds in the second model's types, without those of other sizes."""
-    trials: list[Trial] = []
-    for trial in reference.feeds.trials:
-        feed: Feed = {name: _cast(value, graph, name) for name, value in trial.feed.items()}
+    """Cast the feeds to the second model's types and drop the sizes that it does not declare."""
+    runs: list[RecordedRun] = []
+    for run in reference.feeds.runs:
+        feed: Feed = {name: _cast(value, graph, name) for name, value in run.feed.items()}
         if all(_fits(value, graph, name) for name, value in feed.items()):
-            trials.append(Trial(feed, trial.outputs, trial.sizes))
-    if not trials:
+            runs.append(replace(run, feed=feed))
+    if not runs:
         raise UsageError("B takes none of the input sizes that A was run with; give a --sample")
-    return Reference(reference.outputs, Feeds(trials), reference.unstable)
+    return replace(reference, feeds=FeedSet(runs))
 
 
 def _cast(value: Any, graph: Graph, name: str) -> Any:
     dtype = graph.dtype(name)
-    return value.astype(helper.tensor_dtype_to_np_dtype(dtype)) if _is_float(dtype) else value
+    return value.astype(helper.tensor_dtype_to_np_dtype(dtype)) if dtype in _FLOATS else value
 
 
 def _fits(value: Any, graph: Graph, name: str) -> bool:
-    declared, given = graph.shape(name), _shape_of(value)
+    declared, given = graph.shape(name), getattr(value, "shape", None)
     if declared is None or given is None:
         return True
     return all(not isinstance(d, int) or d == s for d, s in zip(declared, given, strict=True))
 
 
-def _shape_of(value: Any) -> tuple[int, ...] | None:
-    return getattr(value, "shape", None)
-
-
-def _is_float(dtype: int) -> bool:
-    return dtype_name(dtype).startswith(("float", "bfloat"))
-
-
 def _output(
     reference: Reference, name: str, found: Difference, tolerance: float
 ) -> OutputComparison:
-    value = reference.feeds.trials[0].outputs[reference.outputs.index(name)]
+    value = reference.feeds.runs[0].outputs[reference.outputs.index(name)]
     return OutputComparison(
         name=name,
         dtype=str(getattr(value, "dtype", type(value).__name__)),
-        shape=_shape_of(value),
+        shape=getattr(value, "shape", None),
         max_abs=found.absolute,
         max_rel=found.relative,
         ok=found.relative <= tolerance,

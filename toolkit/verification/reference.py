@@ -1,8 +1,8 @@
-"""Reference outputs: what a model answers to a set of feeds, for others to be compared with."""
+"""Reference outputs: the outputs of a model on a set of feeds, to compare other models with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.errors import ToolkitError, summarize
-from toolkit.feeds import Feed, Feeds, Sample, Search, find_feeds
+from toolkit.feeds import Feed, FeedGenerator, FeedSet, Sample, find_feeds
 from toolkit.ir.model import Model
 from toolkit.ir.op_traits import is_random
 from toolkit.runtime.session import Session
 from toolkit.verification.compare import Difference, compare, worst
-from toolkit.verification.tolerance import EXACT
+from toolkit.verification.tolerance import UNSTABLE
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Redefinition
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Feeds and the outputs of one model on them."""
+    """Feeds, and the outputs of one model on them."""
 
     outputs: tuple[str, ...]
-    feeds: Feeds
+    feeds: FeedSet
     unstable: frozenset[str] = frozenset()
-    """Outputs that differ between two runs on the same feed: they cannot be compared."""
+    """Nondeterministic outputs: two runs on the same feed differ. They are not compared."""
     changes: tuple[Mapping[str, Redefinition], ...] = ()
-    """What has been made of the model's answers, one after the other."""
+    """The redefinitions applied to the model's outputs, in order."""
 
     @classmethod
     def of(
@@ -38,95 +38,97 @@ class Reference:
         model: Model,
         samples: Sequence[Sample] = (),
         seed: int = 0,
-        count: int | None = None,
         custom_ops: Sequence[str] = (),
     ) -> Reference:
-        """Run `model` as written. Raises RuntimeRefused when it does not load."""
+        """Run `model` as written; raises RuntimeRefused when it does not load."""
         try:
-            search = Search(model, seed)
+            generator = FeedGenerator(model, seed)
         except Exception:
-            # Malformed operators confuse the search: what the runtime says of them goes first.
+            # Malformed operators may break the analysis: prefer the runtime's error message.
             Session(model, custom_ops=custom_ops)
             raise
         session = Session(model, custom_ops=custom_ops)
-        feeds = find_feeds(model, search, session.run, samples, count)
+        feeds = find_feeds(model, generator, session.run, samples)
         outputs = tuple(model.graph.outputs)
         return cls(outputs, feeds, _unstable(model, outputs, feeds, session))
 
     def redefined(self, changes: Mapping[str, Redefinition]) -> Reference:
-        """The same feeds, with some of the outputs as they are to be instead."""
+        """Return the reference with `changes` applied to its outputs."""
         if not changes:
             return self
-        trials = [
-            replace(t, outputs=self._changed(t.feed, t.outputs, changes)) for t in self.feeds.trials
+        runs = [
+            replace(run, outputs=self._changed(run.feed, run.outputs, changes))
+            for run in self.feeds.runs
         ]
-        feeds = replace(self.feeds, trials=trials)
+        feeds = replace(self.feeds, runs=runs)
         return replace(self, feeds=feeds, changes=(*self.changes, dict(changes)))
 
     def _changed(
-        self, feed: Feed, answers: Sequence[Any], changes: Mapping[str, Redefinition]
+        self, feed: Feed, outputs: Sequence[Any], changes: Mapping[str, Redefinition]
     ) -> list[Any]:
-        """Raises ToolkitError where a pass cannot tell what an output is to be."""
-        found = list(answers)
-        for at, name in enumerate(self.outputs):
+        """Apply the redefinitions to outputs; raises ToolkitError where one of them fails."""
+        changed = list(outputs)
+        for index, name in enumerate(self.outputs):
             if name in changes:
-                try:  # on copies: others are compared with these
-                    found[at] = changes[name](deepcopy(feed), deepcopy(answers[at]))
+                try:  # on copies: a redefinition may write to its arguments
+                    changed[index] = changes[name](deepcopy(feed), deepcopy(outputs[index]))
                 except Exception as error:
                     raise ToolkitError(
-                        f"output '{name}' cannot be what it is to be: {summarize(error)}"
+                        f"output '{name}' cannot be redefined: {summarize(error)}"
                     ) from error
-        return found
+        return changed
 
-    def differences(self, session: Session, original: bool = False) -> dict[str, Difference]:
-        """How far each output of another model is from this one's, over all feeds.
-
-        Of the `original` itself, in another session, what was made of its answers is made again.
-        """
-        return self._compared(session, lambda feed: feed, original)
-
-    def sensitivity(self, session: Session) -> dict[str, Difference]:
-        """How far each output of the same model moves when its inputs are rounded once more."""
-        return self._compared(session, _rounded_anew, original=True)
-
-    def _compared(
-        self, session: Session, given: Callable[[Feed], Feed], original: bool
+    def differences(
+        self, session: Session, original: bool = False, perturbed: bool = False
     ) -> dict[str, Difference]:
+        """Return the difference of each output of a session's model, over all feeds.
+
+        If the session runs the `original` model, its outputs are redefined before the comparison.
+        Inputs may be `perturbed` by one unit in the last place.
+        """
         found: dict[str, list[Difference]] = {}
-        for trial in self.feeds.trials:
-            feed = given(trial.feed)
-            answers = session.run(feed, self.outputs)
+        for run in self.feeds.runs:
+            feed = _perturbed(run.feed) if perturbed else run.feed
+            outputs = session.run(feed, self.outputs)
             for changes in self.changes if original else ():
-                answers = self._changed(feed, answers, changes)
-            for name, expected, actual in zip(self.outputs, trial.outputs, answers, strict=True):
+                outputs = self._changed(feed, outputs, changes)
+            for name, expected, actual in zip(self.outputs, run.outputs, outputs, strict=True):
                 if name not in self.unstable:
                     found.setdefault(name, []).append(compare(expected, actual))
         return {name: worst(each) for name, each in found.items()}
 
 
-def _rounded_anew(feed: Feed) -> Feed:
-    """The floats of a feed, each a unit in the last place up or down, or as it is."""
-    draw = np.random.default_rng(0)
+def _perturbed(feed: Feed) -> Feed:
+    """Move each float of a feed by -1, 0 or 1 units in the last place, at random."""
+    random = np.random.default_rng(0)
 
-    def moved(value: Any) -> Any:
-        known = np.asarray(value)
-        if known.dtype.kind != "f":
+    def perturb(value: Any) -> Any:
+        array = np.asarray(value)
+        if array.dtype.kind != "f":
             return value
-        steps = draw.integers(-1, 2, known.shape) * float(np.finfo(known.dtype).eps)
-        return (known * (1 + steps)).astype(known.dtype)
+        steps = random.integers(-1, 2, array.shape) * float(np.finfo(array.dtype).eps)
+        return (array * (1 + steps)).astype(array.dtype)
 
-    return {name: moved(value) for name, value in feed.items()}
+    return {name: perturb(value) for name, value in feed.items()}
+
+
+def unstable_outputs(
+    first: Mapping[str, Any], again: Mapping[str, Any], threshold: float
+) -> list[str]:
+    """Return the outputs that differ between two runs on the same feed."""
+    return [name for name in first if compare(first[name], again[name]).relative > threshold]
 
 
 def _unstable(
-    model: Model, outputs: Sequence[str], feeds: Feeds, session: Session
+    model: Model, outputs: Sequence[str], feeds: FeedSet, session: Session
 ) -> frozenset[str]:
-    """One feed is run again, to be sure; all of them when the model draws random numbers."""
+    """Rerun one feed to detect nondeterminism; all feeds if the model draws random numbers."""
     random = any(map(is_random, model.nodes()))
     found: set[str] = set()
-    for trial in feeds.trials if random else feeds.trials[:1]:
-        again = session.run(trial.feed)
-        for name, first, second in zip(outputs, trial.outputs, again, strict=True):
-            if compare(first, second).relative > EXACT.relative:
-                found.add(name)
+    for run in feeds.runs if random else feeds.runs[:1]:
+        first, again = (
+            dict(zip(outputs, values, strict=True))
+            for values in (run.outputs, session.run(run.feed))
+        )
+        found.update(unstable_outputs(first, again, UNSTABLE["graph"]))
     return frozenset(found)

@@ -1,9 +1,9 @@
-"""Structure of a model: what is wrong with one that came in, and whether one may go out.
+"""Structural checks of models that were loaded, and of models that a pass has changed.
 
-`check_proto` and `check_input` look for what a user can have wrong in a file (names, domains,
-opsets, tensors, external data) and say it in one line. `check_output` is onnx's own checker with
-type and shape inference, run on a snapshot whose large tensors are replaced by typed placeholders,
-so that no weights are read and none are looked for on disk.
+`check_proto` and `check_input` find defects of a user's file (names, domains, opsets, tensors,
+external data) and report them in one line. `check_output` runs onnx's own checker, with type and
+shape inference, on a snapshot whose large tensors are replaced by typed placeholders, so that no
+weights are read from disk.
 """
 
 from __future__ import annotations
@@ -36,14 +36,6 @@ from toolkit.storage.weights import is_external, nbytes
 if TYPE_CHECKING:
     from toolkit.ir.model import Model
 
-_TYPED_FIELDS = (
-    "float_data",
-    "int32_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-    "string_data",
-)
 _TWO_NUMBERS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
 _Operator = tuple[str, str]
@@ -54,15 +46,15 @@ _Scopes = tuple[set[str], ...]
 
 
 def check_proto(proto: ModelProto) -> None:
-    """Raise ModelError, in one line, for names, domains, opsets or tensors that cannot be.
+    """Raise ModelError, in one line, for invalid names, domains, opsets or tensors.
 
-    Works on the protobuf, because an index over it would keep only one of two equal names. An
-    operator that ONNX does not know is let through: runtimes know some that it does not.
+    It checks the protobuf, because an index over it would keep only one of two equal names.
+    Operators unknown to ONNX pass: a runtime may have them.
     """
     if proto.ir_version > IR_VERSION:
         raise ModelError(
-            f"the model is of IR version {proto.ir_version}, but the newest that the installed "
-            f"onnx knows is {IR_VERSION}; update onnx, or export for an older one"
+            f"the model has IR version {proto.ir_version}, but the installed onnx supports at "
+            f"most {IR_VERSION}; update onnx, or export for an older IR version"
         )
     functions = {(nd.plain_domain(f.domain), f.name) for f in proto.functions}
     known = [f"{f.domain}::{f.name}{f.overload and ':' + f.overload}" for f in proto.functions]
@@ -70,7 +62,7 @@ def check_proto(proto: ModelProto) -> None:
     _require_no_circle(proto.functions)
     opsets = _opsets(proto.opset_import, "the model")
     if not opsets and proto.ir_version < 3:
-        opsets = {"": 1}  # before IR 3 there was no choice
+        opsets = {"": 1}  # before IR version 3 models did not import opsets
     if not opsets:
         raise ModelError("the model imports no operator set: 'opset_import' is empty")
     if not proto.graph.output:
@@ -81,7 +73,7 @@ def check_proto(proto: ModelProto) -> None:
 
 
 def check_input(model: Model) -> None:
-    """Raise ModelError for what shows only in a loaded model: cycles, and external data."""
+    """Raise ModelError for cycles and invalid external data, which need a loaded model."""
     for graph in model.graphs():
         try:
             _ = graph.nodes
@@ -93,7 +85,7 @@ def check_input(model: Model) -> None:
 
 
 class Level(enum.Enum):
-    """How much onnx's checker can ask of a model: some that run have never passed it."""
+    """The strictness of onnx's checker: some models run although they fail the full check."""
 
     FULL = "structure, types and shapes"
     STRUCTURE = "structure"
@@ -101,7 +93,7 @@ class Level(enum.Enum):
 
 
 def strictest_level(model: Model) -> Level:
-    """The most that this model passes: what is asked of it after a pass, no more and no less."""
+    """Return the strictest level that the model passes; passes must keep it."""
     for level in (Level.FULL, Level.STRUCTURE):
         try:
             check_output(model, level)
@@ -112,7 +104,7 @@ def strictest_level(model: Model) -> Level:
 
 
 def check_output(model: Model, level: Level = Level.FULL) -> None:
-    """Raise ModelError unless the model as it stands is well-formed."""
+    """Raise ModelError unless the model is well-formed at this level."""
     try:
         proto = model.to_proto()
     except CycleError as error:
@@ -122,10 +114,10 @@ def check_output(model: Model, level: Level = Level.FULL) -> None:
         return
     replace_large_tensors(proto)
     serialized = proto.SerializeToString()
-    del proto  # the checker parses a copy of its own, and one of two is enough
+    del proto  # the checker parses a copy of its own: keep only one in memory
     try:
         onnx.checker.check_model(serialized, full_check=level is Level.FULL)
-    except Exception as error:  # ValidationError, InferenceError, and RuntimeError from below
+    except Exception as error:  # ValidationError, InferenceError, RuntimeError
         raise ModelError(one_line(error)) from error
 
 
@@ -189,7 +181,7 @@ def _is_defined(name: str, scopes: _Scopes) -> bool:
 
 
 def _define(nodes: Iterable[NodeProto], defined: set[str], around: _Scopes) -> None:
-    """Add what the nodes define to `defined`: each name once, and none that is visible already."""
+    """Add the nodes' outputs to `defined`; raises ModelError for a name that is already visible."""
     for node in nodes:
         for name in node.output:
             if name in defined or _is_defined(name, around):
@@ -211,7 +203,7 @@ def _check_node(
     domain = nd.domain_of(node)
     if domain not in opsets and (domain, node.op_type) not in functions:
         raise ModelError(
-            f"{nd.label(node)} is of the domain '{domain or 'ai.onnx'}', which the model does not "
+            f"{nd.label(node)} has the domain '{domain or 'ai.onnx'}', which the model does not "
             "import"
         )
     for attribute in node.attribute:
@@ -237,22 +229,22 @@ def _opsets(entries: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, 
             raise ModelError(f"{what} imports opset {entry.version} of '{name}': no such opset")
         if not domain and entry.version > newest:
             raise ModelError(
-                f"{what} imports opset {entry.version}, but the newest that the installed onnx "
-                f"knows is {newest}; update onnx, or export for an older opset"
+                f"{what} imports opset {entry.version}, but the installed onnx supports at most "
+                f"{newest}; update onnx, or export for an older opset"
             )
     return opsets
 
 
 def _require_text(graph: GraphProto) -> None:
-    """Protobuf hands out a string that is not UTF-8 as bytes, which fit nowhere."""
+    """Raise ModelError for names that are not UTF-8, which protobuf returns as bytes."""
+    names: list[str] = []
     for value in (*graph.input, *graph.output, *graph.value_info):
         dims = value.type.tensor_type.shape.dim
-        if bytes in map(type, (value.name, *(dim.dim_param for dim in dims))):
-            raise ModelError("the graph has a name that is not text; the file is damaged")
+        names += (value.name, *(dim.dim_param for dim in dims))
     for node in graph.node:
-        names = (node.name, node.op_type, node.domain, *node.input, *node.output)
-        if bytes in map(type, names):
-            raise ModelError("the graph has a name that is not text; the file is damaged")
+        names += (node.name, node.op_type, node.domain, *node.input, *node.output)
+    if bytes in map(type, names):
+        raise ModelError("the graph has a name that is not text; the file is damaged")
 
 
 def _require_distinct(names: list[str], what: str) -> None:
@@ -265,21 +257,21 @@ def _require_distinct(names: list[str], what: str) -> None:
 
 
 def _check_tensor(tensor: TensorProto, what: str) -> None:
-    """The data is there, in the field that belongs to its type, and as much as the shape says."""
+    """Check that the data is in the field that belongs to its type and has the shape's size."""
     if tensor.data_type not in _known_types():
         raise ModelError(f"{what} has the unknown data type {tensor.data_type}")
     if any(size < 0 for size in tensor.dims):
         raise ModelError(f"{what} has a negative size in its shape {list(tensor.dims)}")
     if is_external(tensor):
-        return  # the weights check the reference
+        return  # `check_input` checks external data
     kind = TensorProto.DataType.Name(tensor.data_type)
     shape = f"{kind}{list(tensor.dims)}"
-    filled = [name for name in _TYPED_FIELDS if len(getattr(tensor, name))]
+    filled = [name for name in _typed_fields() if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
         if filled:
             raise ModelError(f"{what} holds its data twice: raw_data and {filled[0]}")
         if tensor.data_type == TensorProto.STRING:
-            raise ModelError(f"{what} is of strings, which cannot be stored as raw_data")
+            raise ModelError(f"{what} holds strings, which cannot be stored as raw_data")
         size = len(tensor.raw_data)
         if size != nbytes(tensor):
             raise ModelError(f"{what} is {shape}, {nbytes(tensor)} bytes, but {size} are stored")
@@ -291,14 +283,14 @@ def _check_tensor(tensor: TensorProto, what: str) -> None:
     field = helper.tensor_dtype_to_field(tensor.data_type)
     if filled != [field]:
         wrong = next(name for name in filled if name != field)
-        raise ModelError(f"{what} is of type {kind}, but its data is stored as {wrong}")
+        raise ModelError(f"{what} has type {kind}, but its data is stored as {wrong}")
     expected, stored = _typed_length(tensor), len(getattr(tensor, field))
     if stored != expected:
         raise ModelError(f"{what} is {shape}, {expected} numbers, but {stored} are stored")
 
 
 def _typed_length(tensor: TensorProto) -> int:
-    """Entries that the tensor's typed field must have; types below a byte are packed into bytes."""
+    """Return the length of the tensor's typed field; types below a byte are packed into bytes."""
     elements = math.prod(tensor.dims)
     if tensor.data_type in _TWO_NUMBERS:
         return 2 * elements
@@ -310,3 +302,8 @@ def _typed_length(tensor: TensorProto) -> int:
 @lru_cache(maxsize=1)
 def _known_types() -> frozenset[int]:
     return frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+
+
+@lru_cache(maxsize=1)
+def _typed_fields() -> list[str]:
+    return sorted({helper.tensor_dtype_to_field(dtype) for dtype in _known_types()})

@@ -1,9 +1,8 @@
-"""Validation: a model after a pass against the original, in structure, interface and numbers.
+"""Validation: compare a model after a pass with the original in structure, interface and outputs.
 
-The reference outputs come from the original, once, before any pass touches it. They are computed
-with onnxruntime's own optimizations off, and so is every check: the graph as it is written. A
-`deployed` check turns them on; what the runtime's optimizations do to the original as well is then
-not held against the result.
+The reference outputs are computed once, from the original, before any pass runs. The reference and
+every check run the graph as written, with onnxruntime's own optimizations off. A `deployed` check
+turns them on and allows for the error that they cause in the original too.
 """
 
 from __future__ import annotations
@@ -17,41 +16,43 @@ from typing import TYPE_CHECKING
 from onnx import ModelProto
 
 from toolkit.errors import ModelError, RuntimeRefused, ToolkitError
-from toolkit.feeds import Feeds, Sample
+from toolkit.feeds import FeedSet, Sample
 from toolkit.ir.model import Model
 from toolkit.ir.signature import Interface
-from toolkit.runtime.session import MAX_IR, Session
-from toolkit.verification.compare import Difference, worst
+from toolkit.runtime import MAX_IR
+from toolkit.runtime.session import Session
+from toolkit.verification.compare import Difference, worst, worst_violation
 from toolkit.verification.reference import Reference
 from toolkit.verification.structure import Level, check_output, strictest_level
-from toolkit.verification.tolerance import EXACT, FLOAT, QUANT, Tolerance, epsilon_of
+from toolkit.verification.tolerance import (
+    AS_DEPLOYED,
+    EXACT,
+    FLOAT,
+    MAX_SENSITIVITY,
+    QUANT,
+    REQUANTIZED,
+    SENSITIVITY,
+    Tolerance,
+    epsilon_of,
+)
 
 if TYPE_CHECKING:
-    from toolkit.accuracy.evaluator import Judge
+    from toolkit.accuracy.evaluator import Evaluator
     from toolkit.accuracy.quality_report import Quality
     from toolkit.pass_manager.protocol import Redefinition
 
+Differences = dict[str, Difference]
+"""The difference of each output, by name."""
+
 _INVALID = ("This is an invalid model", "Type Error")
-"""What onnxruntime says of a model that is wrong, not just beyond it."""
-
-_OWN_ERROR = 2.0
-"""As deployed, a result may be this many times as far off as the original is as deployed."""
-
-_SENSITIVE, _MOST_SENSITIVE = 2.0, 10.0
-"""Another order of operations may move an output by so many times what rounding the inputs of the
-original once more does, up to so many times the tolerance: some feeds meet a model where it is
-steep."""
-
-_ROUNDED_ANEW = 1.25
-"""A quantized model may get this many times as far off when it is rewritten: what lies between two
-integers may fall to the other side."""
+"""Texts in onnxruntime's errors for a model that is invalid rather than unsupported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a model holds. `error` is relative to the outputs' scale, None when nothing ran.
+    """The result of a check. `error` is relative to the outputs' scale, None when nothing ran.
 
-    `quality` is what the judge says of a model that was quantized.
+    `quality` is the accuracy of a quantized model.
     """
 
     ok: bool
@@ -61,13 +62,13 @@ class Verdict:
 
 
 class Validator:
-    """Holds a model's interface and reference outputs, and checks others against them.
+    """The interface and reference outputs of a model, to check other models against.
 
-    With a `judge`, what a pass that quantizes may do to the numbers is for that to say: on made-up
-    inputs such a model must run and give numbers, no more.
+    With an `evaluator`, quantized models are measured by their accuracy; on synthetic inputs they
+    only have to run and return finite outputs.
     """
 
-    judge: Judge | None = None
+    evaluator: Evaluator | None = None
 
     def __init__(
         self,
@@ -76,29 +77,27 @@ class Validator:
         samples: Sequence[Sample] = (),
         seed: int = 0,
         custom_ops: Sequence[str] = (),
-        count: int | None = None,
     ) -> None:
-        """Run the original; `count` is the number of feeds to make up (by default 2 or 3)."""
+        """Run the original on the samples and on synthetic feeds."""
         self._custom_ops = tuple(custom_ops)
-        self._answers_of = partial(
-            Reference.of, samples=samples, seed=seed, count=count, custom_ops=custom_ops
+        self._reference_of = partial(
+            Reference.of, samples=samples, seed=seed, custom_ops=custom_ops
         )
         self._interface = Interface.of(original)
         self._level = strictest_level(original)
         self._ir_version = original.ir_version
         self._weights = original.weights
-        self._as_deployed: _Own | None = None
-        self._sensitivity: _Own | None = None
+        self._original_errors: dict[bool, tuple[Reference, Differences | None]] = {}
         self._drift = 0.0
         self._noise: float | None = None
         self._redefined: set[str] = set()
-        self._does_not_load = self._starts_behind = ""
+        self._does_not_load = self._first_loaded = ""
         try:
-            self._start_from(original, self._answers_of(original))
+            self._start_from(original, self._reference_of(original))
         except RuntimeRefused as refusal:
             _require_valid(original, self._level, refusal)
             self._does_not_load = _why_refused(original, self._custom_ops)
-            self._start_from(original, Reference((), Feeds(refusal=self._does_not_load)))
+            self._start_from(original, Reference((), FeedSet(refusal=self._does_not_load)))
 
     def _start_from(self, model: Model, reference: Reference) -> None:
         self._epsilon = epsilon_of(model)
@@ -106,67 +105,67 @@ class Validator:
         self._reference = self._expected = reference
         self._refusal = reference.feeds.refusal
 
-    def catch_up(self, model: Model, behind: str) -> None:
-        """Where onnxruntime does not load the original, compare with the first model that it does.
+    def catch_up(self, model: Model, pass_name: str) -> None:
+        """If onnxruntime does not load the original, use the first model that it loads instead.
 
-        `behind` is the pass that made this one.
+        `pass_name` is the pass that produced `model`.
         """
-        if not self._does_not_load or self._starts_behind:
+        if not self._does_not_load or self._first_loaded:
             return
         try:
-            self._start_from(model, self._answers_of(model))
+            self._start_from(model, self._reference_of(model))
         except RuntimeRefused:
             return
-        self._starts_behind = behind
+        self._first_loaded = pass_name
 
-    # -- what can be shown
+    # -- reporting
 
     @property
-    def feeds(self) -> Feeds:
-        """The feeds that checks run on; empty when the original does not run."""
+    def feeds(self) -> FeedSet:
+        """The feeds of every check; empty when the original does not run."""
         return self._reference.feeds
 
     @property
     def unstable(self) -> frozenset[str]:
-        """Outputs that cannot be compared: two runs of the original differ in them."""
+        """Nondeterministic outputs, which are not compared."""
         return self._reference.unstable
 
     @property
     def note(self) -> str:
-        """What cannot be checked and why; empty when everything can."""
+        """The limits of the checks and their reasons; empty when everything is checked."""
         if not len(self.feeds):
             return f"not run: {self._refusal}; structure only"
         remarks: list[str] = []
-        if self._starts_behind:
+        if self._first_loaded:
             remarks.append(
-                f"compared from behind {self._starts_behind} on, since the original does not run: "
-                f"{self._does_not_load}"
+                f"compared with the result of {self._first_loaded}, since the original does not "
+                f"run: {self._does_not_load}"
             )
         if self._reference.unstable:
             names = ", ".join(f"'{name}'" for name in sorted(self._reference.unstable))
             remarks.append(f"not compared, since two runs of the original differ: {names}")
         if self._redefined:
             names = ", ".join(f"'{name}'" for name in sorted(self._redefined))
-            remarks.append(f"compared with what a pass has made of it: {names}")
+            remarks.append(f"redefined by a pass: {names}")
         if self._ir_version > MAX_IR:
             remarks.append(
-                f"onnxruntime does not load IR version {self._ir_version} from a file, it was run "
-                f"under {MAX_IR}"
+                f"onnxruntime does not load IR version {self._ir_version} from a file; it was run "
+                f"as version {MAX_IR}"
             )
         return "; ".join(remarks)
 
     def summary(self, error: float, deployed: Verdict) -> str:
-        """What was shown, in one line: the error as written, and what came out as deployed."""
-        weighed = deployed.quality.summary() if deployed.quality is not None else ""
+        """Summarize the final check in one line: the error as written and as deployed."""
+        accuracy = deployed.quality.summary() if deployed.quality is not None else ""
         if not len(self.feeds):
             rest = f"no other inputs were run: {self._refusal}"
-            return f"{weighed}; {rest}" if weighed else self.note
+            return f"{accuracy}; {rest}" if accuracy else self.note
         runs = "1 feed" if len(self.feeds) == 1 else f"{len(self.feeds)} feeds"
         sizes = [f"{s} {', '.join(map(str, found))}" for s, found in self.feeds.sizes.items()]
         where = f"{runs} ({'; '.join(sizes)})" if sizes else runs
         shown = f"error {error:.1e} as written, {deployed.error or 0:.1e} as deployed"
-        if weighed:
-            shown = f"{weighed}; runs and gives numbers"
+        if accuracy:
+            shown = f"{accuracy}; runs, outputs are finite"
         return "; ".join(filter(None, [f"{shown}, on {where}", deployed.reason, self.note]))
 
     # -- checking
@@ -178,9 +177,9 @@ class Validator:
         deployed: bool = False,
         redefined: Mapping[str, Redefinition] | None = None,
     ) -> Verdict:
-        """Whether `model` is well-formed, keeps the interface, and computes the same.
+        """Check that `model` is well-formed, keeps the interface and computes the same outputs.
 
-        That is: what it is to compute, beside what was accepted, where outputs are `redefined`.
+        Outputs that the pass has `redefined` are compared with their new definition.
         """
         try:
             check_output(model, self._level)
@@ -189,8 +188,8 @@ class Validator:
         broken = self._interface.broken_by(model)
         if broken:
             return Verdict(False, None, broken)
-        judged = self.judge is not None and (tolerance is QUANT or self._noise is not None)
-        if not len(self.feeds) and not judged:
+        evaluated = self.evaluator is not None and (tolerance is QUANT or self._noise is not None)
+        if not len(self.feeds) and not evaluated:
             return Verdict(True, None, self.note)
         try:
             expected = self._expected.redefined(redefined or {})
@@ -199,129 +198,109 @@ class Validator:
         try:
             found = expected.differences(Session(model, deployed, self._custom_ops))
         except RuntimeRefused as refusal:
-            if deployed and self._original_as_deployed(expected) is None:
+            if deployed and self._original_error(expected, deployed=True) is None:
                 return Verdict(True, None, "onnxruntime's optimizations break the original too")
             return Verdict(False, None, f"onnxruntime refuses it: {refusal}")
-        if tolerance is QUANT and self.judge is not None:
-            return self._weigh(model, found, self.judge, deployed)
-        if self._noise is not None and self.judge is not None:
-            return self._still(model, found, expected, self.judge, tolerance)
-        # The runtime's optimizations compute in another order, whatever the passes did.
+        if tolerance is QUANT and self.evaluator is not None:
+            return self._evaluate(model, found, self.evaluator, deployed)
+        if self._noise is not None and self.evaluator is not None:
+            return self._check_requantized(model, found, expected, self.evaluator, tolerance)
+        # The runtime's optimizations reorder operations.
         allowed = max(tolerance, FLOAT) if deployed else tolerance
-        return self._judge(found, expected, allowed, deployed)
+        return self._check_errors(found, expected, allowed, deployed)
 
     def accept(self, verdict: Verdict) -> None:
-        """The model is kept as it was checked: the next check starts from how far off it is."""
+        """Record the error of a model that is kept: the next check allows for it."""
         self._drift = verdict.error or 0.0
         if verdict.quality is not None:
             self._noise = verdict.quality.noise
 
     def redefine(self, redefined: Mapping[str, Redefinition]) -> None:
-        """From now on these outputs are to be something else than what the original gives."""
+        """Apply redefinitions to the reference outputs of all further checks."""
         self._expected = self._expected.redefined(redefined)
         self._redefined.update(redefined)
 
-    def _weigh(
-        self, model: Model, found: dict[str, Difference], judge: Judge, deployed: bool
+    def _evaluate(
+        self, model: Model, found: Differences, evaluator: Evaluator, deployed: bool
     ) -> Verdict:
-        """What the judge says of a quantized model that runs and gives numbers."""
+        """Measure the accuracy of a quantized model whose outputs are finite."""
         error = worst(list(found.values())).relative if found else None
         error = error if error is not None and math.isfinite(error) else None
         for name, difference in found.items():
             if not difference.finite:
                 return Verdict(False, error, f"output '{name}': {difference.reason}")
         try:
-            quality = judge.verdict(model, deployed=deployed)
+            quality = evaluator.evaluate(model, deployed=deployed)
         except RuntimeRefused as refusal:
             return Verdict(False, error, f"onnxruntime refuses it: {refusal}")
         return Verdict(quality.ok, error, "" if quality.ok else quality.reason, quality)
 
-    def _still(
+    def _check_requantized(
         self,
         model: Model,
-        found: dict[str, Difference],
+        found: Differences,
         expected: Reference,
-        judge: Judge,
+        evaluator: Evaluator,
         tolerance: Tolerance,
     ) -> Verdict:
-        """Whether a model that was quantized by an earlier pass is as good as it was then."""
+        """Check that a model quantized by an earlier pass is as accurate as it was then."""
         assert self._noise is not None
-        verdict = self._judge(found, expected, tolerance, deployed=False)
+        verdict = self._check_errors(found, expected, tolerance, deployed=False)
         if verdict.ok and found:
             return verdict
-        weighed = self._weigh(model, found, judge, deployed=False)
-        if weighed.quality is None or not weighed.ok:
-            return weighed
-        kept = weighed.quality.noise <= _ROUNDED_ANEW * self._noise
-        reason = verdict.reason or "it is further from the floats than before"
-        return weighed if kept else Verdict(False, weighed.error, reason)
+        evaluated = self._evaluate(model, found, evaluator, deployed=False)
+        if evaluated.quality is None or not evaluated.ok:
+            return evaluated
+        kept = evaluated.quality.noise <= REQUANTIZED * self._noise
+        reason = verdict.reason or "it is further from the float model than before"
+        return evaluated if kept else Verdict(False, evaluated.error, reason)
 
-    def _judge(
-        self,
-        found: dict[str, Difference],
-        expected: Reference,
-        tolerance: Tolerance,
-        deployed: bool,
+    def _check_errors(
+        self, found: Differences, expected: Reference, tolerance: Tolerance, deployed: bool
     ) -> Verdict:
-        # A pass answers for what it adds, not for what those before it were allowed.
+        # A pass answers for the error it adds, not for the error of earlier passes.
         margin = self._drift + EXACT.allowed(self._epsilon)
         allowed = max(tolerance.allowed(self._epsilon), margin if self._drift else 0.0)
         error = worst(list(found.values())).relative
         over = {name: d for name, d in found.items() if d.relative > allowed}
         if over and deployed:
-            own = self._original_as_deployed(expected) or {}
-            limits = {name: _OWN_ERROR * own[name].relative if name in own else 0 for name in over}
-            over = {name: d for name, d in over.items() if d.relative > limits[name]}
+            own = self._original_error(expected, deployed=True) or {}
+            limits = {name: AS_DEPLOYED * d.relative for name, d in own.items()}
+            over = {name: d for name, d in over.items() if d.relative > limits.get(name, 0)}
             if not over:
                 return Verdict(True, error, "no further off than the original, as deployed")
         if over and tolerance is FLOAT:
-            own = self._original_rounded_anew(expected)
-            most = _MOST_SENSITIVE * allowed
-            limits = {name: min(most, _SENSITIVE * own[name].relative) for name in over}
-            over = {name: d for name, d in over.items() if not d.relative <= limits[name]}
+            own = self._original_error(expected, deployed=False) or {}
+            most = MAX_SENSITIVITY * allowed
+            limits = {name: min(most, SENSITIVITY * d.relative) for name, d in own.items()}
+            over = {name: d for name, d in over.items() if not d.relative <= limits.get(name, 0)}
             if not over:
                 return Verdict(True, error, "no further off than its inputs' rounding")
-        if not over:
-            return Verdict(True, error)
-        name, difference = max(over.items(), key=lambda item: item[1].relative)
-        figures = f"off by {difference.relative:.1e} of its scale, {allowed:.0e} is allowed"
-        reason = f"output '{name}': {difference.reason or figures}"
-        return Verdict(False, error if math.isfinite(error) else None, reason)
+        reason = worst_violation(over, dict.fromkeys(over, allowed))
+        return Verdict(not reason, error if math.isfinite(error) else None, reason)
 
-    def _original_as_deployed(self, expected: Reference) -> dict[str, Difference] | None:
-        """What the runtime's optimizations do to the original itself; None when they break it."""
-        if self._as_deployed is None or self._as_deployed.expected is not expected:
+    def _original_error(self, expected: Reference, deployed: bool) -> Differences | None:
+        """Return the error of the original itself, or None if it does not run.
+
+        It is run with the runtime's optimizations if `deployed`, or else with inputs that are
+        perturbed by one unit in the last place.
+        """
+        known = self._original_errors.get(deployed)
+        if known is None or known[0] is not expected:
+            original = Model(ModelProto.FromString(self._snapshot), self._weights)
             try:
-                found = expected.differences(self._original(deployed=True), original=True)
+                session = Session(original, deployed, self._custom_ops)
+                found = expected.differences(session, original=True, perturbed=not deployed)
             except RuntimeRefused:
-                return None
-            self._as_deployed = _Own(expected, found)
-        return self._as_deployed.found
-
-    def _original_rounded_anew(self, expected: Reference) -> dict[str, Difference]:
-        """What a unit in the last place of its inputs does to the original."""
-        if self._sensitivity is None or self._sensitivity.expected is not expected:
-            found = expected.sensitivity(self._original(deployed=False))
-            self._sensitivity = _Own(expected, found)
-        return self._sensitivity.found
-
-    def _original(self, deployed: bool) -> Session:
-        original = Model(ModelProto.FromString(self._snapshot), self._weights)
-        return Session(original, deployed, self._custom_ops)
-
-
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """How far the original itself is from what is expected, in other circumstances."""
-
-    expected: Reference
-    found: dict[str, Difference]
+                found = None
+            known = self._original_errors[deployed] = expected, found
+        return known[1]
 
 
 def _require_valid(model: Model, level: Level, refusal: RuntimeRefused) -> None:
-    """Raise ModelError where the runtime and onnx's checker agree that a model is invalid.
+    """Raise ModelError if both the runtime and onnx's checker reject the model as invalid.
 
-    Everything else that the runtime refuses may run elsewhere: unknown operators, missing kernels.
+    A model that only the runtime refuses (unknown operators, missing kernels) may run elsewhere.
     """
     if level is Level.FULL or not any(text in str(refusal) for text in _INVALID):
         return

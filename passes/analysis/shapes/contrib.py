@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from passes.analysis.axes import positive_axis
-from passes.analysis.shapes import linear, reduction, windows
-from passes.analysis.shapes import slice_concat as pieces
-from passes.analysis.shapes.dims import best, broadcast, plus, product
+from passes.analysis.shapes import elementwise, linear, reduction, slice_concat, windows
+from passes.analysis.shapes.dims import best, plus, product
 from passes.analysis.shapes.facts import (
     FLOAT,
     INT32,
@@ -18,6 +16,7 @@ from passes.analysis.shapes.facts import (
     Size,
     Sizes,
     blank,
+    quantized,
     same_as_input,
 )
 from toolkit.symbolic import floordiv
@@ -39,23 +38,10 @@ def _swapped(op: Op, index: int, name: str) -> Sizes | None:
     return (*shape[:-2], shape[-1], shape[-2])
 
 
-def matmul_integer_to_float(op: Op) -> Answer:
-    return Fact(op.dtype(2), linear.matmul_shape(op.shape(0), op.shape(1)))
-
-
-def dynamic_quantize_matmul(op: Op) -> Answer:
-    return Fact(op.dtype(0), linear.matmul_shape(op.shape(0), op.shape(1)))
-
-
 def matmul_block_quantized(op: Op) -> Answer:
     """MatMulNBits and its relatives: the weight's columns are the attribute N."""
     shape = op.shape(0)
     return Fact(op.dtype(0), None if shape is None else (*shape[:-1], op.int("N")))
-
-
-def qgemm(op: Op) -> Answer:
-    dtype = op.dtype(8) if op.given(8) else FLOAT
-    return Fact(dtype, linear.gemm_shape(op, op.shape(0), op.shape(3)))
 
 
 # -- attention
@@ -154,51 +140,13 @@ def bias_split_gelu(op: Op) -> Answer:
     return Fact(op.dtype(0), (*shape[:-1], floordiv(shape[-1], 2)))
 
 
-# -- quantized spellings of standard operators
-
-
-def qlinear_binary(op: Op) -> Answer:
-    a, b = op.shape(0), op.shape(3)
-    return Fact(op.dtype(0), None if a is None or b is None else broadcast(a, b))
-
-
-def qlinear_concat(op: Op) -> Answer:
-    """y_scale, y_zero_point, then (x, scale, zero_point) for each operand."""
-    shapes = [op.shape(i) for i in range(2, len(op.inputs), 3)]
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes) or not known:
-        return Fact(op.dtype(1), None)
-    axis = positive_axis(op.int("axis"), len(known[0]))
-    sizes: list[Size] = [best(column) for column in zip(*known, strict=True)]
-    sizes[axis] = plus(*(shape[axis] for shape in known))
-    return Fact(op.dtype(1), sizes)
-
-
-def qlinear_pool(op: Op) -> Answer:
-    if op.int("channels_last"):
-        return Fact(op.dtype(0), None)
-    rule = windows.global_pool if "Global" in op.node.op_type else windows.pool
-    return rule(op)
-
-
-def qlinear_reduce(op: Op) -> Answer:
-    shape, axes = op.shape(0), op.ints("axes")
-    if shape is None:
-        return Fact(op.dtype(0), None)
-    gone = {positive_axis(a, len(shape)) for a in (axes if axes is not None else range(len(shape)))}
-    return Fact(op.dtype(0), reduction.reduced(shape, gone, op.int("keepdims", 1) != 0))
-
-
 def dynamic_quantize_lstm(op: Op) -> Answer:
-    return linear.recurrent(1)(op) if op.int("hidden_size") else None
-
-
-def dequantize_linear(op: Op) -> Answer:
-    return Fact(op.dtype(1), op.shape(0))
-
-
-def quantize_linear(op: Op) -> Answer:
-    return Fact(op.dtype(2) if op.given(2) else TensorProto.UINT8, op.shape(0))
+    """Y, Y_h and Y_c."""
+    length, batch, _ = op.shape(0) or blank(3)
+    directions = 2 if op.text("direction", "forward") == "bidirectional" else 1
+    hidden = op.int("hidden_size") or None
+    state = Fact(op.dtype(0), (directions, batch, hidden))
+    return [Fact(op.dtype(0), (length, directions, batch, hidden)), state, state]
 
 
 _SAME = (
@@ -216,6 +164,7 @@ _SAME = (
     "QuickGelu",
     "RotaryEmbedding",
     "ScaledSiLU",
+    "SkipGroupNorm",
     "Trilu",
 )
 
@@ -223,35 +172,34 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAME, same_as_input),
     "Attention": attention,
     "BiasSplitGelu": bias_split_gelu,
-    "DequantizeLinear": dequantize_linear,
+    "DequantizeLinear": quantized(same_as_input, slice(1), 1),
     "DynamicQuantizeLSTM": dynamic_quantize_lstm,
-    "DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "DynamicQuantizeMatMul": quantized(linear.matmul, slice(2), 0),
     "EmbedLayerNormalization": embed_layer_normalization,
     "FusedConv": windows.conv,
     "FusedGemm": linear.gemm,
     "FusedMatMul": fused_matmul,
     "FusedMatMulActivation": fused_matmul,
-    "GatherND": pieces.gather_nd,
+    "GatherND": slice_concat.gather_nd,
     "GroupQueryAttention": group_query_attention,
     "MatMulBnb4": matmul_block_quantized,
-    "MatMulInteger16": linear.matmul_integer,
-    "MatMulIntegerToFloat": matmul_integer_to_float,
+    "MatMulInteger16": quantized(linear.matmul, slice(2), None, INT32),
+    "MatMulIntegerToFloat": quantized(linear.matmul, slice(2), 2),
     "MatMulNBits": matmul_block_quantized,
     "MultiHeadAttention": multi_head_attention,
-    "Pad": pieces.pad,
+    "Pad": slice_concat.pad,
     "QAttention": qattention,
     "QEmbedLayerNormalization": embed_layer_normalization,
-    "QGemm": qgemm,
-    "QLinearAdd": qlinear_binary,
-    "QLinearAveragePool": qlinear_pool,
-    "QLinearConcat": qlinear_concat,
-    "QLinearConv": windows.qlinear_conv,
-    "QLinearGlobalAveragePool": qlinear_pool,
-    "QLinearMul": qlinear_binary,
-    "QLinearReduceMean": qlinear_reduce,
-    "QuantizeLinear": quantize_linear,
-    "Range": pieces.range_,
-    "SkipGroupNorm": same_as_input,
+    "QGemm": quantized(linear.gemm, slice(0, 6, 3), 8, FLOAT),
+    "QLinearAdd": quantized(elementwise.broadcasting(), slice(0, 6, 3), 0),
+    "QLinearAveragePool": quantized(windows.pool, slice(1), 0),
+    "QLinearConcat": quantized(slice_concat.concat, slice(2, None, 3), 1),
+    "QLinearConv": windows.RULES["QLinearConv"],
+    "QLinearGlobalAveragePool": quantized(windows.global_pool, slice(1), 0),
+    "QLinearMul": quantized(elementwise.broadcasting(), slice(0, 6, 3), 0),
+    "QLinearReduceMean": quantized(reduction.reduction(), slice(1), 0),
+    "QuantizeLinear": quantized(same_as_input, slice(1), 2, TensorProto.UINT8),
+    "Range": slice_concat.range_,
     "SkipLayerNormalization": skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": skip_layer_normalization,
     "TransposeMatMul": fused_matmul,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -38,99 +37,63 @@ def apply(function: Function, *arrays: Array) -> Array:
     return cast(Array, result) if isinstance(result, np.ndarray) else scalar(result)
 
 
-def _operands(op: Op, count: int) -> list[Array] | None:
-    """The contents of all inputs, when those of at least one are known."""
-    if all(op.data(i) is None for i in range(count)):
+def _computed(op: Op, dtype: int, function: Function) -> Array | None:
+    """Apply `function` to the contents of all inputs, if those of at least one are known."""
+    indices = range(len(op.inputs))
+    if dtype not in CONTENT_TYPES or all(op.data(i) is None for i in indices):
         return None
-    found = [op.contents(i) for i in range(count)]
-    known = [data for data in found if data is not None]
-    return known if len(known) == count else None
-
-
-def _computed(op: Op, dtype: int, function: Function, count: int) -> Array | None:
-    if dtype not in CONTENT_TYPES:
-        return None
-    operands = _operands(op, count)
-    if operands is None:
+    operands = [data for i in indices if (data := op.contents(i)) is not None]
+    if len(operands) < len(op.inputs):
         return None
     return apply(lambda *items: in_range(function(*items), dtype), *operands)
 
 
-def _broadcast_fact(op: Op, dtype: int = 0) -> Fact:
-    types = op.types()
-    for known in types:
-        if dtype:
-            break
-        dtype = known.dtype
-    if op.version < 7:  # before, the second operand was fitted to the first
-        return Fact(dtype, types[0].shape)
-    return Fact(dtype, broadcast_all([known.shape for known in types]))
+def broadcasting(function: Callable[[Dim, Dim], Size] | None = None, result: int = 0) -> Rule:
+    """Return the rule of an operator whose operands broadcast.
 
-
-def binary(function: Function | None = None) -> Rule:
-    """An operator whose operands and result have one element type."""
+    Its result has the element type `result`, or that of the operands.
+    """
 
     def rule(op: Op) -> Answer:
-        fact = _broadcast_fact(op)
-        if function is None or op.version < 7:
-            return fact
-        return fact._replace(data=_computed(op, fact.dtype, function, 2))
+        types = op.types()
+        operand_type = next((known.dtype for known in types if known.dtype), 0)
+        dtype = result or operand_type
+        if op.version < 7:  # before, the second operand was broadcast to the first
+            return Fact(dtype, types[0].shape)
+        shape = broadcast_all([known.shape for known in types])
+        if function is None or operand_type not in CONTENT_TYPES:
+            return Fact(dtype, shape)
+        return Fact(dtype, shape, _computed(op, dtype, function))
 
     return rule
+
+
+def variadic(function: Callable[[Dim, Dim], Dim]) -> Rule:
+    """Return the rule of Max or Min, with any number of operands."""
+
+    def folded(*items: Dim) -> Dim:
+        return reduce(function, items)
+
+    return broadcasting(folded)
 
 
 def power(op: Op) -> Answer:
-    return _broadcast_fact(op, op.dtype(0))
+    fact = broadcasting()(op)
+    return fact._replace(dtype=op.dtype(0)) if isinstance(fact, Fact) else fact
 
 
-def comparison(function: Function | None = None) -> Rule:
-    """An operator that answers with truth values."""
-
-    def rule(op: Op) -> Answer:
-        fact = _broadcast_fact(op, BOOL)
-        if function is None or op.version < 7 or op.dtype(0) not in CONTENT_TYPES:
-            return fact
-        return fact._replace(data=_computed(op, BOOL, function, 2))
-
-    return rule
-
-
-def variadic(function: Callable[[Dim, Dim], Dim] | None = None) -> Rule:
-    """Max, Min, Sum, Mean: any number of operands."""
-
-    def rule(op: Op) -> Answer:
-        fact = _broadcast_fact(op)
-        if function is None or op.version < 8:
-            return fact
-
-        folded = partial(_fold, function)
-        return fact._replace(data=_computed(op, fact.dtype, folded, len(op.inputs)))
-
-    return rule
-
-
-def _fold(function: Callable[[Dim, Dim], Dim], *items: Dim) -> Dim:
-    return reduce(function, items)
-
-
-def unary(function: Function | None = None) -> Rule:
-    """Type and shape of the input."""
-    if function is None:
-        return same_as_input
+def unary(function: Callable[[Dim], Size]) -> Rule:
+    """Return the rule of an operator that computes contents and keeps type and shape."""
 
     def rule(op: Op) -> Answer:
         fact = same_as_input(op)
-        return fact._replace(data=_computed(op, fact.dtype, function, 1))
+        return fact._replace(data=_computed(op, fact.dtype, function))
 
     return rule
 
 
 def to_bool(op: Op) -> Answer:
     return Fact(BOOL, op.shape(0))
-
-
-def logical_not(op: Op) -> Answer:
-    return Fact(BOOL, op.shape(0), _computed(op, BOOL, _negation, 1))
 
 
 def where(op: Op) -> Answer:
@@ -215,7 +178,7 @@ def modulo(op: Op) -> Answer:
             return None
         return mod(a, b)
 
-    return binary(function)(op)
+    return broadcasting(function)(op)
 
 
 def _equal(a: Dim, b: Dim) -> Size:
@@ -237,34 +200,10 @@ def _less_or_equal(a: Dim, b: Dim) -> Size:
     return 0 if is_positive(a - b) else None
 
 
-def _greater(a: Dim, b: Dim) -> Size:
-    return _less(b, a)
-
-
-def _greater_or_equal(a: Dim, b: Dim) -> Size:
-    return _less_or_equal(b, a)
-
-
-def _and(a: Dim, b: Dim) -> Size:
-    return a * b
-
-
-def _or(a: Dim, b: Dim) -> Size:
-    return a + b - a * b
-
-
 def _absolute(a: Dim) -> Size:
     if is_nonneg(a):
         return a
     return 0 - a if is_nonneg(0 - a) else None
-
-
-def _positive_part(a: Dim) -> Size:
-    return maximum(a, 0)
-
-
-def _negation(a: Dim) -> Size:
-    return 1 - a
 
 
 def _sign(a: Dim) -> Size:
@@ -311,33 +250,30 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys((*sorted(ELEMENTWISE), *_SAME_SHAPE), same_as_input),
     # Those of them that change the type, or whose contents are followed:
     "Abs": unary(_absolute),
-    "Neg": unary(operator.neg),
+    "Neg": unary(lambda a: 0 - a),
+    "Not": unary(lambda a: 1 - a),
     "Sign": unary(_sign),
-    "Relu": unary(_positive_part),
+    "Relu": unary(lambda a: maximum(a, 0)),
     "Clip": clip,
-    "Add": binary(operator.add),
-    "Sub": binary(operator.sub),
-    "Mul": binary(operator.mul),
-    "Div": binary(_divide),
+    "Add": broadcasting(lambda a, b: a + b),
+    "Sub": broadcasting(lambda a, b: a - b),
+    "Mul": broadcasting(lambda a, b: a * b),
+    "Div": broadcasting(_divide),
     "Mod": modulo,
     "Pow": power,
-    "BitShift": binary(),
-    "BitwiseAnd": binary(),
-    "BitwiseOr": binary(),
-    "BitwiseXor": binary(),
+    **dict.fromkeys(("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"), broadcasting()),
     "Max": variadic(maximum),
     "Min": variadic(minimum),
-    "Sum": variadic(),
-    "Mean": variadic(),
-    "Equal": comparison(_equal),
-    "Less": comparison(_less),
-    "LessOrEqual": comparison(_less_or_equal),
-    "Greater": comparison(_greater),
-    "GreaterOrEqual": comparison(_greater_or_equal),
-    "And": comparison(_and),
-    "Or": comparison(_or),
-    "Xor": comparison(),
-    "Not": logical_not,
+    "Sum": broadcasting(),
+    "Mean": broadcasting(),
+    "Equal": broadcasting(_equal, BOOL),
+    "Less": broadcasting(_less, BOOL),
+    "LessOrEqual": broadcasting(_less_or_equal, BOOL),
+    "Greater": broadcasting(lambda a, b: _less(b, a), BOOL),
+    "GreaterOrEqual": broadcasting(lambda a, b: _less_or_equal(b, a), BOOL),
+    "And": broadcasting(lambda a, b: a * b, BOOL),
+    "Or": broadcasting(lambda a, b: a + b - a * b, BOOL),
+    "Xor": broadcasting(result=BOOL),
     "IsInf": to_bool,
     "IsNaN": to_bool,
     "Where": where,

@@ -12,9 +12,16 @@ from __future__ import annotations
 
 from onnx import NodeProto, TensorProto
 
-from passes.analysis.shapes import contrib, elementwise, linear, reduction, reshaping, windows
-from passes.analysis.shapes import control_flow as control
-from passes.analysis.shapes import slice_concat as pieces
+from passes.analysis.shapes import (
+    contrib,
+    control_flow,
+    elementwise,
+    linear,
+    reduction,
+    reshaping,
+    slice_concat,
+    windows,
+)
 from passes.analysis.shapes.facts import (
     CONTENT_TYPES,
     MOST_CONTENTS,
@@ -37,7 +44,7 @@ from toolkit.symbolic import Dim, Expr, unknown
 STANDARD: dict[str, Rule] = {
     **elementwise.RULES,
     **reshaping.RULES,
-    **pieces.RULES,
+    **slice_concat.RULES,
     **windows.RULES,
     **linear.RULES,
     **reduction.RULES,
@@ -116,7 +123,7 @@ class Engine:
                 facts = rule(Op(node, scope))
             else:
                 graphs = scope.graph.subgraphs(node)
-                facts = control.infer(self, scope, node) if graphs else None
+                facts = control_flow.infer(self, scope, node) if graphs else None
         except _MALFORMED:
             for graph in scope.graph.subgraphs(node):
                 self._forget(graph)

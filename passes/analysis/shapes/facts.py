@@ -73,6 +73,12 @@ class Op:
         self.known = known
         self.inputs: list[str] = list(node.input)
 
+    def select(self, inputs: slice) -> Op:
+        """Return the node with only these of its inputs."""
+        op = Op(self.node, self.known)
+        op.inputs = self.inputs[inputs]
+        return op
+
     @property
     def version(self) -> int:
         """The opset of ONNX's own domain."""
@@ -182,6 +188,22 @@ def same_as_input(op: Op) -> Fact:
     """Element type and shape of the first input."""
     known = op.type(0)
     return Fact(known.dtype, known.shape)
+
+
+def quantized(rule: Rule, operands: slice, type_of: int | None, default: int = 0) -> Rule:
+    """Return `rule` for the quantized form of its operator.
+
+    Besides the operands it has scales and zero points as inputs. Its result has the element type
+    of the input `type_of`, or `default` without that input.
+    """
+
+    def applied(op: Op) -> Answer:
+        dtype = op.dtype(type_of) if type_of is not None and op.given(type_of) else default
+        found = None if op.int("channels_last") else rule(op.select(operands))
+        fact = found[0] if isinstance(found, list) else found
+        return Fact(dtype, fact.shape if isinstance(fact, Fact) else None)
+
+    return applied
 
 
 def numeric(data: Array) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from passes.analysis.shapes.dims import best, broadcast, broadcast_size, product
-from passes.analysis.shapes.facts import INT32, Answer, Fact, Op, Rule, Size, Sizes, blank
-from toolkit.ir.tensor_type import Shape
+from passes.analysis.shapes.dims import best, broadcast, product
+from passes.analysis.shapes.facts import Answer, Fact, Op, Rule, Sizes, blank
 
 
 def matmul_shape(a: Sizes | None, b: Sizes | None) -> Sizes | None:
@@ -23,80 +22,11 @@ def matmul(op: Op) -> Answer:
     return Fact(op.dtype(0) or op.dtype(1), matmul_shape(op.shape(0), op.shape(1)))
 
 
-def matmul_integer(op: Op) -> Answer:
-    return Fact(INT32, matmul_shape(op.shape(0), op.shape(1)))
-
-
-def qlinear_matmul(op: Op) -> Answer:
-    return Fact(op.dtype(7), matmul_shape(op.shape(0), op.shape(3)))
-
-
 def gemm(op: Op) -> Answer:
-    return Fact(op.dtype(0) or op.dtype(1), gemm_shape(op, op.shape(0), op.shape(1)))
-
-
-def gemm_shape(op: Op, a: Shape | None, b: Shape | None) -> Sizes:
-    rows: Size = None
-    columns: Size = None
-    if a is not None:
-        rows = a[1 if op.int("transA") else 0]
-    if b is not None:
-        columns = b[0 if op.int("transB") else 1]
-    return (rows, columns)
-
-
-def einsum(op: Op) -> Answer:
-    """Each letter is one size; `...` stands for dimensions that are broadcast."""
-    dtype = op.dtype(0)
-    left, arrow, right = op.text("equation").replace(" ", "").partition("->")
-    terms = left.split(",")
-    shapes = [op.shape(i) for i in range(len(op.inputs))]
-    letters: dict[str, Size] = {}
-    batch: Sizes | None = ()
-    for term, shape in zip(terms, shapes, strict=True):
-        before, dots, after = term.partition("...")
-        if shape is None:
-            batch = None if dots else batch
-            letters.update({letter: letters.get(letter) for letter in before + after})
-            continue
-        count = len(shape) - len(before) - len(after)
-        if count < 0 or (count and not dots):
-            raise ValueError("the equation does not fit the ranks")
-        middle = shape[len(before) : len(before) + count]
-        batch = None if batch is None else broadcast(batch, middle)
-        outer = (*shape[: len(before)], *shape[len(before) + count :])
-        for letter, size in zip(before + after, outer, strict=True):
-            known = letter in letters
-            letters[letter] = broadcast_size(letters[letter], size) if known else size
-    if not arrow:
-        once = sorted(x for x in letters if left.count(x) == 1)
-        right = ("..." if "..." in left else "") + "".join(once)
-    before, dots, after = right.partition("...")
-    if dots and batch is None:
-        return Fact(dtype, None)
-    middle = batch if dots and batch is not None else ()
-    return Fact(dtype, (*(letters[x] for x in before), *middle, *(letters[x] for x in after)))
-
-
-def recurrent(cells: int) -> Rule:
-    """LSTM (`cells` = 1), GRU and RNN: Y, Y_h and, for an LSTM, Y_c."""
-
-    def rule(op: Op) -> Answer:
-        dtype, x, recurrence = op.dtype(0), op.shape(0), op.shape(2)
-        directions = 2 if op.text("direction", "forward") == "bidirectional" else 1
-        hidden: Size = op.int("hidden_size") or (recurrence[2] if recurrence is not None else None)
-        length: Size = x[0] if x is not None else None
-        batch: Size = x[1] if x is not None else None
-        if op.int("layout"):
-            length, batch = batch, length
-            y = Fact(dtype, (batch, length, directions, hidden))
-            state = Fact(dtype, (batch, directions, hidden))
-        else:
-            y = Fact(dtype, (length, directions, batch, hidden))
-            state = Fact(dtype, (directions, batch, hidden))
-        return [y, state, *[state] * cells]
-
-    return rule
+    a, b = op.shape(0), op.shape(1)
+    rows = a[1 if op.int("transA") else 0] if a is not None else None
+    columns = b[0 if op.int("transB") else 1] if b is not None else None
+    return Fact(op.dtype(0) or op.dtype(1), (rows, columns))
 
 
 def attention(op: Op) -> Answer:
@@ -144,12 +74,6 @@ def _heads(op: Op, index: int) -> Sizes:
 
 RULES: dict[str, Rule] = {
     "MatMul": matmul,
-    "MatMulInteger": matmul_integer,
-    "QLinearMatMul": qlinear_matmul,
     "Gemm": gemm,
-    "Einsum": einsum,
-    "LSTM": recurrent(1),
-    "GRU": recurrent(0),
-    "RNN": recurrent(0),
     "Attention": attention,
 }

@@ -152,10 +152,6 @@ def gather(op: Op) -> Answer:
     return Fact(known.dtype, sizes, data)
 
 
-def gather_elements(op: Op) -> Answer:
-    return Fact(op.dtype(0), op.shape(1))
-
-
 def gather_nd(op: Op) -> Answer:
     shape, index = op.shape(0), op.shape(1)
     depth = index[-1] if index else None
@@ -222,20 +218,6 @@ def _range_of_floats(op: Op, dtype: int) -> Answer:
     return Fact(dtype, (maximum(limit.item(), 0),))
 
 
-def compress(op: Op) -> Answer:
-    shape = op.shape(0)
-    if op.attribute("axis") is None:
-        return Fact(op.dtype(0), (None,))
-    if shape is None:
-        return Fact(op.dtype(0), None)
-    axis = positive_axis(op.int("axis"), len(shape))
-    return Fact(op.dtype(0), (*shape[:axis], None, *shape[axis + 1 :]))
-
-
-def non_zero(op: Op) -> Answer:
-    return Fact(INT64, (op.rank(0), None))
-
-
 def one_hot(op: Op) -> Answer:
     dtype, shape = op.dtype(2), op.shape(0)
     if shape is None:
@@ -255,7 +237,6 @@ RULES: dict[str, Rule] = {
     "Slice": slice_,
     "Split": split,
     "Gather": gather,
-    "GatherElements": gather_elements,
     "GatherND": gather_nd,
     "Scatter": same_as_input,
     "ScatterElements": same_as_input,
@@ -263,7 +244,5 @@ RULES: dict[str, Rule] = {
     "TensorScatter": same_as_input,
     "Pad": pad,
     "Range": range_,
-    "Compress": compress,
-    "NonZero": non_zero,
     "OneHot": one_hot,
 }

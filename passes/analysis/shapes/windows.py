@@ -19,6 +19,7 @@ from passes.analysis.shapes.facts import (
     Size,
     Sizes,
     blank,
+    quantized,
 )
 from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import ceildiv, floordiv
@@ -45,32 +46,17 @@ def _spatial(op: Op, spatial: Sizes, kernel: Sizes, ceil: bool = False) -> list[
 
 
 def conv(op: Op) -> Answer:
-    return Fact(op.dtype(0), conv_shape(op, op.shape(0), op.shape(1)))
-
-
-def conv_shape(op: Op, x: Shape | None, weight: Shape | None) -> Sizes | None:
     """[batch, filters, *windows] of images [batch, channels, ...] and filters [filters, ...]."""
+    x, weight = op.shape(0), op.shape(1)
     shape = x if x is not None else weight
     if shape is None:
-        return None
+        return Fact(op.dtype(0), None)
     count = len(shape) - 2
     kernel: Sizes = op.ints("kernel_shape") or (weight[2:] if weight is not None else blank(count))
     spatial: Sizes = x[2:] if x is not None else blank(count)
-    return (
-        x[0] if x is not None else None,
-        weight[0] if weight is not None else None,
-        *_spatial(op, spatial, kernel),
-    )
-
-
-def conv_integer(op: Op) -> Answer:
-    return Fact(INT32, conv_shape(op, op.shape(0), op.shape(1)))
-
-
-def qlinear_conv(op: Op) -> Answer:
-    if op.int("channels_last"):
-        return Fact(op.dtype(7), None)
-    return Fact(op.dtype(7), conv_shape(op, op.shape(0), op.shape(3)))
+    batch = x[0] if x is not None else None
+    filters = weight[0] if weight is not None else None
+    return Fact(op.dtype(0), (batch, filters, *_spatial(op, spatial, kernel)))
 
 
 def conv_transpose(op: Op) -> Answer:
@@ -167,34 +153,10 @@ def _scaled_size(size: Size, scale: float) -> Size:
     return floordiv(size * exact.numerator, exact.denominator)
 
 
-def grid_sample(op: Op) -> Answer:
-    shape, grid = op.shape(0), op.shape(1)
-    if shape is None or grid is None:
-        return Fact(op.dtype(0), None)
-    return Fact(op.dtype(0), (*shape[:2], *grid[1:-1]))
-
-
-def roi_align(op: Op) -> Answer:
-    shape, rois = op.shape(0), op.shape(1)
-    return Fact(
-        op.dtype(0),
-        (
-            rois[0] if rois is not None else None,
-            shape[1] if shape is not None else None,
-            op.int("output_height", 1),
-            op.int("output_width", 1),
-        ),
-    )
-
-
-def non_max_suppression(op: Op) -> Answer:
-    return Fact(INT64, (None, 3))
-
-
 RULES: dict[str, Rule] = {
     "Conv": conv,
-    "ConvInteger": conv_integer,
-    "QLinearConv": qlinear_conv,
+    "ConvInteger": quantized(conv, slice(2), None, INT32),
+    "QLinearConv": quantized(conv, slice(0, 6, 3), 7),
     "ConvTranspose": conv_transpose,
     "MaxPool": pool,
     "AveragePool": pool,
@@ -204,7 +166,4 @@ RULES: dict[str, Rule] = {
     "GlobalLpPool": global_pool,
     "Resize": resize,
     "Upsample": upsample,
-    "GridSample": grid_sample,
-    "RoiAlign": roi_align,
-    "NonMaxSuppression": non_max_suppression,
 }

@@ -1,45 +1,31 @@
-"""Activations under their own names.
+"""Fuse activation functions into standard operators.
 
-What an exporter wrote out of Mul, Add, Exp, Erf and the like becomes the standard operator of its
-meaning, and so do the contrib operators of other tools. Some operators are slower on onnxruntime's
-CPU kernels than what they are made of: those are only written for the target `onnx`.
+Formulas of Mul, Add, Exp, Erf and so on, and contrib operators of other tools, become standard
+operators. Operators whose onnxruntime CPU kernel is slower than their formula are only written for
+the target `onnx`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from passes.fuse.activation import contrib as activation_contrib
-from passes.fuse.activation import gelu as activation_gelu
-from passes.fuse.activation import relu_clip as activation_limits
-from passes.fuse.activation import sigmoid_softplus as activation_gates
-from toolkit.ir.model import Model
-from toolkit.rewriting.anchors import Cores
-from toolkit.rewriting.rule import apply_rules
-from toolkit.verification.tolerance import FLOAT, Tolerance
-
-if TYPE_CHECKING:
-    from toolkit.pass_manager.protocol import Context
+from passes.fuse import contrib
+from passes.fuse.activation import gelu, relu_clip, sigmoid_softplus
+from toolkit.rewriting.anchors import Anchors
+from toolkit.rewriting.rule import RulePass
 
 RULES = (
-    *activation_contrib.RULES,
-    *activation_limits.RULES,
-    *activation_gelu.RULES,
-    *activation_gates.RULES,
+    *contrib.ACTIVATIONS,
+    *relu_clip.RULES,
+    *gelu.RULES,
+    *sigmoid_softplus.RULES,
 )
 
-ONNX_RULES = (*RULES, *activation_gates.ONNX_RULES)
 
+class FuseActivations(RulePass):
+    """Fuse activations into single operators: Gelu, HardSwish, Mish, LeakyRelu and others."""
 
-@dataclass(frozen=True, slots=True)
-class FuseActivations:
-    """Write activations as single operators: Gelu, HardSwish, Mish, LeakyRelu and others."""
-
-    name: ClassVar[str] = "fuse-activations"
-    tolerance: ClassVar[Tolerance] = FLOAT
-    idempotent: ClassVar[bool] = True
-    cores: ClassVar[Cores] = {"gelu": ("Erf", "0.044715 > Tanh")}
-
-    def run(self, model: Model, ctx: Context) -> None:
-        apply_rules(model, ONNX_RULES if ctx.target == "onnx" else RULES, ctx)
+    name = "fuse-activations"
+    rules = RULES
+    onnx_rules = sigmoid_softplus.ONNX_RULES
+    anchors: ClassVar[Anchors] = {"gelu": ("Erf", "0.044715 > Tanh")}

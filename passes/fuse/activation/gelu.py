@@ -1,11 +1,11 @@
-"""Gelu, from every way to write it out.
+"""Fuse GELU, in all its forms.
 
     exact   x * Phi(x),  Phi(x) = (1 + erf(x / sqrt 2)) / 2
     tanh    x * (1 + tanh(u)) / 2 = x * sigmoid(2u),  u = sqrt(2 / pi) * (x + 0.044715 x^3)
 
-Factors come in any order; the half is multiplied out or not; a cube is a Pow or a product. Models
-in half precision keep the inner part in float between two Casts: what is written then works on the
-type that goes in and comes out. x * sigmoid(1.702 x) has no operator of its own: it stays.
+Factors come in any order; the half is distributed or not; a cube is a Pow or a product. Models in
+half precision may compute the inner part in float between two Casts: the fused operator then works
+on the outer type. x * sigmoid(1.702 x) has no standard operator and is left alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from toolkit.rewriting.rule import Match, rewrite
 
 x = var("x")
 inner = maybe_cast(x)
-"""`x` as the part below reads it: where that is kept in float, through a Cast."""
+"""`x` as an operand of the inner part, which may be computed in float: perhaps through a Cast."""
 
 _K = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 
 
 def _times_half_of_one_plus(f: Pattern, of_minus: Pattern) -> tuple[Pattern, ...]:
-    """x (1 + f(u)) / 2 for an odd function f, which may also be given as -f(-u)."""
+    """Return the forms of x (1 + f(u)) / 2 for an odd function f, also written as -f(-u)."""
     half = product(x, 0.5)
     return (
         product(x, 0.5, maybe_cast((f + 1) | (1 - of_minus))),
@@ -41,7 +41,7 @@ def _times_half_of_one_plus(f: Pattern, of_minus: Pattern) -> tuple[Pattern, ...
 
 
 def _argument(scale: float) -> Pattern:
-    """scale * u / sqrt(2 / pi), with the cube in any spelling."""
+    """Return the pattern of scale * u / sqrt(2 / pi), with the cube in any form."""
     square = product(inner, inner) | inner**2
     cube = inner**3 | product(inner, inner, inner) | product(inner, inner**2)
     return (
@@ -76,7 +76,7 @@ def gelu_by_tanh(g: Graph, x: str, node: NodeProto, match: Match) -> str:
 
 @rewrite(op.Cast(op.Gelu(op.Cast(x).shared()).named("gelu")), opset=20)
 def gelu_in_half(g: Graph, x: str, gelu: NodeProto, node: NodeProto) -> str | None:
-    """A Gelu between Casts from half precision and back is a Gelu of half precision."""
+    """Cast(Gelu(Cast(x))) = Gelu(x) for x in half precision"""
     if g.dtype(x) != TensorProto.FLOAT16 or nd.attr(node, "to") != TensorProto.FLOAT16:
         return None
     return g.op("Gelu", x, at=node, approximate=nd.attr(gelu, "approximate"))

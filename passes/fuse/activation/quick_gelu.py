@@ -1,77 +1,58 @@
-"""The factor in the gate of a QuickGelu, x sigmoid(a x).
+"""Rewrite QuickGelu, x sigmoid(a x), as a scaled SiLU.
 
     z = a x:   x sigmoid(a x) = z sigmoid(z) / a
 
-Between two linear maps neither factor is left: a goes into the weights of the map that gives x, and
-1 / a into those of the map that reads the result.
+Between two linear layers neither factor remains: a is folded into the weights of the layer that
+produces x, and 1 / a into those of the layer that uses the result.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
-from passes.fuse.linear.affine import Channels, by_channel, may_copy, only_reader
-from passes.fuse.linear.dense import Dense
+from passes.analysis.operands import scalar
+from passes.fuse.linear.affine import may_copy
+from passes.fuse.linear.consecutive import layer_of
+from passes.fuse.linear.weights import LinearWeights, why_unchanged
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir.graph import Graph
 from toolkit.pattern import number, op, product, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite
 
 x = var("x")
-_LEAST, _MOST = 1e-2, 1e2
-"""A factor beyond these is no gate's: the weights could get too large or too small for it."""
+_MIN_FACTOR, _MAX_FACTOR = 1e-2, 1e2
+"""A factor outside this range might make the weights too large or too small for their type."""
 
 
 @rewrite(
     product(
-        x, op.Sigmoid(product(x, number("a", where=lambda a: _LEAST <= a <= _MOST and a != 1)))
+        x,
+        op.Sigmoid(
+            product(x, number("a", where=lambda a: _MIN_FACTOR <= a <= _MAX_FACTOR and a != 1))
+        ),
     ),
     opset=7,
 )
 def factor_into_weights(g: Graph, x: str, a: float, node: NodeProto) -> str:
     """(u V + b) sigmoid(a (u V + b)) W = z sigmoid(z) (W / a) with z = u (a V) + a b"""
-    if g.use_count(x) != 2 or not _is_mapped(g, x):
-        raise Miss("what it is of is not given by a linear map for it alone")
-    reader = only_reader(g, node.output[0])
-    if reader is None or not _is_map(g, reader) or reader.input[0] != node.output[0]:
-        raise Miss("its result is not read by a linear map alone")
+    user = g.sole_user(node.output[0])
+    if g.use_count(x) != 2 or user is None or user.input[0] != node.output[0]:
+        raise MatchFailure("its operand or its result has other users")
+    if not nd.is_op(user, "MatMul", "Gemm") or nd.attr(user, "transA", 0):
+        raise MatchFailure("the user of its result is not a linear layer")
+    for layer in (layer_of(g, x)[0], LinearWeights.of(g, user)):
+        if not may_copy(g, layer.node.input[1]):
+            raise MatchFailure(why_unchanged(g, layer.node))
     return scaled_silu(g, x, a, node)
 
 
 def scaled_silu(g: Graph, x: str, a: float, node: NodeProto) -> str:
-    """x sigmoid(a x) as z sigmoid(z) / a with z = a x; linear maps around it take the factors."""
+    """x sigmoid(a x) = z sigmoid(z) / a with z = a x"""
     known = g.type(x)
     if known is None:
-        raise Miss("its element type is not known")
-    z = g.op("Mul", x, _number(g, a, known.dtype), at=node)
+        raise MatchFailure("its element type is not known")
+    z = g.op("Mul", x, scalar(g, a, known.dtype), at=node)
     silu = g.op("Mul", z, g.op("Sigmoid", z, at=node), at=node)
     g.learn_type(silu, known)
-    return g.op("Mul", silu, _number(g, 1 / a, known.dtype), at=node)
-
-
-def _is_mapped(g: Graph, value: str) -> bool:
-    """Whether a linear map gives `value`, perhaps by a bias behind it."""
-    maker = g.producer(value)
-    if maker is None or not nd.is_op(maker, "Add"):
-        return maker is not None and _is_map(g, maker)
-    for index in (0, 1):
-        source, before = maker.input[index], g.producer(maker.input[index])
-        if before is not None and only_reader(g, source) is not None and _is_map(g, before):
-            outputs: Channels = Dense.of(g, before).outputs
-            return by_channel(g, maker.input[1 - index], outputs) is not None
-    return False
-
-
-def _is_map(g: Graph, node: NodeProto) -> bool:
-    """Whether it is a MatMul or Gemm by a constant matrix that can be changed for it alone."""
-    if not nd.is_op(node, "MatMul", "Gemm") or nd.attr(node, "transA", 0):
-        return False
-    weight = g.const(node.input[1])
-    return weight is not None and weight.ndim == 2 and may_copy(g, node.input[1])
-
-
-def _number(g: Graph, value: float, dtype: int) -> str:
-    array: Array = np.array(value, dtype=helper.tensor_dtype_to_np_dtype(dtype))
-    return g.constant(array, "number")
+    return g.op("Mul", silu, scalar(g, 1 / a, known.dtype), at=node)

@@ -1,39 +1,41 @@
-"""Relu, LeakyRelu and Clip, from comparisons and selections.
+"""Fuse Relu, LeakyRelu and Clip from comparisons and selections.
 
     Relu        max(x, 0),  x where x > 0 else 0
     LeakyRelu   x where x > 0 else a x,  max(x, a x) for 0 <= a <= 1,  relu(x) - a relu(-x),
-                PRelu with one slope for all
+                PRelu with a single slope
     Clip        min(max(x, low), high) and the other way round, low <= high
 
-On the runtime's CPU kernels each is 1.4 to 20 times as fast as what it is written for. PRelu with a
-slope for each channel has no other operator: max(x, a x) is a spelling, which `lower` may choose.
+On onnxruntime's CPU kernels each is 1.4 to 20 times as fast as its formula. PRelu with a slope per
+channel stays as it is; max(x, a x) is a candidate that `lower` may choose.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
+from passes.analysis.operands import scalar
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import FLOATS
 from toolkit.pattern import number, op, product, total, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 x = var("x")
 positive = op.any("Greater", "GreaterOrEqual")(x, 0) | op.any("Less", "LessOrEqual")(0, x)
 negative = op.any("Less", "LessOrEqual")(x, 0) | op.any("Greater", "GreaterOrEqual")(0, x)
 
 SINGLE_AND_HALF = FLOATS - {TensorProto.DOUBLE}
-"""The runtime's kernels of most activations have no version for doubles."""
+"""Element types with onnxruntime kernels for most activations: all floats but double."""
 
 _CLIPPED = FLOATS - {TensorProto.BFLOAT16}
 
 
 def require_type(g: Graph, value: str, types: frozenset[int]) -> int:
-    """The element type of `value`, if it is one of these."""
+    """Return the element type of `value`; raise MatchFailure unless it is one of `types`."""
     dtype = g.dtype(value)
     if dtype not in types:
-        raise Miss(f"the element type of '{value}' is unknown, or has no kernel for this")
+        raise MatchFailure(
+            f"the element type of '{value}' is unknown, or has no kernel for this operator"
+        )
     return dtype
 
 
@@ -46,6 +48,7 @@ def relu(g: Graph, x: str, node: NodeProto) -> str:
 
 slope = number("slope", where=lambda a: a != 1)
 sloped = product(x, slope)
+above, below = op.Relu(x).shared(), op.Relu(product(x, -1))
 
 
 @rewrite(
@@ -53,25 +56,12 @@ sloped = product(x, slope)
     op.Where(negative, sloped, x),
     op.Max(x, product(x, number("slope", where=lambda a: 0 <= a < 1))),
     op.PRelu(x, slope),
-    opset=7,
-)
-def leaky_relu(g: Graph, x: str, slope: float, node: NodeProto) -> str:
-    """x where x > 0 else a x"""
-    require_type(g, x, SINGLE_AND_HALF)
-    return g.op("LeakyRelu", x, at=node, alpha=slope)
-
-
-above, below = op.Relu(x).shared(), op.Relu(product(x, -1))
-
-
-@rewrite(
     total(above, -product(below, number("slope"))),
     total(above, product(below, number("minus"))),
+    opset=7,
 )
-def leaky_relu_of_two(
-    g: Graph, x: str, slope: float | None, minus: float | None, node: NodeProto
-) -> str:
-    """relu(x) - a relu(-x)"""
+def leaky_relu(g: Graph, x: str, slope: float | None, minus: float | None, node: NodeProto) -> str:
+    """x where x > 0 else a x, also as relu(x) - a relu(-x)"""
     require_type(g, x, SINGLE_AND_HALF)
     return g.op("LeakyRelu", x, at=node, alpha=-(minus or 0.0) if slope is None else slope)
 
@@ -87,14 +77,13 @@ low, high = number("low"), number("high")
     opset=11,
 )
 def clip(g: Graph, x: str, low: float | None, high: float, node: NodeProto) -> str:
-    """min(max(x, low), high); without a low limit, a Relu set it to 0."""
+    """min(max(x, low), high); without `low`, a Relu bounds it by 0."""
     dtype = require_type(g, x, _CLIPPED)
     lowest = 0.0 if low is None else low
     if not lowest <= high:
-        raise Miss(f"the limits {lowest:g} and {high:g} are not in order")
-    kind = helper.tensor_dtype_to_np_dtype(dtype)
-    limits = (g.constant(np.array(limit, dtype=kind), "limit") for limit in (lowest, high))
+        raise MatchFailure(f"the limits {lowest:g} and {high:g} are not in order")
+    limits = (scalar(g, limit, dtype, "limit") for limit in (lowest, high))
     return g.op("Clip", x, *limits, at=node)
 
 
-RULES = (relu, leaky_relu, leaky_relu_of_two, clip)
+RULES = (relu, leaky_relu, clip)

@@ -23,7 +23,7 @@ from passes.fuse.linear.affine import may_copy
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS, TensorType
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 _TWO_OPERANDS = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)")
 
@@ -40,9 +40,9 @@ class Labels:
     def of(cls, equation: str) -> Labels:
         found = _TWO_OPERANDS.fullmatch(equation.replace(" ", ""))
         if found is None:
-            raise Miss(f"'{equation}' does not name all axes of two operands and a result")
+            raise MatchFailure(f"'{equation}' does not name all axes of two operands and a result")
         if any(len(set(labels)) != len(labels) for labels in found.groups()):
-            raise Miss(f"'{equation}' has a label twice in one place")
+            raise MatchFailure(f"'{equation}' has a label twice in one place")
         return cls(*found.groups())
 
     @property
@@ -70,18 +70,18 @@ def einsum_with_a_weight(g: Graph, a: str, w: str, equation: str, node: NodeProt
     rows, summed = labels.rows, labels.summed
     columns = labels.result[len(rows) :]
     if labels.left != "".join(rows + summed) or labels.result[: len(rows)] != "".join(rows):
-        raise Miss(f"'{equation}' is no map of the last axes")
+        raise MatchFailure(f"'{equation}' is no map of the last axes")
     if not summed or not columns or set(columns) != set(labels.columns):
-        raise Miss(f"'{equation}' is no map of the last axes")
+        raise MatchFailure(f"'{equation}' is no map of the last axes")
     if weight is None or shape is None or not weight.size or len(shape) != len(labels.left):
-        raise Miss("the shapes of its operands are not known")
+        raise MatchFailure("the shapes of its operands are not known")
     order = [labels.right.index(label) for label in (*summed, *columns)]
     sizes: list[int] = [weight.shape[axis] for axis in order]
     summands, results = prod(sizes[: len(summed)]), prod(sizes[len(summed) :])
     if list(shape[len(rows) :]) != sizes[: len(summed)]:
-        raise Miss("an axis of 1 that is summed over may be repeated")
+        raise MatchFailure("an axis of 1 that is summed over may be repeated")
     if not may_copy(g, w):
-        raise Miss("its weight has other readers, and is too large to be copied")
+        raise MatchFailure("its weight has other readers, and is too large to be copied")
     matrix: Array = np.transpose(weight, order).reshape(summands, results)
     x, kept = a, (0,) * len(rows)
     if len(summed) > 1:
@@ -101,9 +101,9 @@ def einsum_of_matrices(g: Graph, a: str, b: str, equation: str, node: NodeProto)
     left, right, result = labels.left, labels.right, labels.result
     batch, rows, summed, columns = labels.batch, labels.rows, labels.summed, labels.columns
     if not len(summed) == len(rows) == len(columns) == 1 or set(rows + columns) - set(result):
-        raise Miss(f"'{equation}' is no product of matrices")
+        raise MatchFailure(f"'{equation}' is no product of matrices")
     if not _is_same_size(g, a, left.index(summed[0]), b, right.index(summed[0])):
-        raise Miss(f"'{summed[0]}' may be 1 in one of the operands, and repeated")
+        raise MatchFailure(f"'{summed[0]}' may be 1 in one of the operands, and repeated")
     first = _ordered(g, a, left, [*batch, *rows, *summed], node)
     second = _ordered(g, b, right, [*batch, *summed, *columns], node)
     product = g.op("MatMul", first, second, at=node)

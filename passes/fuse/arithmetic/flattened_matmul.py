@@ -22,7 +22,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 flat = op.Reshape(var("x"), ...).shared().named("flat")
 w = var("w", rank=2)
@@ -41,11 +41,11 @@ def product_of_rows(
 ) -> str:
     """Reshape(Reshape(x) W + b) = x W + b"""
     if g.rank(flat.output[0]) != 2:
-        raise Miss("what it multiplies has more axes than rows and columns")
+        raise MatchFailure("what it multiplies has more axes than rows and columns")
     inner, columns = _sizes(g, product, w)
     biases = [bias for bias in (given(product, 2), shift) if bias]
     if any(by_channel(g, bias, Channels(2, 1, columns)) is None for bias in biases):
-        raise Miss("its bias is not constant, or not the same for all rows")
+        raise MatchFailure("its bias is not constant, or not the same for all rows")
     after = g.shape(node.output[0])
     rows, leading = _rows(g, x, flat, inner, _leading(after, columns))
     result = g.op("MatMul", rows, _upright(g, product, w), at=product)
@@ -61,23 +61,23 @@ def product_of_rows(
         return result
     target = reshape_target(known.shape, after)
     if target is None:
-        raise Miss("the shape that comes out cannot be told in numbers")
+        raise MatchFailure("the shape that comes out cannot be told in numbers")
     return reshape(g, result, target, at=node)
 
 
 def _sizes(g: Graph, product: NodeProto, w: str) -> tuple[int, int]:
-    """Inputs and outputs of x W + b; a Miss when a Gemm is anything else."""
+    """Inputs and outputs of x W + b; a MatchFailure when a Gemm is anything else."""
     factors = [nd.attr(product, "alpha", 1.0)]
     if given(product, 2):
         factors.append(nd.attr(product, "beta", 1.0))
     if any(factor != 1 for factor in factors) or nd.attr(product, "transA", 0):
-        raise Miss("it has factors, or works along the first axis")
+        raise MatchFailure("it has factors, or works along the first axis")
     sizes = g.shape(w) or ()
     if nd.attr(product, "transB", 0):
         sizes = sizes[::-1]
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
     if len(numbers) != 2:
-        raise Miss("the size of its weight is not known")
+        raise MatchFailure("the size of its weight is not known")
     return numbers[0], numbers[1]
 
 
@@ -109,13 +109,13 @@ def _rows(
             joined = reshape(g, x, target, at=flat)
             g.learn_type(joined, TensorType(g.dtype(x), wanted))
             return joined, leading
-    raise Miss("what is flattened cannot have the axes that come out")
+    raise MatchFailure("what is flattened cannot have the axes that come out")
 
 
 def _flatten_again(g: Graph, result: str, columns: int, product: NodeProto) -> None:
     """Give the product's other readers their rows; most of them are products of rows themselves."""
     if g.is_output(product.output[0]):
-        raise Miss("the rows are an output")
+        raise MatchFailure("the rows are an output")
     flat = reshape(g, result, [-1, columns], at=product)
     known = g.type(product.output[0])
     if known is not None:
@@ -130,7 +130,7 @@ def _upright(g: Graph, product: NodeProto, w: str) -> str:
     weight = g.const(w)
     alike = [user for user in g.users(w) if nd.is_op(user, "Gemm") and nd.attr(user, "transB", 0)]
     if weight is None or len(alike) != use_count(g, w):
-        raise Miss("its weight is transposed, and not a constant of such products alone")
+        raise MatchFailure("its weight is transposed, and not a constant of such products alone")
     return g.constant(np.transpose(weight), w)  # layers that share one: `share` finds the copies
 
 

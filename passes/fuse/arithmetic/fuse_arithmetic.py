@@ -8,32 +8,24 @@
     transpose(a b)            transpose(b) transpose(a), where one is transposed anyway
     product of flattened rows matmul along the last axis
 
-Powers are for the target to spell, see `passes.lower.powers`.
+Powers are for the target to spell, see `passes.lower.lower.powers`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_operand, permutation, same_shape, transpose
-from passes.fuse.arithmetic import einsum
-from passes.fuse.arithmetic import flattened_matmul as flattened
-from passes.fuse.arithmetic import one_hot_indices as onehot_indices
+from passes.fuse.arithmetic import einsum, flattened_matmul, one_hot_indices
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir.op_traits import REDUCTIONS
 from toolkit.ir.tensor_type import FLOATS, TensorType
 from toolkit.pattern import const, number, op, product, var
-from toolkit.rewriting.rule import Miss, apply_rules, rewrite
-from toolkit.verification.tolerance import FLOAT, Tolerance
-
-if TYPE_CHECKING:
-    from toolkit.pass_manager.protocol import Context
+from toolkit.rewriting.rule import MatchFailure, RulePass, rewrite
 
 x, y = var("x"), var("y")
 
@@ -42,7 +34,7 @@ x, y = var("x"), var("y")
 def product_with_reciprocal(g: Graph, x: str, y: str, node: NodeProto) -> str:
     """x * (1 / y). For a `y` that is broadcast, few divisions and many products are faster."""
     if not same_shape(g, y, node.output[0]) or g.dtype(y) not in FLOATS:
-        raise Miss(f"'{y}' is not of the shape of the result")
+        raise MatchFailure(f"'{y}' is not of the shape of the result")
     return g.op("Div", x, y, at=node)
 
 
@@ -62,16 +54,16 @@ def transpose_of_product(
     """(A B)^T = B^T A^T, for matrices of which one is transposed anyway, and a factor"""
     rank = g.rank(product.output[0])
     if rank is None or rank < 2 or any(g.rank(name) != rank for name in product.input):
-        raise Miss("its operands have not as many axes as the product")
+        raise MatchFailure("its operands have not as many axes as the product")
     swap = [*range(rank - 2), rank - 1, rank - 2]
     if list(permutation(g, node) or ()) != swap:
-        raise Miss("it does more than to turn each matrix")
+        raise MatchFailure("it does more than to turn each matrix")
     left, right = (_turned_by(g, name, swap, product) for name in product.input)
     result = g.op("MatMul", right, left, at=node)
     if scale is None or factor is None:
         return result
     if (g.rank(factor) or 0) > rank:
-        raise Miss("its factor adds axes")
+        raise MatchFailure("its factor adds axes")
     known = g.type(node.output[0])
     if known is not None:
         g.learn_type(result, known)
@@ -103,31 +95,27 @@ def sum_as_mean(g: Graph, x: str, share: float, sum: NodeProto, node: NodeProto)
     """sum(x) / n"""
     shape, axes = g.shape(x), int_operand(g, sum, "axes", 1, absent=[])
     if g.dtype(x) not in FLOATS or shape is None or not axes:
-        raise Miss(f"the shape of '{x}' or the axes are not known")
+        raise MatchFailure(f"the shape of '{x}' or the axes are not known")
     over = positive_axes(axes, len(shape)) or []
     sizes = [size for size in (shape[axis] for axis in over) if isinstance(size, int)]
     if len(sizes) != len(axes) or not math.isclose(math.prod(sizes) * share, 1, rel_tol=1e-6):
-        raise Miss(f"the factor {share:g} is not one by the number of elements")
+        raise MatchFailure(f"the factor {share:g} is not one by the number of elements")
     return g.op("ReduceMean", *sum.input, at=node, **nd.attrs(sum))
 
 
-_REDUCTIONS = (
-    *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd"),
-    *("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp"),
-)
-
-
 @rewrite(
-    op.any("Unsqueeze", "Reshape")(op.any(*_REDUCTIONS)(x, ..., keepdims=0).named("reduced"), ...)
+    op.any("Unsqueeze", "Reshape")(
+        op.any(*sorted(REDUCTIONS))(x, ..., keepdims=0).named("reduced"), ...
+    )
 )
 def reduction_that_keeps_axes(g: Graph, x: str, reduced: NodeProto, node: NodeProto) -> str:
     """unsqueeze(reduce(x)) over the same axes"""
     shape = g.shape(x)
     axes = positive_axes(int_operand(g, reduced, "axes", 1), None if shape is None else len(shape))
     if shape is None or not axes:
-        raise Miss(f"the shape of '{x}' or the axes are not known")
+        raise MatchFailure(f"the shape of '{x}' or the axes are not known")
     if g.shape(node.output[0]) != tuple(1 if i in axes else n for i, n in enumerate(shape)):
-        raise Miss("the axes are not put back where they were")
+        raise MatchFailure("the axes are not put back where they were")
     attributes = nd.attrs(reduced)
     attributes["keepdims"] = 1
     return g.op(reduced.op_type, *reduced.input, at=node, **attributes)
@@ -144,9 +132,11 @@ def softmax(g: Graph, x: str, largest: NodeProto | None, sum: NodeProto, node: N
     reductions = [sum] if largest is None else [sum, largest]
     axes = [positive_axes(int_operand(g, one, "axes", 1), g.rank(x)) for one in reductions]
     if any(found != axes[0] for found in axes) or axes[0] is None or len(axes[0]) != 1:
-        raise Miss("the maximum and the sum are not taken along the same axis, and only that")
+        raise MatchFailure(
+            "the maximum and the sum are not taken along the same axis, and only that"
+        )
     if not all(nd.attr(one, "keepdims", 1) for one in reductions) or g.dtype(x) not in FLOATS:
-        raise Miss("the maximum or the sum lose their axis")
+        raise MatchFailure("the maximum or the sum lose their axis")
     return g.op("Softmax", x, at=node, axis=axes[0][0])
 
 
@@ -156,19 +146,14 @@ RULES = (
     softmax,
     sum_as_mean,
     reduction_that_keeps_axes,
-    *onehot_indices.RULES,
+    *one_hot_indices.RULES,
     *einsum.RULES,
-    *flattened.RULES,
+    *flattened_matmul.RULES,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FuseArithmetic:
+class FuseArithmetic(RulePass):
     """Write quotients, means, einsums and products of rows in their plainest form."""
 
-    name: ClassVar[str] = "fuse-arithmetic"
-    tolerance: ClassVar[Tolerance] = FLOAT
-    idempotent: ClassVar[bool] = True
-
-    def run(self, model: Model, ctx: Context) -> None:
-        apply_rules(model, RULES, ctx)
+    name = "fuse-arithmetic"
+    rules = RULES

@@ -15,7 +15,7 @@ from onnx import NodeProto
 from passes.analysis.operands import int_vector
 from toolkit.ir.graph import Array, Graph
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 _LEAST = 8
 """From this many columns to choose from on, copying beats multiplying."""
@@ -38,10 +38,10 @@ def one_hot_rows(g: Graph, x: str, p: str, node: NodeProto) -> str:
 def _pick(g: Graph, x: str, p: str, axis: int, node: NodeProto) -> str:
     matrix, rank = g.const(p), g.rank(x)
     if matrix is None or rank is None or rank < 2:
-        raise Miss("the rank of what it picks from is not known, or less than 2")
+        raise MatchFailure("the rank of what it picks from is not known, or less than 2")
     matrix = matrix if axis == -1 else np.transpose(matrix)
     if matrix.shape[0] < _LEAST or not matrix.shape[1]:
-        raise Miss("it is too small to gain")
+        raise MatchFailure("it is too small to gain")
     chosen = _ones(matrix)
     first, count = int(chosen[0]), len(chosen)
     if not np.array_equal(chosen, np.arange(first, first + count)):
@@ -53,13 +53,13 @@ def _pick(g: Graph, x: str, p: str, axis: int, node: NodeProto) -> str:
 
 
 def _ones(matrix: Array) -> Array:
-    """The row of the only one in each column; a Miss when there is anything else."""
+    """The row of the only one in each column; a MatchFailure when there is anything else."""
     # A column of mostly other numbers tells at once, without reading all of a large weight.
     if np.count_nonzero(matrix[:, 0]) != 1 or np.count_nonzero(matrix) != matrix.shape[1]:
-        raise Miss("it is not one-hot")
+        raise MatchFailure("it is not one-hot")
     chosen = np.argmax(matrix != 0, axis=0)
     if not (matrix[chosen, np.arange(matrix.shape[1])] == 1).all():
-        raise Miss("it is not one-hot")
+        raise MatchFailure("it is not one-hot")
     return chosen
 
 

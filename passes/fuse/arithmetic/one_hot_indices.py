@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.operands import ints
 from toolkit.ir.graph import Array, Graph
 from toolkit.pattern import const, maybe_cast, op, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 x = var("x")
 
@@ -31,7 +31,7 @@ def one_hot_product(
     """one_hot(i) @ w. Indices count from the back too; those out of range give zeros."""
     weights, rows, levels = g.const(table), ints(g, depth), g.const(values)
     if weights is None or rows != [len(weights)] or levels is None or levels.tolist() != [0, 1]:
-        raise Miss("the table does not have a row for each index")
+        raise MatchFailure("the table does not have a row for each index")
     zeros = _zero_row(weights)
     size = len(weights)
     padded: Array = np.concatenate([weights, zeros, weights])
@@ -45,13 +45,13 @@ def compared_one_hot_product(
     """(i == [0, 1, ...]) @ w, with i as a column."""
     weights, listed, shape = g.const(table), g.const(classes), g.shape(column)
     if shape is None or not shape or shape[-1] != 1:
-        raise Miss("the comparison is not along a new last axis")
+        raise MatchFailure("the comparison is not along a new last axis")
     if weights is None or listed is None:
-        raise Miss("the table is not constant")
+        raise MatchFailure("the table is not constant")
     if listed.reshape(-1).tolist() != list(range(len(weights))):
-        raise Miss("the table does not have a row for each index")
+        raise MatchFailure("the table does not have a row for each index")
     if listed.shape[-1:] != (listed.size,) or listed.ndim > len(shape):
-        raise Miss("the classes are not along the last axis")
+        raise MatchFailure("the classes are not along the last axis")
     padded: Array = np.concatenate([weights, _zero_row(weights)])
     flat = g.op("Squeeze", column, g.constant(np.array([-1]), "axes"), at=node)
     return _picked(g, padded, flat, g.dtype(column), (-1, len(weights)), node)
@@ -59,7 +59,7 @@ def compared_one_hot_product(
 
 def _zero_row(weights: Array) -> Array:
     if len(weights) > _MOST_ROWS:
-        raise Miss("the table is too large to be copied")
+        raise MatchFailure("the table is too large to be copied")
     return np.zeros_like(weights[:1])
 
 

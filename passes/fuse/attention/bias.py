@@ -1,10 +1,9 @@
-"""The bias of an attention: all that is added to the scores, as one value of the shape it needs.
+"""Write all biases and masks of an attention as one value, the operand `attn_mask`.
 
-The runtime takes a mask [batch or 1, heads or 1, queries, keys] with all of its rows and columns.
-A row of minus infinity gives 0, and so does a row of the lowest finite number: but a model that
-masks with that number means a softmax of equal scores, the mean of all values. Such masks are
-written with a number that is nearly as low: limited to it, or, where minus infinity must stay what
-it is, made smaller by the last bit of every number.
+onnxruntime requires the shape [batch or 1, heads or 1, queries, keys]. A row of -inf results in 0,
+and so does a row of the lowest finite number. But a model that masks with that number expects a
+softmax of equal scores, the mean of all values. Such masks are raised to the next larger number: by
+a Max, or, where -inf must be kept, by scaling with 1 - epsilon.
 """
 
 from __future__ import annotations
@@ -20,30 +19,28 @@ from passes.fuse.attention.scores import Bias
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape, TensorType
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim
 
 _FLOOR = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
-"""The lowest mask value of 32 bits that the runtime adds like any other. Nearly the lowest number
-there is: two that differ in a model stay different."""
+"""The lowest float32 mask value that onnxruntime adds like any other number."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _LEAST_HALF = float(np.finfo(np.float16).min)
 _LOWEST_HALF = 0.9 * _LEAST_HALF
 _FURTHER = 1e25
-"""By this a number that takes the place of scores in half precision does so in full, too."""
+"""Factor by which a mask value that absorbs float16 scores absorbs float32 scores, too."""
 
-_MOST_ANCESTORS = 64
-_LARGEST_MASK = 1 << 22
-"""Elements of a constant that is searched for mask values."""
+_MAX_ANCESTORS = 64
+_MAX_MASK = 1 << 22
+"""Largest constant, in elements, that is searched for mask values."""
 
 
 def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
-    """Whether an attention in half precision has to be computed in full.
+    """Whether a float16 attention must be computed in float32.
 
-    Where a row is masked as a whole by the lowest number of half precision, what is left of its
-    scores is in bits that half precision has not. The runtime has them: it computes such models in
-    full, but for the attention's own kernel.
+    In a row that is fully masked with the lowest float16 number, the scores only differ in bits
+    that float16 lacks. onnxruntime computes everything but the Attention kernel in float32.
     """
     for bias in biases:
         if bias.masked is not None:
@@ -58,7 +55,7 @@ def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The scores of an attention: their sizes, and the element type that it computes in."""
+    """The shape of the scores, and the element type of the computation."""
 
     batch: Dim
     heads: int
@@ -66,12 +63,12 @@ class Layout:
     keys: Dim
     dtype: int
     guarded: bool
-    """Whether the original gives 0 for a row that is masked as a whole by minus infinity."""
+    """Whether the original results in 0 for a row fully masked with -inf."""
 
 
 @dataclass(slots=True)
 class BiasWriter:
-    """Writes the terms of a bias into a graph, next to `at`."""
+    """Writes the terms of a bias next to `at`."""
 
     g: Graph
     layout: Layout
@@ -79,10 +76,9 @@ class BiasWriter:
     at: NodeProto
 
     def total(self, biases: list[Bias], least: float) -> tuple[str, Shape]:
-        """The sum of the terms and its shape; the first term is the last that was added.
+        """Write the sum of the terms, at least `least`; return its name and shape.
 
-        Blank where nothing is left: conditions that are the same everywhere mask nothing. `least`
-        is what the sum is limited to.
+        `biases` lists the last added term first. The name is blank if no term masks anything.
         """
         g = self.g
         whole, shape = "", ()
@@ -108,7 +104,7 @@ class BiasWriter:
         return whole, shape
 
     def full(self, value: str, shape: Shape, key: str, axis: int) -> str:
-        """The bias with a row for each query and a column for each key, which `axis` counts."""
+        """Expand a bias to [.., queries, keys]; `axis` is the sequence axis of query and key."""
         g = self.g
         rows = shape[-2] if len(shape) > 1 else 1
         columns = shape[-1] if shape else 1
@@ -120,8 +116,8 @@ class BiasWriter:
             (rows, self.layout.queries, self.query),
             (columns, self.layout.keys, key),
         ):
-            place = size_in_inputs(g, wanted) or (operand, axis)
-            sizes.append(one if known == wanted else self._size(*place))
+            source = size_in_inputs(g, wanted) or (operand, axis)
+            sizes.append(one if known == wanted else self._size(*source))
         target = g.op("Concat", *sizes, at=self.at, axis=0)
         return g.op("Expand", value, target, at=self.at)
 
@@ -129,21 +125,21 @@ class BiasWriter:
         return self.g.op("Shape", value, at=self.at, start=axis, end=axis + 1)
 
     def _both(self, first: Shape, second: Shape) -> Shape:
-        """The shape of a sum. Sizes that are not known to be equal fit the scores all the same."""
+        """Return the shape of a sum; of two sizes, the one known to be that of the scores."""
         layout = self.layout
         scores: Shape = (layout.batch, layout.heads, layout.queries, layout.keys)
         rank = max(len(first), len(second))
         sizes: list[Dim] = []
-        for place in range(-rank, 0):
-            pair = [shape[place] if -place <= len(shape) else 1 for shape in (first, second)]
+        for axis in range(-rank, 0):
+            pair = [shape[axis] if -axis <= len(shape) else 1 for shape in (first, second)]
             known = [size for size in pair if size != 1] or [1]
-            sizes.append(scores[place] if scores[place] in known else known[0])
+            sizes.append(scores[axis] if scores[axis] in known else known[0])
         return tuple(sizes)
 
     # -- one term
 
     def _select(self, bias: Bias, condition: str, kept: str) -> str:
-        """`masked` where the condition says so, elsewhere `kept`, or 0."""
+        """Write `masked` where the condition masks, elsewhere `kept`, or 0."""
         low = bias.masked or 0.0
         if np.isfinite(low):
             if bias.replaces and _LEAST_HALF <= low <= _LOWEST_HALF:
@@ -158,7 +154,9 @@ class BiasWriter:
         lowest, infinite, unknown = _mask_values(g, bias.value, dtype)
         narrowed = g.dtype(bias.value) != dtype
         if lowest and infinite and narrowed:
-            raise Miss(f"the bias '{bias.value}' masks with the lowest number and with -inf")
+            raise MatchFailure(
+                f"the bias '{bias.value}' masks with the lowest number and with -inf"
+            )
         if unknown:
             lowest, infinite = True, infinite or self.layout.guarded
         if lowest and infinite:
@@ -176,17 +174,17 @@ class BiasWriter:
         return self.g.constant(np.array(number, kind), "bias")
 
     def _with_heads(self, bias: Bias) -> tuple[str, Shape]:
-        """What is added, a value or a condition, as [batch, heads, queries, keys]."""
+        """Return a term, or its condition, as [batch, heads, queries, keys], and its shape."""
         g, layout, value, rank = self.g, self.layout, bias.value, bias.rank
         shape = g.shape(value)
         if shape is None:
-            raise Miss(f"the shape of the bias '{value}' is not known")
+            raise MatchFailure(f"the shape of the bias '{value}' is not known")
         if len(shape) > min(rank, 5):
-            raise Miss(f"the bias '{value}' has more axes than the scores")
+            raise MatchFailure(f"the rank of the bias '{value}' is larger than that of the scores")
         scores = (*bias.matrices, layout.queries, layout.keys)
         pairs = zip(reversed(shape), reversed(scores), strict=False)
         if any(_enlarges(size, own) for size, own in pairs):
-            raise Miss(f"the bias '{value}' makes the scores larger")
+            raise MatchFailure(f"the bias '{value}' broadcasts the scores")
         if bias.masked is not None and rank > 3:
             value = _decisive(g, value, bias.where_true)
             stripped = g.shape(value)
@@ -194,14 +192,14 @@ class BiasWriter:
         if all(size == 1 for size in shape[:-2]):
             return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
         if rank > 3 and bias.matrices[-1] != layout.heads:
-            raise Miss(f"the bias '{value}' is for {bias.matrices[-1]} heads")
+            raise MatchFailure(f"the bias '{value}' is for {bias.matrices[-1]} heads")
         if rank == 5 and len(shape) == 4 and shape[0] != 1:
-            raise Miss(f"the bias '{value}' is for windows, of an unknown number of images")
+            raise MatchFailure(f"the bias '{value}' is per window, for an unknown batch")
         if rank > 3:
             return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
         matrices = shape[-3]
         if matrices != layout.batch * layout.heads:
-            raise Miss(f"the bias '{value}' is for {matrices} matrices")
+            raise MatchFailure(f"the bias '{value}' is for {matrices} matrices")
         apart = (layout.batch, layout.heads, *shape[-2:])
         rest = g.op("Shape", value, at=self.at, start=1)
         target = g.op(
@@ -212,15 +210,15 @@ class BiasWriter:
         return reshaped, apart
 
     def _for_windows(self, value: str, shape: Shape) -> tuple[str, Shape]:
-        """A bias [1, windows, heads, queries, keys] for a batch of images, window by window.
+        """Repeat a bias [1, windows, heads, queries, keys] for every image of a batch.
 
-        The batch of the attention is images times windows: the bias is repeated for every image.
+        The batch of the attention is images times windows.
         """
         g, layout = self.g, self.layout
         _, windows, *rest = shape
         sizes = [size for size in rest if isinstance(size, int)]
         if shape[0] != 1 or not isinstance(windows, int) or len(sizes) != 3:
-            raise Miss(f"the bias '{value}' has more axes than the scores")
+            raise MatchFailure(f"the bias '{value}' is not one per window")
         batch = g.op("Shape", self.query, at=self.at, start=0, end=1)
         images = g.op("Div", batch, int_vector(g, [windows], "windows"), at=self.at)
         target = g.op("Concat", images, int_vector(g, [1, 1, 1, 1]), at=self.at, axis=0)
@@ -232,12 +230,11 @@ class BiasWriter:
 
 
 def _decisive(g: Graph, condition: str, where_true: bool) -> str:
-    """What a condition depends on: it is broadcast against the scores in any case.
+    """Return the condition without Expand and terms that only broadcast it.
 
-    A term that is true everywhere adds nothing to an And but a shape, and one that is false
-    everywhere nothing to an Or.
+    That is a term of And that is always true, or a term of Or that is always false.
     """
-    for _ in range(_MOST_ANCESTORS):
+    for _ in range(_MAX_ANCESTORS):
         node = g.producer(condition)
         if node is None or g.shape(condition) is None:
             break
@@ -257,18 +254,17 @@ def _decisive(g: Graph, condition: str, where_true: bool) -> str:
 
 
 def _enlarges(size: Dim, own: Dim) -> bool:
-    """Whether a bias of this size surely does not leave the size of the scores as it is."""
+    """Whether a size of the bias is known to broadcast that of the scores."""
     if own == 1 or (isinstance(size, int) and isinstance(own, int)):
         return size not in (1, own)
     return False
 
 
 def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
-    """What a bias may contain: the lowest finite number, minus infinity, anything the caller says.
+    """Return whether a bias may contain the lowest finite number, -inf, or unknown values.
 
-    They are looked for among the constants that the bias is computed from, with either sign: what
-    is large may be subtracted. The lowest number of the element type that the attention computes in
-    is what lower ones become.
+    Searches the constants that the bias is computed from, of either sign: a large one may be
+    subtracted. Numbers below the lowest one of `dtype` count as the lowest.
     """
     lowest = infinite = unknown = False
     most = 0.99 * float(np.finfo(helper.tensor_dtype_to_np_dtype(dtype)).max)
@@ -278,14 +274,14 @@ def _mask_values(g: Graph, value: str, dtype: int) -> tuple[bool, bool, bool]:
         constant = g.const(name)
         node = g.producer(name)
         if constant is not None:
-            if constant.dtype.kind == "f" and 0 < constant.size <= _LARGEST_MASK:
+            if constant.dtype.kind == "f" and 0 < constant.size <= _MAX_MASK:
                 size = np.abs(constant)
                 infinite = infinite or bool(np.isinf(size).any())
                 finite = size[np.isfinite(size)] if infinite else size
                 lowest = lowest or (finite.size > 0 and float(finite.max()) >= most)
         elif node is None:
             unknown = unknown or g.dtype(name) in _FLOATS
-        elif len(seen) > _MOST_ANCESTORS:
+        elif len(seen) > _MAX_ANCESTORS:
             unknown = True
         else:
             inputs = node.input[1:] if nd.is_op(node, "Where") else node.input

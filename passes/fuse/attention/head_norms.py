@@ -1,9 +1,9 @@
-"""Queries and keys that are normalized head by head, behind the move of their heads.
+"""Move the normalization of each head (queries and keys) before the Transpose of the heads.
 
     norm(Transpose(x [batch, length, heads, size]))  =  Transpose(norm(x))
 
-A norm of the last axis does not mind how the others are arranged. Before the Transpose it works on
-what is a view of tokens, which is how attention reads its operands best.
+A norm over the last axis is independent of the order of the others. Before the Transpose its
+operand is a view of tokens, the layout that attention prefers.
 """
 
 from __future__ import annotations
@@ -11,26 +11,24 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.operands import normalized_from, permutation, transpose
-from passes.fuse.linear.affine import only_reader
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
 from toolkit.pattern import op, var
-from toolkit.rewriting.match_failure import Miss
-from toolkit.rewriting.rule import rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 _norms = op.any("LayerNormalization", "RMSNormalization")
 
 
-@rewrite(_norms(op.Transpose(var("x", rank=4)).named("turn"), ...), opset=17)
-def norm_before_move(g: Graph, x: str, turn: NodeProto, node: NodeProto) -> str:
+@rewrite(_norms(op.Transpose(var("x", rank=4)).named("moved"), ...), opset=17)
+def norm_before_move(g: Graph, x: str, moved: NodeProto, node: NodeProto) -> str:
     """norm(Transpose(x)) = Transpose(norm(x))"""
-    perm, shape = permutation(g, turn), g.shape(x)
+    perm = permutation(g, moved)
     if perm is None or perm[-1] != 3 or normalized_from(g, node) != 3:
-        raise Miss("the axis that it normalizes moves, or it scales each head by itself")
-    if only_reader(g, turn.output[0]) is None or len(nd.outputs_of(node)) > 1:
-        raise Miss("something else reads what was moved, or its mean")
+        raise MatchFailure("the normalized axis moves, or each head has its own scale")
+    if g.sole_user(moved.output[0]) is None or len(nd.outputs_of(node)) > 1:
+        raise MatchFailure("the Transpose or the statistics have other users")
     inputs = [x, *node.input[1:]]
     normalized = g.op(node.op_type, *inputs, domain=node.domain, at=node, **nd.attrs(node))
-    g.learn_type(normalized, TensorType(g.dtype(node.output[0]), shape))
+    g.learn_type(normalized, TensorType(g.dtype(node.output[0]), g.shape(x)))
     return transpose(g, normalized, perm, at=node)

@@ -1,9 +1,9 @@
-"""Attention with a cache: keys and values of earlier steps, joined with those of this step.
+"""Fuse the concatenation of cached and new keys and values into Attention.
 
     Attention(q, concat(past_k, k), concat(past_v, v))  =  Attention(q, k, v, past_k, past_v)
 
-The operator joins them itself and gives what it joined as further outputs, so that nothing is
-copied twice, and the new keys and values can come as tokens.
+The operator concatenates them itself and returns the results as further outputs. Nothing is copied
+twice, and the new keys and values can be tokens.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.operands import given
-from passes.fuse.attention.heads import Operand, heads_apart, mismatch
+from passes.fuse.attention.heads import Form, Operand, heads_apart, mismatch
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
 from toolkit.pattern import op, var
-from toolkit.rewriting.match_failure import Miss
-from toolkit.rewriting.rule import rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 _SEQUENCE = 2
 """The axis along which a cache grows: [batch, heads, sequence, size]."""
@@ -25,60 +24,57 @@ _SEQUENCE = 2
 
 @rewrite(op.Attention(var("q", rank=4), var("k"), var("v"), ...), opset=23)
 def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
-    """Attention(q, concat(past_k, k), concat(past_v, v))"""
+    """Attention(q, concat(past_k, k), concat(past_v, v)) = Attention(q, k, v, past_k, past_v)"""
     if given(node, 4) or len(node.output) > 1 or k == v:
-        raise Miss(f"{nd.label(node)} has a cache already, or one for keys and values together")
-    joined = [_joined(g, name, node) for name in (k, v)]
-    (past_k, new_k), (past_v, new_v) = (join.input for join in joined)
-    if not (_as_long(g, past_k, past_v) or _as_long(g, new_k, new_v)):
-        raise Miss("the keys may be joined at another place than the values")
+        raise MatchFailure(f"{nd.label(node)} has a cache, or one for keys and values together")
+    concats = [_concat(g, name, node) for name in (k, v)]
+    (past_k, new_k), (past_v, new_v) = (concat.input for concat in concats)
+    if not (_same_length(g, past_k, past_v) or _same_length(g, new_k, new_v)):
+        raise MatchFailure("cached and new keys may meet at another position than the values")
     attributes = nd.attrs(node)
     if attributes.get("is_causal"):
-        raise Miss(f"{nd.label(node)} is causal, and counts its queries from the first key on")
-    operands = Operand(g, q), Operand(g, new_k, scaled=False), Operand(g, new_v, scaled=False)
-    forms = [operand.tokens() for operand in operands]
-    names = [q, new_k, new_v]
-    query, key, value = forms
-    on_tokens = (
-        query is not None
-        and key is not None
-        and value is not None
-        and not mismatch(query, key, value, operands[0])
-        and operands[1].keeps_heads(key)
-    )
-    if on_tokens and query is not None and key is not None:
-        found = [form for form in forms if form is not None]
-        names = [one.write(form, node) for one, form in zip(operands, found, strict=True)]
+        raise MatchFailure(f"{nd.label(node)} is causal, counting its queries from the first key")
+    names, forms = [q, new_k, new_v], _token_forms(g, q, new_k, new_v)
+    if forms is not None:
+        query, key, _ = forms
+        names = [form.write(g, node) for form in forms]
         attributes["scale"] = attributes.get("scale", query.size**-0.5) * query.source.scale
         attributes.update(q_num_heads=query.heads, kv_num_heads=key.heads)
     fused = g.add("Attention", [*names, given(node, 3), past_k, past_v], 3, attributes, at=node)
-    for join, present in zip(joined, fused.output[1:], strict=True):
-        g.replace(join.output[0], present)
-        g.prune(join)
+    for concat, present in zip(concats, fused.output[1:], strict=True):
+        g.replace(concat.output[0], present)
+        g.prune(concat)
     result = fused.output[0]
-    if not on_tokens or query is None or value is None:
+    if forms is None:
         return result
+    query, _, value = forms
     tokens = (query.batch, query.sequence, query.heads * value.size)
     g.learn_type(result, TensorType(g.dtype(q), tokens))
     return heads_apart(g, result, query.heads, value.size, node)
 
 
-def _as_long(g: Graph, keys: str, values: str) -> bool:
-    """Whether there are as many keys as values."""
+def _token_forms(g: Graph, q: str, k: str, v: str) -> tuple[Form, Form, Form] | None:
+    """Return query, key and value as tokens, if they fit together."""
+    query = Operand(g, q).tokens()
+    key, value = (Operand(g, name, scaled=False).tokens() for name in (k, v))
+    if query is None or key is None or value is None or not key.keeps_heads:
+        return None
+    return None if mismatch(query, key, value) else (query, key, value)
+
+
+def _same_length(g: Graph, keys: str, values: str) -> bool:
     one, other = g.shape(keys), g.shape(values)
     return one is not None and other is not None and one[_SEQUENCE] == other[_SEQUENCE]
 
 
-def _joined(g: Graph, name: str, reader: NodeProto) -> NodeProto:
-    """The Concat of a cache and what is new, which only the attention reads."""
-    join = g.producer(name)
-    if join is None or not nd.is_op(join, "Concat") or len(join.input) != 2:
-        raise Miss(f"'{name}' is not a cache and what is new")
-    axis = nd.attr(join, "axis", 0)
-    if axis not in (_SEQUENCE, _SEQUENCE - 4) or g.rank(name) != 4:
-        raise Miss(f"{nd.label(join)} does not join along the sequence")
-    others = [user for user in g.users(name) if user is not reader]
-    if others or g.is_captured(name):
-        # The mask might be made of it, and the operator cannot read what it makes itself.
-        raise Miss(f"{nd.label(join)} is read elsewhere too")
-    return join
+def _concat(g: Graph, name: str, attention: NodeProto) -> NodeProto:
+    """Return the Concat of cached and new values, which must have no other user."""
+    concat = g.producer(name)
+    if concat is None or not nd.is_op(concat, "Concat") or len(concat.input) != 2:
+        raise MatchFailure(f"'{name}' does not join cached and new values")
+    if nd.attr(concat, "axis", 0) not in (_SEQUENCE, _SEQUENCE - 4) or g.rank(name) != 4:
+        raise MatchFailure(f"{nd.label(concat)} does not join along the sequence")
+    if any(user is not attention for user in g.users(name)) or g.is_captured(name):
+        # The mask may depend on it, and the operator cannot use its own results.
+        raise MatchFailure(f"{nd.label(concat)} has other users")
+    return concat

@@ -1,12 +1,11 @@
-"""Query, key and value that one linear map gives, as Vision Transformers take them apart.
+"""Split query, key and value of one linear layer before their heads are transposed.
 
     x [batch, length, 3 * heads * size]
     Transpose(Reshape(x, [batch, length, 3, heads, size]), [2, 0, 3, 1, 4])[i]
 
-Entries of an axis that was split off the last one are parts of that last axis. Cut out of `x`
-itself they are tokens, which attention takes as they are; a Transpose of all of them, and what
-copies each out of it, are then not needed. Nor is an axis for the one head that key and value have
-where many queries share it: it comes behind the Split.
+Vision Transformers are exported like this. An entry of the axis of size 3 is a part of the last
+axis of x. Split off x itself, the parts are tokens, which attention prefers, and the Transpose of
+all three is saved. Likewise, an Unsqueeze (for a single key and value head) moves after a Split.
 """
 
 from __future__ import annotations
@@ -28,16 +27,15 @@ from passes.analysis.operands import (
     transpose,
     unsqueeze,
 )
-from passes.fuse.linear.affine import only_reader
 from passes.simplify.canonicalize.slices_of_views import cut
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite
 
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 
 
 @rewrite(op.Transpose(op.Reshape(var("x"), ...).named("apart")), opset=13)
@@ -54,7 +52,7 @@ def packed_heads(g: Graph, x: str, apart: NodeProto, node: NodeProto) -> str:
     for entry in entries:
         parts[entry.index] = _put(g, parts[entry.index], entry, packed.axis, node)
     for entry in entries:
-        g.prune(entry.reader)
+        g.prune(entry.user)
     return node.output[0]
 
 
@@ -65,9 +63,9 @@ def split_before_view(g: Graph, x: str, view: NodeProto, node: NodeProto) -> Seq
     axes = positive_axes(int_operand(g, view, "axes", 1), rank)
     along = positive_axes([nd.attr(node, "axis", 0)], rank)
     if shape is None or not axes or not along or along[0] in axes:
-        raise Miss("the shapes of its views are not known")
-    if only_reader(g, view.output[0]) is None:
-        raise Miss("something else reads the view")
+        raise MatchFailure("a shape is not known, or the new axis is split")
+    if g.sole_user(view.output[0]) is None:
+        raise MatchFailure("the Unsqueeze has other users")
     axis = along[0] - sum(one < along[0] for one in axes)
     attributes = {**nd.attrs(node), "axis": axis}
     parts = g.add("Split", [x, *node.input[1:]], len(node.output), attributes, at=node).output
@@ -75,16 +73,16 @@ def split_before_view(g: Graph, x: str, view: NodeProto, node: NodeProto) -> Seq
     for old, part in zip(node.output, parts, strict=True):
         sizes = g.shape(old)
         if sizes is not None:
-            kept = tuple(size for place, size in enumerate(sizes) if place not in axes)
+            kept = tuple(size for axis, size in enumerate(sizes) if axis not in axes)
             g.learn_type(part, TensorType(g.dtype(x), kept))
         results.append(unsqueeze(g, part, axes, at=node))
     return results
 
 
 def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> str:
-    """Let the readers of an entry read the part, most of them without the axis of size 1.
+    """Replace an entry with the part; drop a Squeeze of its axis of size 1.
 
-    The name of the part from now on: one that is an output of the graph has that one's.
+    Returns the new name of the part, which changes if it becomes an output of the graph.
     """
     if not entry.has_axis:
         return g.replace(entry.value, part)
@@ -100,45 +98,44 @@ def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """How the last axis of a value is split, and the axes are moved then."""
+    """A Reshape of the last axis to [count, *heads], followed by a Transpose."""
 
     g: Graph
     leading: Shape
-    """The axes before the parts."""
+    """The sizes of the axes before it."""
     count: int
     heads: tuple[int, ...]
-    """What a part is split into."""
     perm: tuple[int, ...]
 
     @classmethod
     def of(cls, g: Graph, x: str, apart: NodeProto, node: NodeProto) -> Packed:
         shape, sizes, perm = g.shape(x), g.shape(apart.output[0]), permutation(g, node)
         if not shape or sizes is None or perm is None or not isinstance(shape[-1], int):
-            raise Miss("the shapes of its views are not known")
+            raise MatchFailure("a shape is not known")
         numbers: list[int] = []
         for size in reversed(sizes):
             if not isinstance(size, int) or prod(numbers) >= shape[-1]:
                 break
             numbers.insert(0, size)
         if len(numbers) < 3 or prod(numbers) != shape[-1]:
-            raise Miss("the last axis is not split into parts, heads and their elements")
-        if not 1 < numbers[0] <= _MOST_PARTS:
-            raise Miss("the last axis has one part, or many")
+            raise MatchFailure("the last axis is not split into parts, heads and head size")
+        if not 1 < numbers[0] <= _MAX_PARTS:
+            raise MatchFailure(f"the last axis is not split into 2 to {_MAX_PARTS} parts")
         leading = sizes[: len(sizes) - len(numbers)]
         return cls(g, leading, numbers[0], tuple(numbers[1:]), perm)
 
     @property
     def axis(self) -> int:
-        """Where the parts are, behind the Transpose."""
+        """The axis of the parts after the Transpose."""
         return self.perm.index(len(self.leading))
 
     def parts(self, x: str, wanted: Sequence[int], node: NodeProto) -> dict[int, str]:
-        """The parts of `x`, each as it is behind the Transpose."""
-        g, place, width = self.g, len(self.leading), prod(self.heads)
+        """Write a Split of `x`; return the wanted parts, each in the layout after the Transpose."""
+        g, parts_axis, width = self.g, len(self.leading), prod(self.heads)
         shape = g.shape(x) or ()
         sizes = int_vector(g, [width] * self.count, "sizes")
         split = g.add("Split", [x, sizes], self.count, {"axis": len(shape) - 1}, at=node)
-        order = [axis - (axis > place) for axis in self.perm if axis != place]
+        order = [axis - (axis > parts_axis) for axis in self.perm if axis != parts_axis]
         found: dict[int, str] = {}
         for index in wanted:
             part = split.output[index]
@@ -146,54 +143,50 @@ class Packed:
             part = _viewed(g, part, (*self.leading, width), node)
             part = _viewed(g, part, (*self.leading, *self.heads), node)
             found[index] = transpose(g, part, order, at=node)
-            turned = tuple((*self.leading, *self.heads)[axis] for axis in order)
-            g.learn_type(found[index], TensorType(g.dtype(x), turned))
         return found
 
 
 def _viewed(g: Graph, value: str, shape: Shape, node: NodeProto) -> str:
-    """`value` in another shape, if it is not in that already."""
+    """Write `value` in another shape, unless it already has that shape."""
     if g.shape(value) == shape:
         return value
     target = reshape_target(g.shape(value), shape)
     if target is None:
-        raise Miss("how its parts are to be viewed differs from run to run")
-    view = reshape(g, value, target, at=node)
-    g.learn_type(view, TensorType(g.dtype(value), shape))
-    return view
+        raise MatchFailure("a Reshape cannot be given the sizes of its parts")
+    return reshape(g, value, target, at=node, shape=shape)
 
 
 def _merged(g: Graph, value: str, axis: int) -> NodeProto | None:
-    """The one Reshape that reads `value`, where the parts come first and stay there."""
-    users = g.users(value)
-    if axis or len(users) != 1 or not nd.is_op(users[0], "Reshape") or g.is_output(value):
+    """Return a Reshape that is the only user of `value` and keeps the parts as its first axis."""
+    user = g.sole_user(value)
+    if axis or user is None or not nd.is_op(user, "Reshape"):
         return None
-    before, after = g.shape(value), g.shape(users[0].output[0])
-    return users[0] if before and after and before[0] == after[0] else None
+    before, after = g.shape(value), g.shape(user.output[0])
+    return user if before and after and before[0] == after[0] else None
 
 
-# -- what is read
+# -- users
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value that is one entry of an axis; `has_axis`: that is still there, and of size 1."""
+    """A value that is one entry of an axis; with `has_axis` it keeps that axis, with size 1."""
 
     value: str
     index: int
     has_axis: bool
-    reader: NodeProto
+    user: NodeProto
 
 
 def _entries(g: Graph, value: str, axis: int, count: int) -> list[Entry]:
-    """All that is read of `value`, if that is single entries of this axis."""
+    """Return the users of `value`, which must take single entries of this axis."""
     if g.is_output(value) or g.is_captured(value):
-        raise Miss("all of it is read")
+        raise MatchFailure("it is used as a whole")
     found: list[Entry] = []
     for user in g.users(value):
         entries = _entries_of(g, user, value, axis, count)
         if not entries:
-            raise Miss(f"{nd.label(user)} reads something else than one part of it")
+            raise MatchFailure(f"{nd.label(user)} does not take one part of it")
         found.extend(entries)
     return found
 

@@ -1,9 +1,9 @@
-"""A bias that is added to the scores in another shape of theirs.
+"""Move a bias that is added to reshaped scores before the Reshape.
 
     Reshape(Reshape(x) + a + b) = x + Reshape(a + b)
 
-Relative positions on images are like this: the scores of all pixels with all pixels as [..., rows,
-columns, rows, columns], with one term for the rows and one for the columns (SAM, ViTDet, MViT).
+Relative positions on images are added like this: the scores as [..., rows, columns, rows, columns],
+with one term for the rows and one for the columns (SAM, ViTDet, MViT).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
 from toolkit.pattern import op, total, var
-from toolkit.rewriting.match_failure import Miss
-from toolkit.rewriting.rule import rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 _scores = op.Reshape(var("x"), ...).named("view")
 
@@ -28,20 +27,17 @@ _scores = op.Reshape(var("x"), ...).named("view")
 def bias_in_another_shape(
     g: Graph, x: str, a: str, b: str | None, view: NodeProto, back: NodeProto, node: NodeProto
 ) -> str:
-    """softmax(reshape(reshape(x) + a + b))"""
+    """softmax(Reshape(Reshape(x) + a + b)) = softmax(x + Reshape(a + b))"""
     inner, outer = g.shape(view.output[0]), g.shape(x)
     if outer is None or inner is None or g.shape(back.output[0]) != outer:
-        raise Miss(f"{nd.label(back)} does not give the shape that {nd.label(view)} has changed")
+        raise MatchFailure(f"{nd.label(back)} does not undo {nd.label(view)}")
     shapes = [shape for shape in (g.shape(name) for name in (a, b) if name) if shape is not None]
     if len(shapes) != (2 if b else 1) or broadcast(*shapes) != inner:
-        raise Miss("what is added is smaller than the scores")
+        raise MatchFailure("the bias is smaller than the scores")
     target = reshape_target(inner, outer)
     if target is None:
-        raise Miss(f"the sizes of '{x}' are not known")
-    term = g.op("Add", a, b, at=node) if b else a
-    g.learn_type(term, TensorType(g.dtype(x), inner))
-    bias = reshape(g, term, target, at=node)
-    g.learn_type(bias, TensorType(g.dtype(x), outer))
-    whole = g.op("Add", x, bias, at=node)
-    g.learn_type(whole, TensorType(g.dtype(x), outer))
-    return g.op("Softmax", whole, at=node, **nd.attrs(node))
+        raise MatchFailure(f"the shape of '{x}' cannot be given to a Reshape")
+    bias = g.op("Add", a, b, at=node) if b else a
+    biased = g.op("Add", x, reshape(g, bias, target, at=node, shape=outer), at=node)
+    g.learn_type(biased, TensorType(g.dtype(x), outer))
+    return g.op("Softmax", biased, at=node, **nd.attrs(node))

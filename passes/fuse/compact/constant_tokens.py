@@ -1,9 +1,9 @@
-"""Tokens that are put before or behind the patches of an image, where a constant is added then.
+"""Fold constant tokens (class tokens, registers) into the constant added after their Concat.
 
     Concat(Expand(t), x) + c  =  Pad(x) + (c + t)
 
-Zeros are as good as the tokens where each of them gets its own part of a constant, and they need
-not be repeated for every image.
+A position embedding c has its own element for each token t, so zeros can take the place of t. A Pad
+writes them without an Expand to the batch size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from passes.analysis.operands import int_vector
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite
 
 
@@ -29,14 +29,14 @@ def added_tokens(g: Graph, join: NodeProto, c: str, node: NodeProto) -> str:
     rank = len(whole or ())
     axes = positive_axes([nd.attr(join, "axis", 0)], rank)
     if whole is None or axes is None or axes[0] == 0 or added is None:
-        raise Miss("the shape of what is joined is not known")
+        raise MatchFailure("the shape of the Concat is not known")
     axis = axes[0]
     if added.ndim != rank or added.shape[0] != 1 or added.shape[1:] != tuple(whole[1:]):
-        raise Miss("the constant is not one for each place, and for every image the same")
+        raise MatchFailure("the constant does not have one element per position, for all images")
     tokens = [_token(g, name, rank) for name in join.input]
-    rest = [place for place, token in enumerate(tokens) if token is None]
+    rest = [index for index, token in enumerate(tokens) if token is None]
     if len(rest) != 1 or len(tokens) < 2:
-        raise Miss("it is not one value that constants are joined to")
+        raise MatchFailure("it does not join constants to one variable")
     before, after = (_joined(part, axis) for part in (tokens[: rest[0]], tokens[rest[0] + 1 :]))
     sums = np.array(added)
     pads = [0] * (2 * rank)
@@ -52,7 +52,7 @@ def added_tokens(g: Graph, join: NodeProto, c: str, node: NodeProto) -> str:
 
 
 def _token(g: Graph, value: str, rank: int) -> Array | None:
-    """A constant that is repeated for every image, as [1, tokens, ...]."""
+    """Return a constant repeated for every image, as [1, tokens, ...], or None."""
     node, shape = g.producer(value), g.shape(value)
     stored = g.const(node.input[0]) if node is not None and nd.is_op(node, "Expand") else None
     if stored is None or shape is None or stored.ndim > rank:

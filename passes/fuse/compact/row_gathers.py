@@ -1,11 +1,10 @@
-"""Chains of operators that only move rows, as one Gather of rows.
+"""Replace chains of data movement that permute whole rows with one Gather of rows.
 
     Reshape, Slice, Concat, Reshape, Transpose, Reshape (x)  =  Reshape(Gather(x, rows))
 
-Windows of an image are cut, shifted and merged like this (Swin): whatever the chain does, it does
-alike to every image of the batch, and whole rows of the last axis stay together. Which row goes
-where is found by running the chain on numbers, for one image and for three: if the others end up
-behind the first, in the same order, the batch has no part in it.
+Swin cuts, shifts and merges the windows of an image like this. The chain treats all images of the
+batch alike and keeps rows of the last axis together. Both are checked by evaluating the chain on
+element numbers, for one image and for three, which also yields the order of the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.kernels import evaluate
+from passes.analysis.const_eval import evaluate
 from passes.analysis.operands import int_vector, reshape
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
@@ -24,15 +23,15 @@ from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import floordiv
 
 _MOVES = ("Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Gather")
-_MOST_NODES = 24
+_MAX_NODES = 24
 _IMAGES = 3
-_MOST_ELEMENTS = 1 << 21
-"""Of one image: beyond, finding out would take longer than a moment."""
+_MAX_ELEMENTS = 1 << 21
+"""Largest image, in elements, on which a chain is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """Nodes in graph order that make `root` of `source` and of nothing else."""
+    """The nodes, in graph order, that compute `root` from `source` alone."""
 
     source: str
     nodes: tuple[NodeProto, ...]
@@ -40,8 +39,8 @@ class Chain:
 
 
 def chains(g: Graph) -> list[Chain]:
-    """All chains in the graph that end where something else than a move reads them."""
-    order = {id(node): place for place, node in enumerate(g.nodes)}
+    """Return all maximal chains of data movement."""
+    order = {id(node): index for index, node in enumerate(g.nodes)}
     found: list[Chain] = []
     taken: set[int] = set()
     for node in reversed(g.nodes):
@@ -65,16 +64,16 @@ def _chain(g: Graph, root: NodeProto, order: dict[int, int]) -> Chain | None:
     pending = _operands(root)
     sources: list[str] = []
     while pending:
-        # The latest first: then all that reads a value inside has been seen before its maker.
+        # The latest first: then all users of a value are visited before its producer.
         pending.sort(key=lambda name: order.get(id(g.producer(name)), -1))
         value = pending.pop()
         if value in pending:
             continue
-        maker = g.producer(value)
+        producer = g.producer(value)
         own = not g.is_output(value) and all(id(user) in inside for user in g.users(value))
-        if maker is not None and own and _is_move(g, maker) and len(inside) < _MOST_NODES:
-            inside[id(maker)] = maker
-            pending.extend(_operands(maker))
+        if producer is not None and own and _is_move(g, producer) and len(inside) < _MAX_NODES:
+            inside[id(producer)] = producer
+            pending.extend(_operands(producer))
         elif value not in sources:
             sources.append(value)
     if len(sources) != 1 or len(inside) < 3:
@@ -88,7 +87,7 @@ def _operands(node: NodeProto) -> list[str]:
 
 
 def write(g: Graph, chain: Chain) -> bool:
-    """Put a Gather in the chain's place, where that has fewer nodes; whether it was done."""
+    """Replace a chain with a Gather if that has fewer nodes; return whether it was replaced."""
     shape, result = g.shape(chain.source), g.shape(chain.root.output[0])
     if shape is None or len(shape) < 3 or result is None:
         return False
@@ -117,7 +116,7 @@ def write(g: Graph, chain: Chain) -> bool:
 
 
 def _pieces(shape: Shape, result: Shape) -> int | None:
-    """How many entries of the source's first axis are one image; None when that may vary."""
+    """Return how many entries of the source's first axis form one image; None if that varies."""
     own, other = shape[0], result[0] if result else 0
     if isinstance(own, int) or isinstance(other, int):
         return None
@@ -129,7 +128,7 @@ def _pieces(shape: Shape, result: Shape) -> int | None:
 
 
 def _target(result: Shape) -> list[int] | None:
-    """The result's shape for a Reshape: only its first size may vary."""
+    """Return the result's shape as the target of a Reshape: only its first size may vary."""
     sizes = _numbers(result[1:])
     if len(sizes) != len(result) - 1 or not all(sizes):
         return None
@@ -141,9 +140,9 @@ def _numbers(shape: Shape) -> list[int]:
 
 
 def _rows(g: Graph, chain: Chain, pieces: int, sizes: list[int]) -> Array | None:
-    """For one image, which row of the source each row of the result is."""
+    """Return, for one image, the row of the source that each row of the result is."""
     count, width = pieces * math.prod(sizes), sizes[-1]
-    if not 0 < count <= _MOST_ELEMENTS or width < 2:
+    if not 0 < count <= _MAX_ELEMENTS or width < 2:
         return None
     one, more = (_moved(g, chain, images * pieces, sizes) for images in (1, _IMAGES))
     if one is None or more is None or one.size % width or more.size != _IMAGES * one.size:
@@ -151,15 +150,15 @@ def _rows(g: Graph, chain: Chain, pieces: int, sizes: list[int]) -> Array | None
     first = one.reshape(-1)
     if not np.array_equal(more.reshape(_IMAGES, -1), first + count * np.arange(_IMAGES)[:, None]):
         return None
-    places = first.reshape(-1, width)
-    starts = places[:, :1]
-    if (starts % width).any() or not np.array_equal(places, starts + np.arange(width)):
+    rows = first.reshape(-1, width)
+    starts = rows[:, :1]
+    if (starts % width).any() or not np.array_equal(rows, starts + np.arange(width)):
         return None
     return starts[:, 0] // width
 
 
 def _moved(g: Graph, chain: Chain, lead: int, sizes: list[int]) -> Array | None:
-    """The numbers of the elements, moved by the chain."""
+    """Return the element numbers of the source, moved by the chain."""
     start: Array = np.arange(lead * math.prod(sizes), dtype=np.int64).reshape(lead, *sizes)
     known: dict[str, Array] = {chain.source: start}
     for node in chain.nodes:

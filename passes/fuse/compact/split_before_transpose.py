@@ -1,9 +1,9 @@
-"""Axes that are merged before a Transpose and split again behind it, split from the start.
+"""Split an axis before a Transpose instead of merging it before and splitting it after.
 
     Reshape(Transpose(Reshape(x, [l, 8 b, d])), [b, 8, l, d]) = Transpose(Reshape(x, [l, b, 8, d]))
 
-`nn.MultiheadAttention` separates its heads like this. It is a Reshape less, and mostly one that has
-to be told sizes that only the run knows.
+`nn.MultiheadAttention` splits its heads like this. It saves a Reshape, usually one with computed
+sizes. Factors after such data movement are folded into the weight before it.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import permutation, reshape, reshape_target, transpose
-from passes.fuse.linear.affine import only_reader
+from passes.fuse.linear.affine import rounded, use_count
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.op_traits import MOVEMENT
 from toolkit.ir.tensor_type import Shape
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite
 
 
 @rewrite(
     op.Reshape(op.Transpose(op.Reshape(var("x"), ...).named("first")).named("turn"), ...), opset=5
 )
-def split_behind_transpose(
+def split_after_transpose(
     g: Graph, x: str, first: NodeProto, turn: NodeProto, node: NodeProto
 ) -> str:
     """Reshape(Transpose(Reshape(x))) = Transpose(Reshape(x)) where the last one splits an axis"""
     perm, shape, result = permutation(g, turn), g.shape(first.output[0]), g.shape(node.output[0])
     if perm is None or shape is None or result is None:
-        raise Miss("the shapes on the way are not known")
-    place = _split_axis(tuple(shape[axis] for axis in perm), result)
+        raise MatchFailure("a shape is not known")
+    found = _split_axis(tuple(shape[axis] for axis in perm), result)
     extra = len(result) - len(shape)
-    split = perm[place]
-    parts = result[place : place + extra + 1]
+    split = perm[found]
+    parts = result[found : found + extra + 1]
     target = reshape_target(g.shape(x), (*shape[:split], *parts, *shape[split + 1 :]))
     if target is None:
-        raise Miss("a Reshape cannot be told the sizes")
+        raise MatchFailure("a Reshape cannot be given the sizes")
     order: list[int] = []
     for axis in perm:
         start = axis if axis <= split else axis + extra
@@ -46,46 +47,45 @@ def split_behind_transpose(
 
 
 def _split_axis(shape: Shape, result: Shape) -> int:
-    """The only axis of `shape` that `result` has in parts; all others are the same."""
+    """Return the only axis of `shape` that `result` splits; all others must be equal."""
     if len(result) <= len(shape):
-        raise Miss("no axis is split")
-    place = 0
-    while place < len(shape) - 1 and shape[place] == result[place]:
-        place += 1
-    behind = len(shape) - place - 1
-    if behind and shape[-behind:] != result[-behind:]:
-        raise Miss("more than one axis changes")
-    return place
+        raise MatchFailure("no axis is split")
+    axis = 0
+    while axis < len(shape) - 1 and shape[axis] == result[axis]:
+        axis += 1
+    following = len(shape) - axis - 1
+    if following and shape[-following:] != result[-following:]:
+        raise MatchFailure("more than one axis changes")
+    return axis
 
 
 _FACTOR = const("c", where=lambda array: array.size == 1)
-_MOVES = ("Transpose", "GatherElements", "Gather", "Reshape", "Slice")
-_LONGEST_WAY = 4
+_MOVES = MOVEMENT - {"Split"}
+"""Data movement with one result: the other parts of a Split would lack the factor."""
+_MAX_CHAIN = 4
 
 
 @rewrite(op.Mul(var("x"), _FACTOR), op.Div(var("x"), _FACTOR), opset=13)
 def factor_before_moves(g: Graph, x: str, c: str, node: NodeProto) -> str:
-    """moved(x W) * c = moved(x (W c)), and / c likewise"""
+    """move(x W) * c = move(x (W c)), and / c likewise"""
     factor, value = g.const(c), x
     if factor is None or factor.dtype.kind != "f" or factor.ndim > (g.rank(x) or 0):
-        raise Miss("the factor is no number, or makes axes")
-    for _ in range(_LONGEST_WAY):
-        maker = g.producer(value) if only_reader(g, value) is not None else None
-        if maker is None or not nd.is_op(maker, *_MOVES):
+        raise MatchFailure("the factor is not a float, or has a larger rank")
+    for _ in range(_MAX_CHAIN):
+        producer = g.producer(value) if g.sole_user(value) is not None else None
+        if producer is None or not nd.is_op(producer, *_MOVES):
             break
-        value = maker.input[0]
+        value = producer.input[0]
     else:
-        maker = None
-    weight = g.const(maker.input[1]) if maker is not None and nd.is_op(maker, "MatMul") else None
-    if maker is None or weight is None or g.use_count(maker.input[1]) != 1:
-        raise Miss("it is no product with a weight of its own that is moved")
+        producer = None
+    if producer is None or not nd.is_op(producer, "MatMul") or use_count(g, producer.input[1]) != 1:
+        raise MatchFailure("its operand is not a product with a weight of its own")
     number = float(factor.reshape(-1)[0])
     if not number:
-        raise Miss("a factor of 0 says nothing of the weight")
-    wide = weight.astype(np.float64) * (1 / number if nd.is_op(node, "Div") else number)
-    with np.errstate(over="ignore"):
-        scaled = wide.astype(weight.dtype)
-    if not np.isfinite(scaled).all():
-        raise Miss("its element type cannot hold the scaled weight")
-    g.set_input(maker, 1, g.constant(g.model.weights.keep(scaled), maker.input[1]))
+        raise MatchFailure("a factor of 0 would remove the weight")
+    weight, number = g.const(producer.input[1]), 1 / number if nd.is_op(node, "Div") else number
+    scaled = None if weight is None else rounded(weight.astype(np.float64) * number, weight)
+    if scaled is None:
+        raise MatchFailure("the weight is not constant, or its type cannot hold the scaled one")
+    g.set_input(producer, 1, g.constant(g.model.weights.keep(scaled), producer.input[1]))
     return x

@@ -1,11 +1,11 @@
-"""Batch and heads that were merged into one axis, for operators that take both as they are.
+"""Keep batch and heads as separate axes where a model merges them and splits them again.
 
     MatMul(Reshape(x, [b h, l, d]), Tile(c, [b, 1, 1]))  =  Reshape(MatMul(x, c), [b h, l, d])
 
-`torch.bmm` wants one batch axis, so what is computed beside an attention (DeBERTa's positions) is
-merged first, split last, and constants are repeated for every batch. Matrix products, what works by
-element, Transposes and gathers along the other axes do the same on both axes. The way is followed
-back from the Reshape that splits; it is taken where that leaves fewer operators.
+`torch.bmm` takes one batch axis, so models that use it (for DeBERTa's relative positions) merge the
+axes first, split them last, and repeat constants for the whole batch. Matrix products, elementwise
+operators, Transposes and gathers along other axes work on separate axes as well. The rewrite starts
+at the Reshape that splits the axes, and is kept if it leaves fewer nodes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE
 from toolkit.ir.tensor_type import Shape, TensorType
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim
 
 
 def split_axes(g: Graph) -> None:
-    """Let all that is computed between a merge and a split of the first axes do without."""
+    """Rewrite all values between a merge and a split of the first axes with separate axes."""
     found = defaultdict[tuple[Dim, Dim], list[NodeProto]](list)
     for node in g.nodes:
         lead = _split(g, node)
@@ -37,7 +37,7 @@ def split_axes(g: Graph) -> None:
             found[lead].append(node)
     for lead, nodes in found.items():
         start, count = g.model.journal.position, len(g)
-        known: dict[str | int, str] = {}  # layers share the sizes and indices that they are told
+        known: dict[str | int, str] = {}  # layers share sizes and indices
         for node in nodes:
             known = _rewritten(g, node, lead, known)
         if len(g) >= count:
@@ -47,23 +47,23 @@ def split_axes(g: Graph) -> None:
 def _rewritten(
     g: Graph, node: NodeProto, lead: tuple[Dim, Dim], known: dict[str | int, str]
 ) -> dict[str | int, str]:
-    """Do without one split, if that can be; what is `known` with both axes then."""
+    """Remove one split, if possible; return the values known with separate axes afterwards."""
     start = g.model.journal.position
     apart = _Apart(g, node, *lead, known=dict(known))
     if not g.begin("split-axes", node):
         return known
     try:
         made = apart.full(node.input[0])
-    except Miss:
+    except MatchFailure:
         g.model.journal.undo_to(start)
         return known
-    name = g.replace(node.output[0], made)  # another one where it is an output of the graph
+    name = g.replace(node.output[0], made)  # differs from `made` for an output of the graph
     g.prune(node)
     return {key: name if value == made else value for key, value in apart.known.items()}
 
 
 def _split(g: Graph, node: NodeProto) -> tuple[Dim, Dim] | None:
-    """The two sizes that a Reshape splits the first axis into, and leaves the others."""
+    """Return the two sizes that a Reshape splits the first axis into, keeping the others."""
     if not nd.is_op(node, "Reshape") or g.producer(node.input[0]) is None:
         return None
     before, after = g.shape(node.input[0]), g.shape(node.output[0])
@@ -74,35 +74,35 @@ def _split(g: Graph, node: NodeProto) -> tuple[Dim, Dim] | None:
 
 @dataclass(slots=True)
 class _Apart:
-    """Values of shape [batch heads, ...], made anew in the shape [batch, heads, ...]."""
+    """Writes values of shape [batch * heads, ...] in the shape [batch, heads, ...]."""
 
     g: Graph
     at: NodeProto
     batch: Dim
     heads: Dim
     known: dict[str | int, str] = field(default_factory=dict[str | int, str])
-    """What has been made, by the name of the value; and by its rank, the sizes of an Expand."""
+    """Written values by the name of the original, and target shapes of Expand by rank."""
 
     def value(self, name: str) -> str:
-        """The value with both axes; without the first where it is the same for every batch."""
+        """Return the value with both axes, or without the batch if it is constant along it."""
         if name not in self.known:
             self.known[name] = self._value(name)
         return self.known[name]
 
     def full(self, name: str) -> str:
-        """The value with both axes."""
+        """Return the value with both axes."""
         found = self.value(name)
         if self.g.rank(found) != (self.g.rank(name) or 0) + 1:
-            raise Miss(f"'{found}' would have to be repeated")
+            raise MatchFailure(f"'{found}' would have to be expanded")
         return found
 
     def _value(self, name: str) -> str:
         g = self.g
         node, shape = g.producer(name), g.shape(name)
         if node is None or shape is None or len(shape) < 2 or shape[0] != self.batch * self.heads:
-            raise Miss(f"'{name}' is not batch and heads in one axis")
+            raise MatchFailure(f"'{name}' does not have batch and heads as one axis")
         if node.domain not in nd.STANDARD_DOMAINS or len(node.output) != 1:
-            raise Miss(f"{nd.label(node)} may depend on the number of axes")
+            raise MatchFailure(f"{nd.label(node)} may depend on the number of axes")
         if nd.is_op(node, "Reshape", "Tile", "Expand"):
             return self._source(node, shape)
         if nd.is_op(node, "Transpose"):
@@ -110,21 +110,21 @@ class _Apart:
         if nd.is_op(node, "GatherElements"):
             axes = positive_axes([nd.attr(node, "axis", 0)], len(shape))
             if axes is None or not axes[0]:
-                raise Miss(f"{nd.label(node)} gathers along batch and heads")
+                raise MatchFailure(f"{nd.label(node)} gathers along batch and heads")
             inputs = [self.full(value) for value in node.input]
             return self._made(node, inputs, shape, axis=axes[0] + 1)
         if nd.is_op(node, "MatMul"):
             if any(g.rank(value) != len(shape) for value in node.input):
-                raise Miss(f"{nd.label(node)} is not a product for each of them")
+                raise MatchFailure(f"{nd.label(node)} is not a product per batch and head")
             return self._made(node, [self.value(value) for value in node.input], shape)
         if node.op_type in ELEMENTWISE:
             return self._made(node, [self.full(node.input[0]), *node.input[1:]], shape)
         if node.op_type in BROADCASTING:
             return self._made(node, [self._operand(v, len(shape)) for v in node.input], shape)
-        raise Miss(f"{nd.label(node)} may depend on the number of axes")
+        raise MatchFailure(f"{nd.label(node)} may depend on the number of axes")
 
     def _source(self, node: NodeProto, shape: Shape) -> str:
-        """What was merged, or repeated for every batch or for all."""
+        """Return the value before a merge or a repetition along the batch."""
         g, source = self.g, node.input[0]
         before = g.shape(source)
         if nd.is_op(node, "Reshape") and before == (self.batch, self.heads, *shape[1:]):
@@ -136,16 +136,16 @@ class _Apart:
             if rank not in self.known:
                 self.known[rank] = self._sizes([self.batch, self.heads, *[1] * (rank - 1)])
             return self._made(node, [source, self.known[rank]], shape)
-        raise Miss(f"'{node.output[0]}' is not made of one value for each of them")
+        raise MatchFailure(f"{nd.label(node)} does not merge or repeat along batch and heads")
 
     def _sizes(self, sizes: Sequence[Dim]) -> str:
-        """A vector of sizes, the first of which may be one of an input."""
+        """Write a vector of sizes, the first of which may be that of an input."""
         if all(isinstance(size, int) for size in sizes):
             return int_vector(self.g, [size for size in sizes if isinstance(size, int)], "shape")
         found = size_in_inputs(self.g, sizes[0])
         numbers = [size for size in sizes[1:] if isinstance(size, int)]
         if found is None or len(numbers) < len(sizes) - 1:
-            raise Miss("no input of the model has the size of the batch")
+            raise MatchFailure("no input of the model has the batch size")
         source, axis = found
         first = self.g.op("Shape", source, at=self.at, start=axis, end=axis + 1)
         return self.g.op("Concat", first, int_vector(self.g, numbers), at=self.at, axis=0)
@@ -153,18 +153,18 @@ class _Apart:
     def _transposed(self, node: NodeProto, shape: Shape) -> str:
         g, perm = self.g, permutation(self.g, node)
         if perm is None or perm[0]:
-            raise Miss(f"{nd.label(node)} moves batch and heads")
+            raise MatchFailure(f"{nd.label(node)} moves batch and heads")
         inner = self.value(node.input[0])
         if g.rank(inner) == len(shape):
             stored = g.const(inner)
             if stored is None:
                 return transpose(g, inner, perm, at=self.at)
-            turned: Array = np.ascontiguousarray(np.transpose(stored, perm))
-            return g.constant(turned, inner)
+            transposed: Array = np.ascontiguousarray(np.transpose(stored, perm))
+            return g.constant(transposed, inner)
         return self._made(node, [inner], shape, perm=[0, *(axis + 1 for axis in perm)])
 
     def _operand(self, name: str, rank: int) -> str:
-        """An operand that is broadcast, which it may be along batch and heads already."""
+        """Return an operand for broadcasting; itself if it is constant along batch and heads."""
         shape = self.g.shape(name)
         if shape is not None and (len(shape) < rank or shape[0] == 1):
             return name
@@ -178,4 +178,4 @@ class _Apart:
             dtype = g.dtype(node.output[0])
             g.learn_type(made, TensorType(dtype, (self.batch, self.heads, *shape[1:])))
             return made
-        raise Miss(f"no operand of {nd.label(node)} has a batch")
+        raise MatchFailure(f"no operand of {nd.label(node)} has a batch")

@@ -1,47 +1,26 @@
-"""What goes into a Conv: biases, batch normalization, scales and shifts on either side of it.
+"""Fold biases, batch normalization, scales and shifts on either side of a Conv into its weights.
 
-A convolution is linear in its weights, so with scale s and shift t by channel
+Scales and shifts come in many forms (see `affine`); Conv and ConvTranspose of any rank, with groups
+and dilations, absorb them (see `weights`), except for a shift before a padded Conv. A Conv whose
+result has other users is left alone: none is computed twice. Shared weights are copied only when
+small.
 
-    s conv(x, W, b) + t  =  conv(x, s W, s b + t)
-    conv(s x + t, W, b)  =  conv(x, W s, b + W t)      where no padding mixes zeros with the shifts
-
-in any spelling of the two (`affine`), for any number of dimensions, strides, dilations and groups,
-and for ConvTranspose with its other layout of the weights. A Conv whose result is read elsewhere,
-too, stays as it is: none is computed twice. Weights that others read are copied only when small.
-
-Runs behind the fusion of activations and norms: the factor that ends a GELU or HardSwish spelled
-out (x clip(x + 3, 0, 6) / 6) looks like any other, and would be taken away from it.
+Runs after the fusion of activations and norms: the factor at the end of an unfused GELU or
+HardSwish, x clip(x + 3, 0, 6) / 6, looks like any other and would be taken away from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 from onnx import NodeProto
 
-from passes.fuse.conv import batch_norm
-from passes.fuse.conv import padding as conv_padding
-from passes.fuse.conv import space_to_depth as conv_stem
-from passes.fuse.linear.affine import (
-    bypass,
-    chain_after,
-    chain_before,
-    may_copy,
-    read_from,
-    rounded,
-    source_of,
-)
-from passes.fuse.linear.weights import Kernel
+from passes.fuse.conv import batch_norm, padding, space_to_depth
+from passes.fuse.linear.affine import Affine, chain_before, rewire_input, rounded, variable_operand
+from passes.fuse.linear.weights import LinearWeights, absorb_after, absorb_before, why_unchanged
+from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
 from toolkit.ir.tensor_type import FLOATS
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.rule import Miss, apply_rules, rewrite
-from toolkit.verification.tolerance import FLOAT, Tolerance
-
-if TYPE_CHECKING:
-    from toolkit.pass_manager.protocol import Context
+from toolkit.rewriting.rule import MatchFailure, RulePass, rewrite
 
 conv = op.any("Conv", "ConvTranspose")(var("x"), const("w", dtype=tuple(FLOATS)), ...)
 
@@ -49,54 +28,55 @@ conv = op.any("Conv", "ConvTranspose")(var("x"), const("w", dtype=tuple(FLOATS))
 @rewrite(conv)
 def affine_after_conv(g: Graph, node: NodeProto) -> str:
     """s conv(x, W, b) + t = conv(x, s W, s b + t)"""
-    kernel = Kernel.of(g, node)
-    chain = chain_after(g, node.output[0], kernel.outputs)
-    if not chain:
-        raise Miss("no constant by channel is applied to its result and nothing else")
-    for total, last in reversed(chain):
-        if kernel.put(g, kernel.behind(total)):
-            return bypass(g, node, last)
-    raise Miss(_refusal(g, node))
+    return absorb_after(g, LinearWeights.of(g, node))
 
 
 @rewrite(conv)
 def affine_before_conv(g: Graph, node: NodeProto) -> str:
-    """conv(s x + t, W, b) = conv(x, W s, b + W t), the shift only without padding"""
-    kernel = Kernel.of(g, node)
-    chain = chain_before(g, node.input[0], kernel.inputs)
-    if not chain:
-        raise Miss("no constant by channel is applied to its input for it alone")
-    fitting = [link for link in chain if not (link[0].shifts and kernel.is_padded)]
-    for total, last in reversed(fitting):
-        if kernel.put(g, kernel.before(total)):
-            return read_from(g, node, source_of(g, last))
-    raise Miss(_refusal(g, node) if fitting else "its padding is not shifted with the rest")
+    """conv(s x + t, W, b) = conv(x, W s, b + W t), with the shift only without padding"""
+    weights = LinearWeights.of(g, node)
+
+    def obstacle(total: Affine, _: int) -> str:
+        padded = total.shifts and _is_padded(weights)
+        return "its padding is not shifted with the rest" if padded else ""
+
+    return absorb_before(g, weights, obstacle)
 
 
 @rewrite(conv)
 def affine_before_padded_conv(g: Graph, node: NodeProto) -> str:
-    """conv(s x + t, W, b) = conv(x + t / s, W s, b) with padding: two nodes and more become one"""
-    kernel = Kernel.of(g, node)
-    chain = chain_before(g, node.input[0], kernel.inputs)
-    if len(chain) < 2 or not kernel.is_padded:
-        raise Miss("no two constants by channel are applied to its input for it alone")
+    """conv(s x + t, W, b) = conv(x + t / s, W s, b) with padding: two or more nodes become one"""
+    weights = LinearWeights.of(g, node)
+    chain = chain_before(g, node.input[0], weights.inputs)
+    if len(chain) < 2 or not _is_padded(weights):
+        raise MatchFailure(
+            "fewer than two per-channel constants are applied to its input for it alone"
+        )
     for total, last in reversed(chain[1:]):
         if not total.shifts or not total.scale.all():
             continue
-        offset = rounded(total.shift / total.scale, kernel.weight)
-        if offset is None or not kernel.put(g, (kernel.before(total)[0], None)):
+        offset = rounded(total.shift / total.scale, weights.stored)
+        if offset is None or not weights.put(g, (weights.before(total)[0], weights.bias)):
             continue
         if offset.ndim:
-            offset = offset.reshape(-1, *[1] * len(kernel.taps))
-        source = source_of(g, last)
-        return read_from(g, node, g.op("Add", source, g.constant(offset, "shift"), at=last))
-    raise Miss(_refusal(g, node))
+            offset = offset.reshape(-1, *[1] * (weights.rank - 2))
+        source = variable_operand(g, last)
+        return rewire_input(g, node, g.op("Add", source, g.constant(offset, "shift"), at=last))
+    raise MatchFailure(why_unchanged(g, node))
 
 
-def _refusal(g: Graph, node: NodeProto) -> str:
-    if not may_copy(g, node.input[1]):
-        return "its weights have other readers, and are too large to be copied"
-    return "its element type cannot hold the weights"
+def _is_padded(weights: LinearWeights) -> bool:
+    """Whether some output covers fewer elements of the input than others."""
+    node, taps = weights.node, weights.stored.shape[2:]
+    if nd.is_op(node, "ConvTranspose"):
+        sizes = (*taps, *nd.attr(node, "strides", ()))
+        extents = (*nd.attr(node, "pads", ()), *nd.attr(node, "output_padding", ()))
+        given_shape = nd.attr(node, "output_shape") is not None
+        return any(n != 1 for n in sizes) or any(extents) or given_shape
+    auto = nd.attr(node, "auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        return any(size != 1 for size in taps)
+    return auto != "VALID" and any(nd.attr(node, "pads", ()))
 
 
 RULES = (
@@ -104,17 +84,13 @@ RULES = (
     affine_before_conv,
     affine_before_padded_conv,
     *batch_norm.RULES,
-    *conv_padding.RULES,
-    *conv_stem.RULES,
+    *padding.RULES,
+    *space_to_depth.RULES,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FuseConv:
-    """Take biases, batch normalization, scales, padding and space-to-depth into Conv."""
+class FuseConv(RulePass):
+    """Fold biases, batch normalization, scales, padding and space-to-depth into Conv."""
 
-    name: ClassVar[str] = "fuse-conv"
-    tolerance: ClassVar[Tolerance] = FLOAT
-
-    def run(self, model: Model, ctx: Context) -> None:
-        apply_rules(model, RULES, ctx)
+    name = "fuse-conv"
+    rules = RULES

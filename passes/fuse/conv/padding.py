@@ -1,12 +1,12 @@
-"""Padding that a window operator can do by itself.
+"""Fold a Pad into the convolution or pooling that uses it, and slices of a Conv into its padding.
 
     Conv(Pad(x, p))         = Conv(x, pads + p)                        zeros, spatial axes, p >= 0
     AveragePool(Pad(x, p))  = AveragePool(x, p), the padding counted   zeros
     MaxPool(Pad(x, p))      = MaxPool(x, pads + p)                     -inf, or zeros around x >= 0
     Conv(x)[k:-m]           = Conv(x, pads - (k, m) strides)           where it pads as much
 
-A MaxPool pads with -inf by itself: that is what zeros amount to only where every window holds an
-element of x, and no element of x is negative.
+A MaxPool pads with -inf itself: zeros are equivalent only where every window holds an element of x
+and no element of x is negative.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.axes import TO_THE_END, positive_axes
-from passes.analysis.operands import given, int_operand
+from passes.analysis.operands import extra_outputs_used, given, int_operand, scalar_value
 from passes.simplify.canonicalize.elementwise import limits
 from passes.simplify.canonicalize.slice_concat_pad import ranges
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import op, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 from toolkit.symbolic import Dim, is_nonneg
 
 _POSITIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp", "Sqrt")
-"""Operators whose results are never negative."""
+"""Operators with non-negative results."""
 
 _KEEPS_SIGN = ("MaxPool", "AveragePool", "Concat", "Add", "Mul")
-"""Operators whose results are not negative when no operand is."""
+"""Operators with non-negative results for non-negative operands."""
 
 _DEPTH = 4
 
@@ -40,20 +40,20 @@ pad = op.Pad(var("x"), ...).named("pad")
 @rewrite(op.Conv(pad, ...), opset=2)
 def pad_into_conv(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> str:
     """Conv(Pad(x, p), W) = Conv(x, W, pads + p)"""
-    if _filling(g, pad) != 0:
-        raise Miss("the padding is not of zeros")
+    if _pad_value(g, pad) != 0:
+        raise MatchFailure("the Pad does not pad with zeros")
     _move(g, x, pad, node, _own_pads(node))
     return node.output[0]
 
 
 @rewrite(op.AveragePool(pad), opset=7)
 def pad_into_average_pool(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> str:
-    """AveragePool(Pad(x, p)) = AveragePool(x, p) with the padding counted"""
-    if _filling(g, pad) != 0:
-        raise Miss("the padding is not of zeros")
+    """AveragePool(Pad(x, p)) = AveragePool(x, p) counting the padding"""
+    if _pad_value(g, pad) != 0:
+        raise MatchFailure("the Pad does not pad with zeros")
     own = _own_pads(node)
     if any(own) and not nd.attr(node, "count_include_pad", 0):
-        raise Miss("its own padding is not counted, that of the Pad is")
+        raise MatchFailure("its own padding is excluded from the average, that of the Pad is not")
     _require_small(node, _move(g, x, pad, node, own))
     g.set_attr(node, "count_include_pad", 1)
     return node.output[0]
@@ -62,26 +62,26 @@ def pad_into_average_pool(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> 
 @rewrite(op.MaxPool(pad), opset=2)
 def pad_into_max_pool(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> str:
     """MaxPool(Pad(x, p)) = MaxPool(x, pads + p) for padding with -inf, or with 0 around x >= 0"""
-    if any(not g.is_unused(v) for v in node.output[1:] if v):
-        raise Miss("the places of its maxima are read, and padding moves them")
+    if extra_outputs_used(g, node):
+        raise MatchFailure("its Indices output is used, and padding would shift the indices")
     if any(step != 1 for step in nd.attr(node, "dilations", ())):
-        raise Miss("its windows leave out elements, and so may see padding only")
-    filling = _filling(g, pad)
-    if filling != -np.inf and not (filling == 0 and _not_negative(g, x, _DEPTH)):
-        raise Miss("the padding may be the largest of a window")
+        raise MatchFailure("its windows are dilated, so one may cover padding alone")
+    fill = _pad_value(g, pad)
+    if fill != -np.inf and not (fill == 0 and _is_non_negative(g, x, _DEPTH)):
+        raise MatchFailure("the padding may be the maximum of a window")
     _require_small(node, _move(g, x, pad, node, _own_pads(node)))
     return node.output[0]
 
 
 @rewrite(op.Slice(op.Conv(var(), ...).named("conv"), ...), opset=2)
 def slice_of_conv(g: Graph, conv: NodeProto, node: NodeProto) -> str:
-    """Results that are cut off at an end need no padding there: Conv(x)[k:-m]"""
+    """Conv(x)[k:-m] needs less padding: Conv(x, pads - (k, m) strides)"""
     shape, found = g.shape(conv.output[0]), ranges(g, node)
     if shape is None or found is None:
-        raise Miss("what is cut off is not known")
+        raise MatchFailure("the bounds of the Slice are not known")
     axes = positive_axes(list(found), len(shape))
     if axes is None or min(axes) < 2:
-        raise Miss("the batch or the channels are cut")
+        raise MatchFailure("the batch or the channels are sliced")
     sides = len(shape) - 2
     pads = _own_pads(conv) or [0] * (2 * sides)
     strides = nd.attr(conv, "strides", [1] * sides)
@@ -90,14 +90,14 @@ def slice_of_conv(g: Graph, conv: NodeProto, node: NodeProto) -> str:
         pads[axis - 2] -= first * strides[axis - 2]
         pads[axis - 2 + sides] -= last * strides[axis - 2]
     if min(pads) < 0:
-        raise Miss("more is cut off than padding has made")
+        raise MatchFailure("more is cut off than was padded")
     return g.add("Conv", conv.input, 1, {**nd.attrs(conv), "pads": pads}, at=node).output[0]
 
 
 def _cut_off(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[int, int]:
-    """How many results a Slice leaves out at either end of an axis."""
+    """Return how many elements a Slice cuts off at either end of an axis."""
     if step != 1 or not isinstance(start, int) or not isinstance(end, int) or start < 0:
-        raise Miss("it does more than to cut off a number of results at the ends")
+        raise MatchFailure("it does more than cut off a fixed number of elements at the ends")
     if end < 0:
         last = -end
     elif end >= TO_THE_END or end == size:
@@ -105,57 +105,56 @@ def _cut_off(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[int, int]:
     elif isinstance(size, int):
         last = max(size - end, 0)
     else:
-        raise Miss("how many are cut off depends on the size of its input")
+        raise MatchFailure("the number of elements cut off depends on the input size")
     if not is_nonneg(size - start - last):
-        raise Miss("there may be less than is cut off")
+        raise MatchFailure("the axis may be shorter than what is cut off")
     return start, last
 
 
 # -- reading
 
 
-def _filling(g: Graph, pad: NodeProto) -> float | None:
-    """What a Pad pads with; None when it repeats or mirrors, or only the run will know."""
+def _pad_value(g: Graph, pad: NodeProto) -> float | None:
+    """Return the value a Pad pads with; None for other modes, or when it is not constant."""
     if nd.attr(pad, "mode", "constant") != "constant":
         return None
     if g.opset() < 11:
         return nd.attr(pad, "value", 0.0)
     if not given(pad, 2):
         return 0.0
-    value = g.const(pad.input[2])
-    return None if value is None or value.size != 1 else float(value.reshape(-1)[0])
+    return scalar_value(g, pad.input[2])
 
 
 def _own_pads(node: NodeProto) -> list[int]:
-    """The node's own padding, beginnings and ends, or nothing when it has none."""
+    """Return the node's own padding, begins and ends; empty when it has none."""
     auto = nd.attr(node, "auto_pad", "NOTSET")
     if auto not in ("NOTSET", "VALID"):
-        raise Miss(f"its padding follows from the size of its input ({auto})")
+        raise MatchFailure(f"its padding depends on the input size ({auto})")
     if nd.attr(node, "ceil_mode", 0):
-        raise Miss("it rounds its output size up, over the edge of the padding")
+        raise MatchFailure("it rounds its output size up, beyond the padding")
     return list(nd.attr(node, "pads", ())) if auto == "NOTSET" else []
 
 
 def _spatial_pads(g: Graph, x: str, pad: NodeProto) -> list[int]:
-    """How much a Pad adds around the image, beginnings and ends; a Miss for all other padding."""
+    """Return the padding of the spatial axes, begins and ends; else raise MatchFailure."""
     rank = g.rank(x)
     pads = int_operand(g, pad, "pads", 1)
     if rank is None or rank < 3 or pads is None:
-        raise Miss("how much is padded is not known")
+        raise MatchFailure("the amount of padding is not known")
     axes = positive_axes(int_operand(g, pad, "axes", 3, absent=range(rank)), rank)
     if axes is None or len(pads) != 2 * len(axes):
-        raise Miss("which axes are padded is not known")
+        raise MatchFailure("the padded axes are not known")
     if min(pads, default=0) < 0:
-        raise Miss("a negative padding cuts off")
+        raise MatchFailure("negative padding crops")
     spread = np.zeros((2, rank), dtype=np.int64)
-    for place, axis in enumerate(axes):
-        spread[:, axis] = pads[place], pads[place + len(axes)]
+    for index, axis in enumerate(axes):
+        spread[:, axis] = pads[index], pads[index + len(axes)]
     if spread[:, :2].any():
-        raise Miss("the batch or the channels are padded")
+        raise MatchFailure("the batch or the channels are padded")
     return spread[:, 2:].reshape(-1).tolist()
 
 
-def _not_negative(g: Graph, value: str, depth: int) -> bool:
+def _is_non_negative(g: Graph, value: str, depth: int) -> bool:
     node = g.producer(value)
     if node is None or not depth:
         constant = g.const(value) if node is None else None
@@ -166,7 +165,7 @@ def _not_negative(g: Graph, value: str, depth: int) -> bool:
         found = limits(g, node)
         return found is not None and found[0] is not None and found[0] >= 0
     return nd.is_op(node, *_KEEPS_SIGN) and all(
-        _not_negative(g, name, depth - 1) for name in node.input if name
+        _is_non_negative(g, name, depth - 1) for name in node.input if name
     )
 
 
@@ -174,7 +173,7 @@ def _not_negative(g: Graph, value: str, depth: int) -> bool:
 
 
 def _move(g: Graph, x: str, pad: NodeProto, node: NodeProto, own: Sequence[int]) -> list[int]:
-    """Give the padding of `pad` to `node`, which reads `x` from now on; its padding then."""
+    """Move the padding of `pad` to `node`, which then uses `x`; return the total padding."""
     added = _spatial_pads(g, x, pad)
     total = [a + b for a, b in zip(added, own or [0] * len(added), strict=True)]
     g.set_input(node, 0, x)
@@ -185,10 +184,10 @@ def _move(g: Graph, x: str, pad: NodeProto, node: NodeProto, own: Sequence[int])
 
 
 def _require_small(node: NodeProto, pads: Sequence[int]) -> None:
-    """Runtimes want every window of a pool to hold an element of the input."""
+    """Require padding smaller than the window: runtimes reject windows of padding alone."""
     kernel = nd.attr(node, "kernel_shape", ())
     if any(size <= pad for size, pad in zip([*kernel, *kernel], pads, strict=True)):
-        raise Miss("the padding is as large as its window")
+        raise MatchFailure("the padding is as large as the window")
 
 
 RULES = (pad_into_conv, pad_into_average_pool, pad_into_max_pool, slice_of_conv)

@@ -1,8 +1,9 @@
-"""Affine maps by channel, y = scale x + shift, in whatever way they are spelled.
+"""Per-channel affine maps y = scale x + shift, and folding them into the weights of an operator.
 
-Mul, Div, Add, Sub, Neg and BatchNormalization, by constants that hold one number for each channel
-or one for all. What a Conv or a MatMul computes is linear, so a chain of such maps before or behind
-it can go into its weights. Numbers are kept in float64 until the last moment, and rounded once.
+An affine map is a Mul, Div, Add, Sub, Neg or BatchNormalization by constants that hold one number
+per channel, or one for all. Conv, Gemm and MatMul are linear, so a chain of such maps before or
+after them can be folded into their weights. Numbers are kept in float64 and rounded once, at the
+end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.operands import given
+from passes.analysis.operands import extra_outputs_used, given
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS
@@ -21,7 +22,7 @@ from toolkit.storage.weights import nbytes
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Where a tensor's channels lie: `count` of them along `axis` of `rank` dimensions."""
+    """The channel axis of a tensor: `count` channels along `axis` of `rank` dimensions."""
 
     rank: int
     axis: int
@@ -30,7 +31,7 @@ class Channels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Affine:
-    """y = scale x + shift, each a float64 scalar or vector of one number a channel."""
+    """y = scale x + shift, each a float64 scalar or a vector with one number per channel."""
 
     scale: Array
     shift: Array
@@ -44,24 +45,24 @@ class Affine:
         return bool((self.shift != 0).any())
 
     def then(self, later: Affine) -> Affine:
-        """This map, and `later` on its result."""
+        """Return the composition: this map, followed by `later`."""
         return Affine(later.scale * self.scale, later.scale * self.shift + later.shift)
 
 
 IDENTITY = Affine(np.ones(()), np.zeros(()))
 
 Chain = list[tuple[Affine, NodeProto]]
-"""Nodes in a row, nearest to the linear operator first, each with the map of all up to it."""
+"""Consecutive nodes, nearest to the linear operator first, with the composed map up to each."""
 
 
 # -- chains
 
 
 def chain_after(g: Graph, value: str, where: Channels) -> Chain:
-    """What is done to `value`, as long as nothing else is done with it."""
+    """Return the affine maps applied to `value`, as long as each has no other user."""
     found: Chain = []
     total = IDENTITY
-    while (node := only_reader(g, value)) is not None:
+    while (node := g.sole_user(value)) is not None:
         step = _step(g, node, value, where)
         if step is None:
             break
@@ -71,65 +72,58 @@ def chain_after(g: Graph, value: str, where: Channels) -> Chain:
 
 
 def chain_before(g: Graph, value: str, where: Channels) -> Chain:
-    """What made `value`, as long as it is made for one reader.
+    """Return the affine maps that produce `value`, as long as each has one user.
 
-    The source of a chain has the shape of its result: a constant may not have broadcast it. The
-    half of a GELU and the scale of a norm that are still spelled out stay where they are.
+    The source of a chain has the shape of its result: no constant may broadcast it. Constants of a
+    GELU or norm that is not fused yet are left to it.
     """
     found: Chain = []
     total = IDENTITY
-    while (node := g.producer(value)) is not None and only_reader(g, value) is not None:
-        source = source_of(g, node)
+    while (node := g.producer(value)) is not None and g.sole_user(value) is not None:
+        source = variable_operand(g, node)
         shape = g.shape(source)
         if shape is None or len(shape) != where.rank or shape[where.axis] != where.count:
             break
         step = _step(g, node, source, where)
-        if step is None or _is_part_of_more(g, source):
+        if step is None or _is_unfused_activation_or_norm(g, source):
             break
         total, value = step.then(total), source
         found.append((total, node))
     return found
 
 
-def _is_part_of_more(g: Graph, value: str) -> bool:
-    """Whether `value` is x (1 + erf(..)) or x / sqrt(..): without the constants behind it, neither
-    the fusion of activations and norms nor the runtime's own would know it again."""
+def _is_unfused_activation_or_norm(g: Graph, value: str) -> bool:
+    """Whether `value` is x (1 + erf(..)) or x / sqrt(..): without the constants that follow, no
+    fusion of activations or norms, not even the runtime's, would recognize it."""
     product = g.producer(value)
     if not nd.is_op(product, "Mul", "Div") or product is None:
         return False
-    return any(_is_telling(g, g.producer(name)) for name in product.input)
+    return any(_is_gelu_or_norm_factor(g, g.producer(name)) for name in product.input)
 
 
-def _is_telling(g: Graph, factor: NodeProto | None) -> bool:
-    """Whether a factor is 1 + erf(..), 1 + tanh(..), sqrt(..), or one over that."""
+def _is_gelu_or_norm_factor(g: Graph, factor: NodeProto | None) -> bool:
+    """Whether a factor is 1 + erf(..), 1 + tanh(..), sqrt(..) or 1 / sqrt(..)."""
     if factor is None or nd.is_op(factor, "Sqrt", "Reciprocal", "Pow"):
         return factor is not None
     if nd.is_op(factor, "Add"):
-        return nd.is_op(g.producer(source_of(g, factor)), "Erf", "Tanh")
+        return nd.is_op(g.producer(variable_operand(g, factor)), "Erf", "Tanh")
     return nd.is_op(factor, "Div") and nd.is_op(g.producer(factor.input[1]), "Sqrt")
 
 
-def source_of(g: Graph, node: NodeProto) -> str:
-    """The operand that a map maps: the one that is no constant."""
+def variable_operand(g: Graph, node: NodeProto) -> str:
+    """Return the operand that is not constant."""
     return next((name for name in node.input if name and not g.is_const(name)), node.input[0])
 
 
-def only_reader(g: Graph, value: str) -> NodeProto | None:
-    """The node that reads `value`, once, when nothing else does: no graph output, no subgraph."""
-    if g.reader_count(value) != 1 or g.use_count(value) != 1:
-        return None
-    return g.users(value)[0]
-
-
 def bypass(g: Graph, node: NodeProto, last: NodeProto) -> str:
-    """What `node` gives takes the place of what `last`, a node behind it, gave; its name then."""
+    """Replace the output of `last`, a node after `node`, with that of `node`; return its name."""
     g.replace(last.output[0], node.output[0])
     g.prune(last)
     return node.output[0]
 
 
-def read_from(g: Graph, node: NodeProto, source: str) -> str:
-    """Make `source` the first input of `node`; what made the old one goes unless it is read."""
+def rewire_input(g: Graph, node: NodeProto, source: str) -> str:
+    """Make `source` the first input of `node`; remove the old producer if it becomes dead."""
     before = g.producer(node.input[0])
     g.set_input(node, 0, source)
     if before is not None:
@@ -141,7 +135,7 @@ def read_from(g: Graph, node: NodeProto, source: str) -> str:
 
 
 def _step(g: Graph, node: NodeProto, x: str, where: Channels) -> Affine | None:
-    """The map from `x` to what `node` gives, if it is one by channel, of finite numbers."""
+    """Return the map from `x` to the output of `node`, if it is per channel and finite."""
     if nd.is_op(node, "Neg"):
         return Affine(-np.ones(()), np.zeros(()))
     if nd.is_op(node, "BatchNormalization"):
@@ -156,7 +150,7 @@ def _step(g: Graph, node: NodeProto, x: str, where: Channels) -> Affine | None:
 
 
 def _arithmetic(g: Graph, node: NodeProto, x: str, where: Channels) -> Affine | None:
-    if list(node.input).count(x) != 1 or g.opset() < 7:  # before, attributes told how to broadcast
+    if list(node.input).count(x) != 1 or g.opset() < 7:  # with axis attributes
         return None
     is_first = node.input[0] == x
     numbers = by_channel(g, node.input[1 if is_first else 0], where)
@@ -174,8 +168,8 @@ def _arithmetic(g: Graph, node: NodeProto, x: str, where: Channels) -> Affine | 
 
 
 def batch_normalization(g: Graph, node: NodeProto, where: Channels) -> Affine | None:
-    """scale (x - mean) / sqrt(variance + epsilon) + bias, with the statistics of the training."""
-    if nd.attr(node, "training_mode", 0) or any(not g.is_unused(v) for v in node.output[1:] if v):
+    """scale (x - mean) / sqrt(variance + epsilon) + bias, with the statistics from training"""
+    if nd.attr(node, "training_mode", 0) or extra_outputs_used(g, node):
         return None
     if g.opset() < 9 and not (nd.attr(node, "spatial", 1) and g.opset() >= 7):
         return None
@@ -192,10 +186,10 @@ def batch_normalization(g: Graph, node: NodeProto, where: Channels) -> Affine | 
 
 
 def by_channel(g: Graph, value: str, where: Channels) -> Array | None:
-    """A constant as one number for all channels or one for each; None when it is anything else.
+    """Return a constant as one number for all channels or one per channel, or None.
 
-    It may not add dimensions, and what looks like one number a channel must lie along the channels:
-    a vector meets the last dimension, even where that has as many elements.
+    It must not add dimensions, and its numbers must lie along the channel axis: a plain vector is
+    broadcast along the last dimension, even if another one has as many elements.
     """
     array = _floats(g, value)
     if array is None or array.ndim > where.rank or not array.size:
@@ -209,7 +203,7 @@ def by_channel(g: Graph, value: str, where: Channels) -> Array | None:
 
 
 def _floats(g: Graph, value: str) -> Array | None:
-    """The contents of a constant of a float type, as float64."""
+    """Return a float constant as float64."""
     tensor = g.tensor(value) if value else None
     if tensor is None or tensor.data_type not in FLOATS:
         return None
@@ -225,18 +219,18 @@ _NORMAL = {
     "float32": (2.0**-126, 2.0**127),
     "float64": (2.0**-1022, 2.0**1023),
 }
-"""Between these, a number is rounded by less than epsilon of it, and smaller ones beside it by less
-than epsilon of the larger one."""
+"""Normal range: rounding errors stay below epsilon times the number, and for smaller numbers below
+epsilon times the largest one."""
 
-_MOST_COPIED = 1 << 18
-"""A weight that has other readers is copied where copies for all of them add at most this much."""
+_MAX_COPIED_BYTES = 1 << 18
+"""Bytes that copies of a shared weight, one for each other user, may add."""
 
 
 def rounded(exact: Array, like: Array) -> Array | None:
-    """`exact` in the element type of `like`; None when that cannot hold it.
+    """Return `exact` in the element type of `like`, or None where that loses precision.
 
-    It cannot when a number overflows, and when all of them are so small that they lose digits. A
-    few that vanish beside large ones are what training leaves of dead channels.
+    It does when a number overflows, or when all numbers are so small that they lose digits. A few
+    that vanish next to large ones are dead channels.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         result = exact.astype(like.dtype)
@@ -251,7 +245,7 @@ def rounded(exact: Array, like: Array) -> Array | None:
 
 
 def use_count(g: Graph, constant: str) -> int:
-    """How often a constant is read, in whichever graph, and by the training info too."""
+    """Count the uses of a constant in all graphs, including the training info."""
     scope = g.scope_of(constant)
     if scope is None:
         return 0
@@ -259,7 +253,7 @@ def use_count(g: Graph, constant: str) -> int:
 
 
 def may_copy(g: Graph, constant: str) -> bool:
-    """Whether a changed copy of this weight pays: no one else reads it, or it is small."""
+    """Whether this weight may be replaced by a changed copy: it has no other user, or is small."""
     tensor = g.tensor(constant)
     others = use_count(g, constant) - 1
-    return tensor is not None and nbytes(tensor) * max(others, 0) <= _MOST_COPIED
+    return tensor is not None and nbytes(tensor) * max(others, 0) <= _MAX_COPIED_BYTES

@@ -1,9 +1,9 @@
-"""Linear maps in a row, with constant weights and nothing between them but a bias: one map.
+"""Merge consecutive linear layers with constant weights and at most a bias between them.
 
     (x A + a) B + b  =  x (A B) + (a B + b)             A: [n, k], B: [k, m]
 
-That is a gain only where the product is no larger than its factors, n m <= n k + k m, and where it
-takes their place: A has no other reader, nor has B, unless the product is no larger than A alone.
+It pays only where the product is no larger than its factors, n m <= n k + k m, and replaces them: A
+has no other user, and neither has B, unless the product is no larger than A alone.
 """
 
 from __future__ import annotations
@@ -11,72 +11,67 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto
 
-from passes.fuse.linear.affine import by_channel, only_reader, read_from, source_of, use_count
-from passes.fuse.linear.dense import Dense, add_behind, gemm, matmul, put_gemm, put_matmul
+from passes.fuse.linear.affine import by_channel, rewire_input, rounded, use_count, variable_operand
+from passes.fuse.linear.dense import gemm, matmul
+from passes.fuse.linear.weights import LinearWeights
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 
 @rewrite(matmul, gemm, opset=7)
 def consecutive_linear(g: Graph, node: NodeProto) -> str:
     """(x A + a) B + b = x (A B) + (a B + b)"""
-    second = Dense.of(g, node)
-    first, bias = _before(g, node)
+    second = LinearWeights.of(g, node)
+    if g.sole_user(node.input[0]) is None or nd.attr(node, "transA", 0):
+        raise MatchFailure("its input has other users, or is transposed")
+    first, bias = layer_of(g, node.input[0])
     _require_gain(g, first, second)
-    inner, outer = (dense.matrix.astype(np.float64) * dense.alpha for dense in (first, second))
-    product = second.store(inner @ outer)
+    inner, outer = (
+        weights.matrix.astype(np.float64) * weights.alpha for weights in (first, second)
+    )
+    exact: Array = inner @ outer
+    product = rounded(np.transpose(exact) if second.is_transposed else exact, second.stored)
     shift = np.broadcast_to(bias, inner.shape[1:]) @ outer
-    source = first.node.input[0]
-    if nd.is_op(node, "MatMul"):
-        vector = second.vector(shift)
-        if product is None or vector is None:
-            raise Miss("its element type cannot hold the product")
-        put_matmul(g, second, product)
-        read_from(g, node, source)
-        return add_behind(g, node, vector) if bias.any() else node.output[0]
-    if product is None or not put_gemm(g, second, product, second.bias(g) + shift):
-        raise Miss("its element type cannot hold the product")
+    result = node.output[0]
+    if product is None or not second.put_both(g, product, second.bias + shift):
+        raise MatchFailure("its element type cannot hold the product")
     if nd.attr(node, "alpha") is not None:
         g.del_attr(node, "alpha")
-    return read_from(g, node, source)
+    rewire_input(g, node, first.node.input[0])
+    return result
 
 
-def _before(g: Graph, node: NodeProto) -> tuple[Dense, Array]:
-    """The linear map that `node` alone reads, and its bias."""
-    bias = np.zeros(())
-    value = node.input[0]
-    maker = g.producer(value) if only_reader(g, value) is not None else None
-    added = None
-    if maker is not None and nd.is_op(maker, "Add"):
-        added, value = maker, source_of(g, maker)
-        maker = g.producer(value) if only_reader(g, value) is not None else None
-    if maker is None or not nd.is_op(maker, "MatMul", "Gemm"):
-        raise Miss("what it reads is no linear map, or is read elsewhere")
-    if nd.attr(maker, "transA", 0) or nd.attr(node, "transA", 0):
-        raise Miss("one of the two works along the first axis")
-    first = Dense.of(g, maker)
-    if nd.is_op(maker, "Gemm"):
-        bias = first.bias(g)
-    if added is not None:
-        other = added.input[1] if added.input[0] == value else added.input[0]
-        numbers = by_channel(g, other, first.outputs)
-        if numbers is None:
-            raise Miss("what is added between is not one number for each channel")
-        bias = bias + numbers
-    return first, bias
+def layer_of(g: Graph, value: str) -> tuple[LinearWeights, Array]:
+    """Return the linear layer that computes `value`, and its bias; raise MatchFailure otherwise."""
+    added, producer = None, g.producer(value)
+    if producer is not None and nd.is_op(producer, "Add"):
+        added, value = producer, variable_operand(g, producer)
+        producer = g.producer(value) if g.sole_user(value) is not None else None
+    if producer is None or not nd.is_op(producer, "MatMul", "Gemm"):
+        raise MatchFailure("its input is not a linear layer, or the layer has other users")
+    if nd.attr(producer, "transA", 0):
+        raise MatchFailure("the input of the linear layer is transposed")
+    layer = LinearWeights.of(g, producer)
+    if added is None:
+        return layer, layer.bias
+    other = added.input[1] if added.input[0] == value else added.input[0]
+    bias = by_channel(g, other, layer.outputs)
+    if bias is None:
+        raise MatchFailure("the constant added to it is not one number per channel")
+    return layer, layer.bias + bias
 
 
-def _require_gain(g: Graph, first: Dense, second: Dense) -> None:
+def _require_gain(g: Graph, first: LinearWeights, second: LinearWeights) -> None:
     (n, k), m = first.matrix.shape, second.matrix.shape[1]
     if second.matrix.shape[0] != k:
-        raise Miss("the sizes of the two are at odds")
+        raise MatchFailure("the shapes of the two do not match")
     if n * m > n * k + k * m:
-        raise Miss("one matrix would be larger than the two")
+        raise MatchFailure("the merged matrix would be larger than the two")
     if use_count(g, first.node.input[1]) != 1:
-        raise Miss("the first weight has other readers")
+        raise MatchFailure("the first weight has other users")
     if use_count(g, second.node.input[1]) != 1 and n * m > n * k:
-        raise Miss("the second weight has other readers")
+        raise MatchFailure("the second weight has other users")
 
 
 RULES = (consecutive_linear,)

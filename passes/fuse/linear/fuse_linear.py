@@ -1,33 +1,20 @@
-"""What goes into a MatMul or Gemm: scales and shifts around it, its bias, transposes, each other.
+"""Fold scales, shifts, biases, transposes and neighbouring layers into MatMul and Gemm.
 
-Runs behind the fusion of norms and activations: the scale and shift that end a norm spelled out, or
-the half of a GELU, look like any other and would be taken away from it.
+Runs after the fusion of norms and activations: the scale and shift at the end of an unfused norm,
+or the half of a GELU, look like any other and would be taken away from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-from passes.fuse.arithmetic import flattened_matmul as flattened
-from passes.fuse.arithmetic import one_hot as onehot
+from passes.fuse.arithmetic import flattened_matmul, one_hot
 from passes.fuse.linear import consecutive, dense, gemm
-from toolkit.ir.model import Model
-from toolkit.rewriting.rule import apply_rules
-from toolkit.verification.tolerance import FLOAT, Tolerance
+from toolkit.rewriting.rule import RulePass
 
-if TYPE_CHECKING:
-    from toolkit.pass_manager.protocol import Context
-
-RULES = (*onehot.RULES, *consecutive.RULES, *dense.RULES, *flattened.RULES, *gemm.RULES)
+RULES = (*one_hot.RULES, *consecutive.RULES, *dense.RULES, *flattened_matmul.RULES, *gemm.RULES)
 
 
-@dataclass(frozen=True, slots=True)
-class FuseLinear:
-    """Take biases, scales and transposes into MatMul and Gemm, and linear maps into each other."""
+class FuseLinear(RulePass):
+    """Fold biases, scales and transposes into MatMul and Gemm; merge consecutive linear layers."""
 
-    name: ClassVar[str] = "fuse-linear"
-    tolerance: ClassVar[Tolerance] = FLOAT
-
-    def run(self, model: Model, ctx: Context) -> None:
-        apply_rules(model, RULES, ctx)
+    name = "fuse-linear"
+    rules = RULES

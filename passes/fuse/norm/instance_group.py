@@ -1,10 +1,10 @@
-"""Norms over the channels of images: instance norm and group norm between Reshapes.
+"""Fuse instance norms and group norms between Reshapes.
 
-    instance norm   reshape to N C -1, normalize, and back: the operator takes any number of axes
-    group norm      reshape to N G -1, normalize, and back, for G groups of channels
+    instance norm   reshape to N C -1, normalize, reshape back: the operator takes any rank
+    group norm      reshape to N G -1, normalize, reshape back, for G groups of channels
 
-onnxruntime has no CPU kernel for GroupNormalization, and takes nearly twice as long for what it
-makes of it: that one is only written for the target `onnx`.
+onnxruntime has no CPU kernel for GroupNormalization and takes nearly twice as long for its
+decomposition: it is only written for the target `onnx`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import Shape
 from toolkit.pattern import op, var
-from toolkit.rewriting.rule import Miss, rewrite
+from toolkit.rewriting.rule import MatchFailure, rewrite
 
 x = var("x")
 scale, shift = var("scale"), var("shift")
@@ -30,10 +30,10 @@ flat = op.Reshape(x, ...).named("flat")
 def reshaped_instance_norm(
     g: Graph, x: str, flat: NodeProto, norm: NodeProto, node: NodeProto
 ) -> str:
-    """The axes after the channels need not be one."""
+    """Reshape(InstanceNormalization(Reshape(x, [N, C, -1]))) = InstanceNormalization(x)"""
     before, within = _shapes(g, x, flat, node)
     if before[:2] != within[:2]:
-        raise Miss("the channels are reshaped too")
+        raise MatchFailure("the channels are reshaped, too")
     return g.op(INSTANCE, x, *norm.input[1:], at=node, **nd.attrs(norm))
 
 
@@ -41,15 +41,15 @@ def reshaped_instance_norm(
     op.Reshape(op.any(INSTANCE, LAYER)(flat, scale, shift | None).named("norm"), ...), opset=21
 )
 def group_norm(g: Graph, x: str, flat: NodeProto, norm: NodeProto, node: NodeProto) -> str:
-    """Groups of neighbouring channels, normalized together"""
+    """Reshape(norm(Reshape(x, [N, G, -1]))) = GroupNormalization(x)"""
     before, within = _shapes(g, x, flat, node)
     channels, groups = before[1], within[1]
     if not isinstance(channels, int) or not isinstance(groups, int) or before[0] != within[0]:
-        raise Miss("the number of channels or groups is not known")
+        raise MatchFailure("the number of channels or groups is not known")
     if not groups or channels % groups:
-        raise Miss(f"{channels} channels are no {groups} groups")
+        raise MatchFailure(f"{channels} channels do not form {groups} groups")
     if norm.op_type == LAYER and nd.attr(norm, "axis", -1) % len(within) != 2:
-        raise Miss("the norm is not over whole groups")
+        raise MatchFailure("the norm is not over whole groups")
     weights = _by_channel(g, norm.input[1], norm, channels)
     biases = given(norm, 2) and _by_channel(g, norm.input[2], norm, channels)
     if not biases:
@@ -60,28 +60,28 @@ def group_norm(g: Graph, x: str, flat: NodeProto, norm: NodeProto, node: NodePro
 
 
 def _shapes(g: Graph, x: str, flat: NodeProto, node: NodeProto) -> tuple[Shape, Shape]:
-    """The shape outside of the Reshapes, which must be the same before and after, and within."""
+    """Return the shape outside the Reshapes, which must be equal before and after, and inside."""
     before, within, after = g.shape(x), g.shape(flat.output[0]), g.shape(node.output[0])
     if before is None or within is None or before != after:
-        raise Miss("the shapes are not known, or not the same before and after")
+        raise MatchFailure("the shapes are not known, or not the same before and after")
     if len(before) < 3 or len(within) < 3:
-        raise Miss("there is nothing beside the channels")
+        raise MatchFailure("there are no axes but batch and channels")
     return before, within
 
 
 def _by_channel(g: Graph, value: str, norm: NodeProto, channels: int) -> str:
-    """A scale for each group, or one for all elements, as one for each channel."""
+    """Return a scale per group, or one for all elements, as a scale per channel."""
     array = g.const(value)
     if array is None or not array.size:
-        raise Miss(f"'{value}' is not constant")
+        raise MatchFailure(f"'{value}' is not constant")
     if norm.op_type == INSTANCE:
         return g.constant(np.repeat(array, channels // array.size), value)
     if not np.all(array == array.reshape(-1)[0]):
-        raise Miss(f"'{value}' varies inside a group")
+        raise MatchFailure(f"'{value}' varies inside a group")
     return g.constant(np.full(channels, array.reshape(-1)[0], array.dtype), value)
 
 
 RULES = (reshaped_instance_norm,)
 
 ONNX_RULES = (group_norm,)
-"""Slower than their formulas on the runtime's CPU kernels: for the target `onnx`."""
+"""Slower than their formulas on onnxruntime's CPU kernels: for the target `onnx` only."""

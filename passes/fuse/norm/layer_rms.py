@@ -1,14 +1,14 @@
-"""The cores of normalizations, before scale and bias.
+"""Fuse layer norms, rms norms and l2 norms, without scale and bias.
 
     layer norm   d = x - mean(x),  d / sqrt(mean(d^2) + eps)
-    the same     x * r + (b - mean(x) * r),  r = w / sqrt(mean(d^2) + eps)          (TensorFlow)
-    fast         variance as mean(x^2) - mean(x)^2                                  (Flax)
+                 x * r + (b - mean(x) * r),  r = w / sqrt(mean(d^2) + eps)          (TensorFlow)
+                 variance as mean(x^2) - mean(x)^2                                  (Flax)
     rms norm     x / sqrt(mean(x^2) + eps)
     l2 norm      x / sqrt(sum(x^2) + eps) = rms norm / sqrt(n), with eps / n
-    the same     x / max(sqrt(sum(x^2)), tiny), with tiny^2 for eps                 (torch)
+                 x / max(sqrt(sum(x^2)), tiny), with tiny^2 for eps                 (torch)
 
 A square is a Mul or a Pow; an inverse root is a Div by Sqrt, a Reciprocal, a Pow of -0.5 or a Sqrt
-of a Reciprocal. Constants on the way are multiplied into the scale.
+of a Reciprocal. Constant factors in between are multiplied into the scale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from passes.fuse.cast_types import require_type_kept
 from passes.fuse.norm.norm_writer import (
     LAYER,
     RMS,
-    Core,
+    NormSpec,
     reduced_axes,
     sizes_of,
     write_instance_norm,
@@ -31,7 +31,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape
 from toolkit.pattern import Pattern, const, maybe_cast, number, op, product, total, var
-from toolkit.rewriting.rule import Match, Miss, rewrite
+from toolkit.rewriting.rule import Match, MatchFailure, rewrite
 
 x = var("x")
 epsilon = number("epsilon", where=lambda eps: eps >= 0)
@@ -47,10 +47,15 @@ def mean(value: Pattern, name: str) -> Pattern:
     return (op.ReduceMean(value, ...) | op.GlobalAveragePool(value)).named(name)
 
 
-def over_root(numerator: Pattern, spread: Pattern) -> tuple[Pattern, ...]:
-    """numerator / sqrt(spread), times constants: a number, and perhaps a weight on the way."""
+def _roots(spread: Pattern) -> tuple[Pattern, Pattern]:
+    """Return the patterns of sqrt(spread) and 1 / sqrt(spread)."""
     root = op.Sqrt(spread) | spread**0.5
-    inverse = spread**-0.5 | op.Sqrt(op.Reciprocal(spread) | 1 / spread)
+    return root, spread**-0.5 | op.Sqrt(op.Reciprocal(spread) | 1 / spread)
+
+
+def over_root(numerator: Pattern, spread: Pattern) -> tuple[Pattern, ...]:
+    """Return the forms of numerator / sqrt(spread), times a number and perhaps a weight."""
+    root, inverse = _roots(spread)
     inverse_cast = op.Cast(op.Reciprocal(root) | 1 / root)
     return (
         product(numerator, factor, 1 / maybe_cast(root)),
@@ -62,65 +67,46 @@ def over_root(numerator: Pattern, spread: Pattern) -> tuple[Pattern, ...]:
 
 # -- rms norm
 
+_TINY = 1e-8
+"""A limit below this only guards against division by zero: no other vector is that short."""
+
+length = op.ReduceL2(x, ...).named("sum")
+limit = number("limit", where=lambda limit: 0 < limit <= _TINY)
+limited_length = op.Max(length, limit) | op.Clip(length, limit, None) | op.Clip(length, limit)
+square_sum = (op.ReduceSum(square(x), ...) | op.ReduceSumSquare(x, ...)).named("sum")
+mean_square = mean(square(maybe_cast(x)), "mean_square")
+
 
 @rewrite(
-    *over_root(x, total(mean(square(maybe_cast(x)), "mean_square"), epsilon)),
+    *over_root(x, total(mean_square, epsilon)),
+    *over_root(x, total(square_sum, epsilon)),
+    product(x, factor, 1 / length),
+    product(x, factor, 1 / limited_length),
     opset=23,
 )
 def rms_norm(
     g: Graph,
     x: str,
     factor: float,
-    epsilon: float,
-    weight: str | None,
-    mean_square: NodeProto,
-    node: NodeProto,
-    match: Match,
-) -> str:
-    """x / sqrt(mean(x^2) + eps)"""
-    require_type_kept(g, x, match)
-    core = Core(x, reduced_axes(g, x, mean_square), epsilon, factor)
-    normal = write_norm(g, RMS, core, node)
-    return g.op("Mul", normal, weight, at=node) if weight else normal
-
-
-_TINY = 1e-8
-"""A limit below this is there for zeros: no other vector is that short."""
-
-length = op.ReduceL2(x, ...).named("sum")
-limit = number("limit", where=lambda limit: 0 < limit <= _TINY)
-limited_length = op.Max(length, limit) | op.Clip(length, limit, None) | op.Clip(length, limit)
-square_sum = (op.ReduceSum(square(x), ...) | op.ReduceSumSquare(x, ...)).named("sum")
-
-
-@rewrite(
-    *over_root(x, total(square_sum, epsilon)),
-    product(x, factor, 1 / length),
-    product(x, factor, 1 / limited_length),
-    opset=23,
-)
-def l2_norm(
-    g: Graph,
-    x: str,
-    factor: float,
     epsilon: float | None,
     limit: float | None,
     weight: str | None,
-    sum: NodeProto,
+    mean_square: NodeProto | None,
+    sum: NodeProto | None,
     node: NodeProto,
+    match: Match,
 ) -> str:
-    """x / sqrt(sum(x^2) + eps), which is an rms norm but for the number of elements"""
-    axes = reduced_axes(g, x, sum)
-    if limit is not None:
-        epsilon = limit * limit
-        if g.dtype(x) != TensorProto.FLOAT:
-            raise Miss(f"the square of {limit:g} is nothing in the type of '{x}'")
-    count = math.prod(sizes_of(g, Core(x, axes, 0)))
+    """x / sqrt(mean(x^2) + eps), and x / sqrt(sum(x^2) + eps) = rms norm / sqrt(n) with eps / n"""
+    require_type_kept(g, x, match)
+    axes = reduced_axes(g, x, mean_square, sum)
+    if limit is not None and g.dtype(x) != TensorProto.FLOAT:
+        raise MatchFailure(f"the square of {limit:g} underflows in the type of '{x}'")
+    count = 1 if mean_square is not None else math.prod(sizes_of(g, NormSpec(x, axes, 0)))
     if not count:
-        raise Miss("there is nothing to normalize")
-    core = Core(x, axes, (epsilon or 0.0) / count, factor / math.sqrt(count))
-    normal = write_norm(g, RMS, core, node)
-    return g.op("Mul", normal, weight, at=node) if weight else normal
+        raise MatchFailure("the normalized axes are empty")
+    eps = epsilon if limit is None else limit * limit
+    norm = NormSpec(x, axes, (eps or 0.0) / count, factor / math.sqrt(count))
+    return _weighted(g, write_norm(g, RMS, norm, node), weight, node)
 
 
 # -- layer norm
@@ -155,16 +141,13 @@ def layer_norm(
 ) -> str:
     """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)"""
     axes = reduced_axes(g, x, mean, other_mean, variance)
-    core = Core(x, axes, epsilon, factor)
-    normal = _write_layer_norm(g, core, _shape_of_scale(g, weight, node), node)
-    normal = _cast_as_before(g, normal, x, node)
-    return g.op("Mul", normal, weight, at=node) if weight else normal
+    norm = NormSpec(x, axes, epsilon, factor)
+    normal = _write_layer_norm(g, norm, _shape_of_scale(g, weight, node), node)
+    return _weighted(g, _cast_as_before(g, normal, x, node), weight, node)
 
 
 bias = var("bias")
-spread = total(variance, epsilon)
-root = op.Sqrt(spread) | spread**0.5
-inverse_root = spread**-0.5 | op.Sqrt(op.Reciprocal(spread) | 1 / spread)
+root, inverse_root = _roots(total(variance, epsilon))
 rate = (
     product(weight, 1 / root)
     | product(weight, inverse_root)
@@ -195,35 +178,38 @@ def layer_norm_as_line(
 ) -> str:
     """x * r + (b - mean(x) * r),  r = w / sqrt(mean((x - mean(x))^2) + eps)"""
     axes = reduced_axes(g, x, mean, other_mean, variance)
-    core = Core(x, axes, epsilon)
-    result = _write_layer_norm(g, core, _shape_of_scale(g, weight, node), node)
+    norm = NormSpec(x, axes, epsilon)
+    result = _write_layer_norm(g, norm, _shape_of_scale(g, weight, node), node)
     if weight:
-        result = _typed(g, g.op("Mul", result, weight, at=node), node)
+        result = g.op("Mul", result, weight, at=node)
+        known = g.type(node.output[0])
+        if known is not None:
+            g.learn_type(result, known)
     return g.op("Add", result, bias, at=node) if bias else result
 
 
-def _write_layer_norm(g: Graph, core: Core, scale: Shape | None, node: NodeProto) -> str:
-    """Over all axes but two it may be an InstanceNormalization: if scaled so, or not inside."""
-    rank = g.rank(core.x) or 0
+def _write_layer_norm(g: Graph, norm: NormSpec, scale: Shape | None, node: NodeProto) -> str:
+    """Write a layer norm, or an instance norm if it is equivalent and scaled per channel."""
+    rank = g.rank(norm.x) or 0
     scaled_inside = scale is not None and bool(scale) and scale[-1] != 1
     scaled_by_channel = scale is not None and not scaled_inside and any(s != 1 for s in scale)
     by_channel = scaled_by_channel or (rank > 3 and not scaled_inside)
-    written = write_instance_norm(g, core, node) if by_channel else None
-    return written or write_norm(g, LAYER, core, node)
+    written = write_instance_norm(g, norm, node) if by_channel else None
+    return written or write_norm(g, LAYER, norm, node)
 
 
 def _cast_as_before(g: Graph, normal: str, x: str, node: NodeProto) -> str:
-    """The norm in the type that its readers expect, if they go back to the type of `x` at once.
+    """Cast the norm to the type of the original, if all its users cast it back to that of `x`.
 
-    TorchScript takes the difference in half precision, and all after it in double.
+    TorchScript takes the difference in half precision and continues in double.
     """
     before, after = g.dtype(x), g.dtype(node.output[0])
     if before == after:
         return normal
-    readers = g.users(node.output[0])
-    back = all(nd.is_op(one, "Cast") and nd.attr(one, "to") == before for one in readers)
+    users = g.users(node.output[0])
+    back = all(nd.is_op(user, "Cast") and nd.attr(user, "to") == before for user in users)
     if not before or not after or not back or g.is_output(node.output[0]):
-        raise Miss(f"the norm is not read in the type of '{x}'")
+        raise MatchFailure(f"the norm is not used in the type of '{x}'")
     known = g.type(x)
     if known is not None:
         g.learn_type(normal, known)
@@ -231,7 +217,7 @@ def _cast_as_before(g: Graph, normal: str, x: str, node: NodeProto) -> str:
 
 
 def _shape_of_scale(g: Graph, weight: str | None, node: NodeProto) -> Shape | None:
-    """The shape of the constant that a normalized value is multiplied with, here or next."""
+    """Return the shape of the constant scale, part of the match or applied by a user."""
     if weight:
         return g.shape(weight)
     for user in g.users(node.output[0]):
@@ -241,13 +227,9 @@ def _shape_of_scale(g: Graph, weight: str | None, node: NodeProto) -> Shape | No
     return None
 
 
-def _typed(g: Graph, value: str, node: NodeProto) -> str:
-    """`value`, known to be of the type of what `node` gives."""
-    known = g.type(node.output[0])
-    if known is not None:
-        g.learn_type(value, known)
-    return value
+def _weighted(g: Graph, norm: str, weight: str | None, node: NodeProto) -> str:
+    return g.op("Mul", norm, weight, at=node) if weight else norm
 
 
-RULES = (layer_norm, layer_norm_as_line, rms_norm, l2_norm)
-"""Layer norms first: each is the rms norm of a difference."""
+RULES = (layer_norm, layer_norm_as_line, rms_norm)
+"""Layer norms come first, since each contains the rms norm of a difference."""

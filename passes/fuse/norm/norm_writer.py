@@ -1,12 +1,12 @@
-"""Writing a normalization: over which axes, in which operator, with which layout.
+"""Write a normalization with the operator that fits its axes.
 
     LayerNormalization     (x - mean x) / sqrt(var x + eps), over the last axes
     RMSNormalization       x / sqrt(mean x^2 + eps), over the last axes
     InstanceNormalization  like the first, over all axes but the first two
 
-Statistics over other axes (ConvNeXt normalizes the channels of N C H W) are taken between two
-Transposes: 1.8 to 3.2 times as fast on the runtime's CPU kernels as the formula. Scales are
-written in full, since the kernels are slow where they have to broadcast one number.
+Norms over other axes (ConvNeXt normalizes the channels of N C H W) are written between two
+Transposes: 1.8 to 3.2 times as fast on onnxruntime's CPU kernels as the formula. Scales are written
+in full size, since the kernels are slow at broadcasting a single number.
 """
 
 from __future__ import annotations
@@ -18,22 +18,18 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.axes import positive_axes
-from passes.analysis.operands import int_operand, transpose
+from passes.analysis.operands import int_operand, transpose, whole
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS, TensorType
-from toolkit.rewriting.rule import Miss
-from toolkit.symbolic import Dim
+from toolkit.rewriting.rule import MatchFailure
 
 LAYER, RMS, INSTANCE = "LayerNormalization", "RMSNormalization", "InstanceNormalization"
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
-    """A value, the axes that its statistics are taken over, and what is added to the mean square.
-
-    `factor` is a number that the result is multiplied by.
-    """
+class NormSpec:
+    """A normalization of `x` over `axes`, multiplied by `factor`."""
 
     x: str
     axes: tuple[int, ...]
@@ -42,7 +38,7 @@ class Core:
 
 
 def reduced_axes(g: Graph, x: str, *reductions: NodeProto | None) -> tuple[int, ...]:
-    """The axes that all these reductions of values shaped like `x` are over, kept with size 1."""
+    """Return the axes of these reductions, which must agree and keep their axes with size 1."""
     rank = g.rank(x)
     found: set[tuple[int, ...]] = set()
     for node in reductions:
@@ -55,58 +51,55 @@ def reduced_axes(g: Graph, x: str, *reductions: NodeProto | None) -> tuple[int, 
             axes = list(range(rank))
         positive = positive_axes(axes, rank)
         if not positive or rank is None:
-            raise Miss(f"the axes of {nd.label(node)} are not known")
+            raise MatchFailure(f"the axes of {nd.label(node)} are not known")
         if not nd.attr(node, "keepdims", 1):
-            raise Miss(f"{nd.label(node)} drops the axes that it reduces")
+            raise MatchFailure(f"{nd.label(node)} does not keep the reduced axes")
         found.add(tuple(sorted(positive)))
     if len(found) != 1:
-        raise Miss("the statistics are taken over different axes")
+        raise MatchFailure("the statistics are over different axes")
     return found.pop()
 
 
-def sizes_of(g: Graph, core: Core) -> list[int]:
-    """The sizes of the axes that are normalized, which must be known to write a scale."""
-    shape = g.shape(core.x)
-    sizes: list[Dim] = [] if shape is None else [shape[axis] for axis in core.axes]
-    known = [size for size in sizes if isinstance(size, int)]
-    if shape is None or len(known) != len(sizes):
-        raise Miss(f"the size of the normalized axes of '{core.x}' is not known")
-    return known
+def sizes_of(g: Graph, norm: NormSpec) -> list[int]:
+    """Return the sizes of the normalized axes, which must be known to write a scale."""
+    shape = g.shape(norm.x)
+    sizes = None if shape is None else whole([shape[axis] for axis in norm.axes])
+    if sizes is None:
+        raise MatchFailure(f"the size of the normalized axes of '{norm.x}' is not known")
+    return sizes
 
 
-def write_norm(g: Graph, op_type: str, core: Core, node: NodeProto) -> str:
-    """A LayerNormalization or RMSNormalization, between Transposes where the axes are not last."""
-    dtype, shape = g.dtype(core.x), g.shape(core.x)
+def write_norm(g: Graph, op_type: str, norm: NormSpec, node: NodeProto) -> str:
+    """Write a layer norm or rms norm, between Transposes unless the axes are the last."""
+    dtype, shape = g.dtype(norm.x), g.shape(norm.x)
     if dtype not in FLOATS or shape is None:
-        raise Miss(f"the type of '{core.x}' is not known to be floats")
-    sizes, rank, count = sizes_of(g, core), len(shape), len(core.axes)
-    scale = full(g, dtype, sizes, core.factor)
-    if core.axes == tuple(range(rank - count, rank)):
-        return g.op(op_type, core.x, scale, at=node, axis=-count, epsilon=core.epsilon)
-    perm = [axis for axis in range(rank) if axis not in core.axes] + list(core.axes)
-    last = transpose(g, core.x, perm, node)
-    normal = g.op(op_type, last, scale, at=node, axis=-count, epsilon=core.epsilon)
-    type_ = TensorType(dtype, tuple(shape[axis] for axis in perm))
-    g.learn_type(last, type_)
-    g.learn_type(normal, type_)
+        raise MatchFailure(f"the type of '{norm.x}' is not known to be float")
+    sizes, rank, count = sizes_of(g, norm), len(shape), len(norm.axes)
+    scale = full(g, dtype, sizes, norm.factor)
+    if norm.axes == tuple(range(rank - count, rank)):
+        return g.op(op_type, norm.x, scale, at=node, axis=-count, epsilon=norm.epsilon)
+    perm = [axis for axis in range(rank) if axis not in norm.axes] + list(norm.axes)
+    last = transpose(g, norm.x, perm, node)
+    normal = g.op(op_type, last, scale, at=node, axis=-count, epsilon=norm.epsilon)
+    g.learn_type(normal, TensorType(dtype, g.shape(last)))
     return transpose(g, normal, inverse(perm), node)
 
 
-def write_instance_norm(g: Graph, core: Core, node: NodeProto) -> str | None:
-    """An InstanceNormalization; None where it does not say the same, or has no kernel."""
-    shape = g.shape(core.x)
-    if shape is None or g.dtype(core.x) not in (TensorProto.FLOAT, TensorProto.FLOAT16):
+def write_instance_norm(g: Graph, norm: NormSpec, node: NodeProto) -> str | None:
+    """Write an InstanceNormalization; return None where it is not equivalent or has no kernel."""
+    shape = g.shape(norm.x)
+    if shape is None or g.dtype(norm.x) not in (TensorProto.FLOAT, TensorProto.FLOAT16):
         return None
     channels = shape[1] if len(shape) > 2 else None
-    if core.axes != tuple(range(2, len(shape))) or not isinstance(channels, int):
+    if norm.axes != tuple(range(2, len(shape))) or not isinstance(channels, int):
         return None
-    scale = full(g, g.dtype(core.x), [channels], core.factor)
-    shift = full(g, g.dtype(core.x), [channels], 0)
-    return g.op(INSTANCE, core.x, scale, shift, at=node, epsilon=core.epsilon)
+    scale = full(g, g.dtype(norm.x), [channels], norm.factor)
+    shift = full(g, g.dtype(norm.x), [channels], 0)
+    return g.op(INSTANCE, norm.x, scale, shift, at=node, epsilon=norm.epsilon)
 
 
 def full(g: Graph, dtype: int, sizes: Sequence[int], value: float) -> str:
-    """A constant of one number, everywhere."""
+    """Add a constant filled with `value`."""
     array: Array = np.full(tuple(sizes), value, dtype=helper.tensor_dtype_to_np_dtype(dtype))
     return g.constant(array, "scale" if value else "shift")
 

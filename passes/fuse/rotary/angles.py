@@ -1,7 +1,7 @@
-"""The angles of rotary embeddings: what `cos` and `sin` are the same along.
+"""Check the angles of rotary embeddings: along which axes `cos` and `sin` are constant.
 
-A pair of elements is turned as a whole: where there is an angle for each element, the two of a pair
-must be equal, by their numbers or by how they are computed. And all heads are turned alike.
+With an angle per element, the two angles of a pair must be equal, by their values or by the way
+they are computed. All heads must have the same angles.
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ from passes.fuse.rotary.last_axis_elements import last_size
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import Shape
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim, Expr, minimum, substitute
 
-_LONGEST_CHAIN = 12
+_MAX_CHAIN = 12
 _FAR = 1 << 40
+"""A length larger than any table."""
 _ELEMENTWISE = ("Cos", "Sin", "Neg", "Cast", "Identity")
 
 
 def heads_axis(g: Graph, cos: str, sin: str, shape: Shape) -> int:
-    """Which axis of x has the heads: the one along which all angles are the same."""
+    """Return the axis of the heads of x: the one along which all angles are equal."""
     one, other = (_same_along(g, angles, shape) for angles in (cos, sin))
     if one != other:
-        raise Miss("cos and sin are for different axes")
+        raise MatchFailure("cos and sin vary along different axes")
     return one
 
 
 def _same_along(g: Graph, angles: str, shape: Shape) -> int:
     own = g.shape(angles)
     if own is None or not 2 <= len(own) <= 4:
-        raise Miss(f"the shape of '{angles}' is not known")
+        raise MatchFailure(f"the shape of '{angles}' is not known")
     own = (1,) * (4 - len(own)) + own
     if own[3] != shape[3] or own[0] not in (1, shape[0]):
-        raise Miss(f"'{angles}' has not one angle for each element of a head")
+        raise MatchFailure(f"'{angles}' does not have one angle per element of a head")
     if own[1] == 1 and _is_cut_to(own[2], shape[2]):
         return 1
     if own[2] == 1 and _is_cut_to(own[1], shape[1]):
         return 2
-    raise Miss(f"'{angles}' has not one row for each position")
+    raise MatchFailure(f"'{angles}' does not have one row per position")
 
 
 def _is_cut_to(own: Dim, length: Dim) -> bool:
-    """Whether there are as many rows as positions, or the model does not run.
+    """Whether there is one row per position in every run that does not fail.
 
-    The first rows of a table are min(rows, length): with fewer than `length` there is no product.
+    A table cut to `length` has min(rows, length) rows: with fewer rows, the product would fail.
     """
     if own == length or not isinstance(own, Expr) or not isinstance(length, Expr):
         return own == length
@@ -59,7 +60,7 @@ def _is_cut_to(own: Dim, length: Dim) -> bool:
 def is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
     """Whether both elements of a pair have the same angle."""
     size = last_size(g, value)
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CHAIN):
         constant = g.const(value)
         if constant is not None:
             return _array_is_doubled(constant, interleaved)
@@ -76,7 +77,7 @@ def is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
 
 
 def _angle_source(g: Graph, node: NodeProto) -> str | None:
-    """The value whose last axis decides; None for operators that may mix it."""
+    """Return the operand with the same last axis, or None for operators that may change it."""
     if node.op_type in _ELEMENTWISE:
         return node.input[0]
     if node.op_type in ("Mul", "Div", "Add", "Sub"):
@@ -90,13 +91,13 @@ def _angle_source(g: Graph, node: NodeProto) -> str | None:
         axis = nd.attr(node, "axis", 0)
         return None if rank is None or axis % rank == rank - 1 else node.input[0]
     if node.op_type in ("Squeeze", "Unsqueeze", "Reshape", "Slice", "Expand"):
-        # The last axis keeps its size (see above), and so the groups of elements behind it.
+        # The last axis keeps its size, as the caller checks, and so its elements.
         return node.input[0] if given(node, 1) or node.op_type == "Squeeze" else None
     return None
 
 
 def _is_repeated(g: Graph, value: str, interleaved: bool) -> bool:
-    """Whether the last axis is one of half the size, repeated element by element or as a whole."""
+    """Whether the last axis repeats one of half the size, by element or as a whole."""
     trace = Trace(g, value)
     for source in trace.sources:
         own = {factor for axis in source.axes for factor in leaves(axis)}

@@ -1,122 +1,105 @@
-"""Stretches of the last axis: x[..., start:stop:step], cut by a Slice or a Split.
+"""Follow the elements of heads [a, b, c, n] through slices, concatenations, negations and views.
 
-Every k-th element is also the i-th column of pairs or larger groups:
-
-    x.reshape(..., n, k)[..., i] = x[..., i::k]
+The chain from x to a value is evaluated on the numbers 1 to n in place of the elements of the last
+axis; a negated element is a negative number. So x[..., i::k] is the same in all its forms, such as
+a column of the view x.reshape(a, b, c, n / k, k).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.operands import int_operand, ints
+from passes.analysis.axes import positive_axes
+from passes.analysis.const_eval import evaluate
+from passes.analysis.operands import int_operand, whole
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir.graph import Array, Graph
+from toolkit.ir.op_traits import VIEWS
 
-_LONGEST_CHAIN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """x[..., start:stop:step], with bounds as numbers from the front."""
-
-    source: str
-    start: int
-    stop: int
-    step: int = 1
+_MAX_CHAIN = 8
+_LEADING = 3
+"""Number of axes before the elements."""
+_SELECTING = ("Slice", "Split", "Gather")
 
 
 def last_size(g: Graph, value: str) -> int | None:
-    """The size of the last axis, if it is known."""
+    """Return the size of the last axis, or None."""
     shape = g.shape(value)
     return shape[-1] if shape and isinstance(shape[-1], int) else None
 
 
-def is_last_axis(g: Graph, node: NodeProto, default: int) -> bool:
-    """Whether the attribute `axis` is the last axis of what the node makes."""
-    axis, rank = nd.attr(node, "axis", default), g.rank(node.output[0])
-    return axis == -1 or (rank is not None and axis == rank - 1)
+def elements_of(g: Graph, value: str, source: str) -> list[int] | None:
+    """Return the elements of `source` that `value` consists of, from 1 on; negated: negative."""
+    found = _followed(g, value, source, _MAX_CHAIN)
+    return None if found is None else found.reshape(-1).tolist()
 
 
-def piece_of(g: Graph, value: str) -> Piece | None:
-    """What `value` was cut from, and where."""
-    node = g.producer(value)
-    if node is None:
-        return None
-    if nd.is_op(node, "Slice"):
-        return _sliced(g, node)
-    if nd.is_op(node, "Split") and is_last_axis(g, node, 0):
-        sizes = [last_size(g, name) for name in node.output]
-        index = list(node.output).index(value)
-        before = [size for size in sizes[: index + 1] if size is not None]
-        if len(before) == index + 1:
-            return Piece(node.input[0], sum(before[:-1]), sum(before))
+def source_of(g: Graph, parts: dict[str, list[int]]) -> str | None:
+    """Return the nearest value with exactly the elements of `parts`, each with the elements given.
+
+    It is [a, b, c, n] or a view of that with more axes.
+    """
+    value, size = next(iter(parts)), sum(map(len, parts.values()))
+    for _ in range(_MAX_CHAIN):
+        node = g.producer(value)
+        if node is None or not nd.is_op(node, *_SELECTING, *VIEWS):
+            return None
+        value = node.input[0]
+        if prod(_trailing(g, value) or [0]) == size and all(
+            elements_of(g, part, value) == elements for part, elements in parts.items()
+        ):
+            return value
     return None
 
 
-def piece_within(g: Graph, value: str, whole: str) -> Piece | None:
-    """The stretch of `whole` that `value` is."""
-    piece = piece_of(g, value)
-    if piece is not None and piece.source == whole:
-        return piece
-    column = column_of(g, value)
-    size, shape = last_size(g, whole), g.shape(whole)
-    if column is None or size is None or shape is None:
-        return None
-    groups, count = g.shape(column.source), column.step
-    if groups != (*shape[:-1], size // count, count) or _unviewed(g, column.source) != _unviewed(
-        g, whole
-    ):
-        return None
-    return Piece(whole, column.start, size, count)
+def _trailing(g: Graph, value: str) -> list[int] | None:
+    shape = g.shape(value)
+    return None if shape is None else whole(shape[_LEADING:])
 
 
-def column_of(g: Graph, value: str) -> Piece | None:
-    """The column x[..., i] that `value` is, also with an axis of size 1 behind; `step` is how many
-    there are."""
-    node = g.producer(value)
-    if node is None:
+def _followed(g: Graph, value: str, source: str, depth: int) -> Array | None:
+    shape, own = g.shape(value), g.shape(source)
+    sizes, node = _trailing(g, value), g.producer(value)
+    if not depth or shape is None or own is None or sizes is None:
         return None
-    if nd.is_op(node, "Gather"):
-        index, count = ints(g, node.input[1]), last_size(g, node.input[0])
-        rank = g.rank(node.input[0])
-        if index is None or len(index) != 1 or count is None or rank is None:
-            return None
-        if nd.attr(node, "axis", 0) not in (-1, rank - 1):
-            return None
-        return Piece(node.input[0], index[0] % count, count, count)
-    if nd.is_op(node, "Squeeze", "Reshape") and last_size(g, node.input[0]) == 1:
-        before, after = g.shape(node.input[0]), g.shape(value)
-        if before is None or before[:-1] != after:
-            return None
-        value = node.input[0]
-    piece = piece_of(g, value)
-    count = None if piece is None else last_size(g, piece.source)
-    if piece is None or count is None or piece.stop - piece.start != 1:
+    if shape[:_LEADING] != own[:_LEADING]:
         return None
-    return Piece(piece.source, piece.start, count, count)
+    count = prod(_trailing(g, source) or [0])
+    if prod(sizes) == count and _unviewed(g, value) == _unviewed(g, source):
+        return np.arange(1, count + 1).reshape(1, 1, 1, *sizes)
+    if node is None or not (nd.is_op(node, "Neg", *VIEWS) or _is_along_elements(g, node)):
+        return None
+    count = len(node.input) if nd.is_op(node, "Concat") else 1
+    found = (_followed(g, name, source, depth - 1) for name in node.input[:count])
+    arrays = [array for array in found if array is not None]
+    if len(arrays) < count:
+        return None
+    if nd.is_op(node, *VIEWS):
+        return arrays[0].reshape(1, 1, 1, *sizes)
+    constants = [g.const(name) if name else None for name in node.input[count:]]
+    results = evaluate(node, [*arrays, *constants], g.opset())
+    return None if results is None else results[list(node.output).index(value)]
+
+
+def _is_along_elements(g: Graph, node: NodeProto) -> bool:
+    """Whether a Slice, Split, Gather or Concat leaves the first three axes as they are."""
+    if not nd.is_op(node, *_SELECTING, "Concat"):
+        return False
+    axes: list[int] | None = [nd.attr(node, "axis", 0)]
+    if nd.is_op(node, "Slice"):
+        axes = int_operand(g, node, "axes", 3, absent=[0])
+    found = positive_axes(axes, g.rank(node.input[0]))
+    return found is not None and min(found) >= _LEADING
 
 
 def _unviewed(g: Graph, value: str) -> str:
-    """What `value` has all elements of, in the same order."""
-    for _ in range(_LONGEST_CHAIN):
+    """Return the value before a chain of views: it has the same elements in the same order."""
+    for _ in range(_MAX_CHAIN):
         node = g.producer(value)
-        if node is None or not nd.is_op(node, "Reshape", "Squeeze", "Unsqueeze", "Flatten"):
+        if node is None or not nd.is_op(node, *VIEWS):
             break
         value = node.input[0]
     return value
-
-
-def _sliced(g: Graph, node: NodeProto) -> Piece | None:
-    size, rank = last_size(g, node.input[0]), g.rank(node.input[0])
-    starts, ends = int_operand(g, node, "starts", 1), int_operand(g, node, "ends", 2)
-    axes = int_operand(g, node, "axes", 3, absent=[0])
-    steps = int_operand(g, node, "steps", 4, absent=[1])
-    if size is None or rank is None or starts is None or ends is None:
-        return None
-    if axes not in ([-1], [rank - 1]) or steps is None or len(steps) != 1 or steps[0] < 1:
-        return None
-    start, stop, step = slice(starts[0], ends[0], steps[0]).indices(size)
-    return Piece(node.input[0], start, max(start, stop), step)

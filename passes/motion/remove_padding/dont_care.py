@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.axes import positive_axes
-from passes.analysis.intervals import NO, YES
+from passes.analysis.intervals import ONE, ZERO
 from passes.analysis.operands import given, ints
-from passes.motion.remove_padding.masked_values import Padding
-from passes.motion.sink_slices.operators import plan
+from passes.motion.remove_padding.masked_values import MaskedValues
+from passes.motion.sink_slices.operators import row_plan
 from passes.motion.sink_slices.row_selection import Entries
 from passes.simplify.canonicalize.slice_concat_pad import ranges
 from toolkit.ir import node as nd
@@ -37,7 +37,7 @@ MASK, _PAST = 3, 4
 """Operands of an Attention: the mask, and from there on what earlier runs have left."""
 
 
-def takes_keys_out(padding: Padding, mask: str, of_real: bool) -> bool:
+def takes_keys_out(padding: MaskedValues, mask: str, of_real: bool) -> bool:
     """Whether attention with this mask, [batch, heads, queries, keys], reads no key of padding.
 
     A query that has no other key reads those that are masked: all queries see the first token, or
@@ -47,12 +47,12 @@ def takes_keys_out(padding: Padding, mask: str, of_real: bool) -> bool:
     shape = (g.shape(mask) or ()) if mask else ()
     if len(shape) != 4 or shape[3] != padding.sizes[1]:
         return False
-    there = padding.at(mask, padding.place(-4, -1))
-    seen = [padding.at(mask, padding.real(-4, -1))]
+    there = padding.bounds(mask, padding.padded(-4, -1))
+    seen = [padding.bounds(mask, padding.real(-4, -1))]
     if of_real and shape[2] == shape[3]:
-        seen.append(padding.at(mask, padding.real(-4, -1, twin=-2)))
+        seen.append(padding.bounds(mask, padding.real(-4, -1, twin=-2)))
     if g.dtype(mask) == TensorProto.BOOL:
-        return there == NO and YES in seen
+        return there == ZERO and ONE in seen
     return any(there.high - key.low <= MASKED for key in seen)
 
 
@@ -60,7 +60,7 @@ def takes_keys_out(padding: Padding, mask: str, of_real: bool) -> bool:
 class Free:
     """The values of a graph that are free, each with the axis along which its rows lie."""
 
-    padding: Padding
+    padding: MaskedValues
     _reads: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     """How many of those that read a value do not depend on its padding, by axis."""
 
@@ -100,7 +100,7 @@ class Free:
             return self._attention(node, axis)
         found = dict[int, int]()
         if axis is not None:
-            needed = plan(self._g, node, axis, _ANY_ROW)
+            needed = row_plan(self._g, node, axis, _ANY_ROW)
             if needed is not None and needed.keeps_first:
                 found = {one.slot: one.axis for one in needed.moved if one.axis == one.of}
         if nd.is_op(node, "Mul", "Where"):
@@ -131,12 +131,12 @@ class Free:
         for axis in range(1, rank):
             if not self.has_rows(node.output[0], axis):
                 continue
-            place = padding.place(-rank, axis - rank)
-            there = [padding.at(name, padding.aligned(name, place)) for name in node.input]
+            place = padding.padded(-rank, axis - rank)
+            there = [padding.bounds(name, padding.aligned(name, place)) for name in node.input]
             if nd.is_op(node, "Where"):
-                free = [1] if there[0] == NO else [2] if there[0] == YES else []
+                free = [1] if there[0] == ZERO else [2] if there[0] == ONE else []
             else:
-                free = [1 - slot for slot in (0, 1) if there[slot] == NO][:1]
+                free = [1 - slot for slot in (0, 1) if there[slot] == ZERO][:1]
             if free and g.rank(node.input[free[0]]) == rank:
                 return {free[0]: axis}  # and no other along another axis: both may be padding
         return {}

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.analysis.intervals import NO
+from passes.analysis.intervals import ZERO
 from passes.analysis.operands import unsqueeze
 from passes.analysis.shapes import Shapes
-from passes.motion.remove_padding.masked_values import Padding
+from passes.motion.remove_padding.masked_values import MaskedValues
 from toolkit.errors import UsageError
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.model import Model
@@ -64,7 +64,7 @@ class MaskOutputs:
             return
         if not any(_has_rows(g, name, mask) for name in g.outputs):
             ctx.note(f"no output has a vector for each token of '{mask}'")
-        for output in computed_at_padding(Padding(g, mask, g.shape(mask) or ())):
+        for output in computed_at_padding(MaskedValues(g, mask, g.shape(mask) or ())):
             maker = g.producer(output)
             if maker is None or g.is_captured(output):
                 ctx.note(f"'{output}' stays as it is: no node of the main graph alone has it")
@@ -95,11 +95,11 @@ def _is_called_mask(name: str) -> bool:
     return "mask" in name.lower() and "pad" not in name.lower()
 
 
-def computed_at_padding(padding: Padding) -> list[str]:
+def computed_at_padding(padding: MaskedValues) -> list[str]:
     """The outputs that have a vector for each token, and more than 0 for those of padding."""
-    g, place = padding.g, padding.place(-3, -2)
+    g, place = padding.g, padding.padded(-3, -2)
     rows = (name for name in g.outputs if _has_rows(g, name, padding.mask))
-    return [name for name in rows if padding.at(name, place) != NO]
+    return [name for name in rows if padding.bounds(name, place) != ZERO]
 
 
 def _has_rows(g: Graph, output: str, mask: str) -> bool:

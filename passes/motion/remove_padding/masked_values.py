@@ -1,10 +1,10 @@
-"""What a value is wherever a mask is zero: an interval, element by element.
+"""Bounds of values at the positions where a mask is zero.
 
     mask [b, s] = 0    =>    Where(Cast(Unsqueeze(mask, [1, 2])), 0, -inf) [b, :, :, s] = -inf
 
-A `Place` says along which axes of a value the batch and the length of the mask lie; both are
-counted from the last axis, as broadcasting does. What cannot be told is anything at all. The same
-is asked of tokens that are real: what each of them is to all others, and to itself.
+`MaskAxes` are the axes of a value along which batch and length of the mask lie, counted from the
+last axis as broadcasting does. The same analysis bounds values at real tokens: for each of them
+against all others, and against itself.
 """
 
 from __future__ import annotations
@@ -16,145 +16,146 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.intervals import (
-    ANYTHING,
-    FLAG,
-    FUNCTIONS,
-    NO,
-    OF_EQUALS,
-    WILD,
-    YES,
+    BOOLEAN,
+    ELEMENTWISE_BOUNDED,
+    NAN,
+    ON_EQUAL_INTEGERS,
+    ONE,
+    UNKNOWN,
+    ZERO,
     Interval,
-    function_of,
-    in_type,
+    bounds_of,
+    rounded_to,
+    transfer_function,
 )
-from passes.motion.remove_padding.mask_axes import NOWHERE, VIEWS, Place
+from passes.motion.remove_padding.mask_axes import MaskAxes
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.op_traits import MOVEMENT
 from toolkit.ir.tensor_type import FLOATS, Shape
 
 _DEPTH = 48
-"""Masks are made in a few steps; what takes more is not looked into."""
+"""The analysis stops this many nodes above a value; exporters build masks in far fewer."""
 _MOST_ELEMENTS = 1 << 24
+"""Larger constants are not read."""
 
 REAL = Interval(1, 1 << 20)
-"""Numbers by which a mask says that a token is real, those of words among them."""
+"""Mask values at real tokens, token ids among them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Padding:
-    """What is known of the values of a graph where `mask`, of [batch, length], is zero."""
+class MaskedValues:
+    """Bounds of a graph's values at the positions where `mask`, of [batch, length], is zero."""
 
     g: Graph
     mask: str
     sizes: Shape
-    _known: dict[tuple[str, Place], Interval] = field(
-        default_factory=dict[tuple[str, Place], Interval]
+    _known: dict[tuple[str, MaskAxes], Interval] = field(
+        default_factory=dict[tuple[str, MaskAxes], Interval]
     )
 
-    def place(self, batch: int, row: int) -> Place:
-        """Where the mask is zero."""
-        return Place(None if self.sizes[0] == 1 else batch, row)
+    def padded(self, batch: int, row: int) -> MaskAxes:
+        """Return the positions where the mask is zero."""
+        return MaskAxes(None if self.sizes[0] == 1 else batch, row)
 
-    def real(self, batch: int, row: int, twin: int | None = None) -> Place:
-        """Where the mask says that a token is real."""
-        return self.place(batch, row)._replace(twin=twin, is_real=True)
+    def real(self, batch: int, row: int, twin: int | None = None) -> MaskAxes:
+        """Return the positions where the mask marks real tokens."""
+        return self.padded(batch, row)._replace(twin=twin, is_real=True)
 
-    def at(self, value: str, place: Place, depth: int = _DEPTH) -> Interval:
-        """What `value` is at the given place."""
-        key = value, place
+    def bounds(self, value: str, axes: MaskAxes, depth: int = _DEPTH) -> Interval:
+        """Return the bounds of `value` at the given positions."""
+        key = value, axes
         if key not in self._known:
-            found = self._find(value, place, depth) if depth else None
+            found = self._find(value, axes, depth) if depth else None
             if found is None:
-                found = FLAG if self.g.dtype(value) == TensorProto.BOOL else ANYTHING
+                found = BOOLEAN if self.g.dtype(value) == TensorProto.BOOL else UNKNOWN
             self._known[key] = found
         return self._known[key]
 
-    def _find(self, value: str, place: Place, depth: int) -> Interval | None:
-        """None: it cannot be told."""
+    def _find(self, value: str, axes: MaskAxes, depth: int) -> Interval | None:
+        """Return the bounds, or None where they are unknown."""
         g = self.g
         if value == self.mask:
-            return self._of_mask(place)
+            return self._of_mask(axes)
         if g.is_const(value):
-            return self._stored(value, place)
+            return self._of_constant(value, axes)
         node = g.producer(value)
         if node is None:
             return None
-        if nd.is_op(node, *VIEWS):
-            seen = VIEWS[node.op_type](g, node, place) or NOWHERE
-            return self.at(node.input[0], seen, depth - 1)
-        function = function_of(node, g.dtype(value))
+        if nd.is_op(node, *MOVEMENT):
+            return self.bounds(node.input[0], axes.before(g, node), depth - 1)
+        function = transfer_function(node, g.dtype(value))
         if function is None:
             return None
-        if nd.is_op(node, *OF_EQUALS) and self._reads_one_twice(node, place):
-            return OF_EQUALS[node.op_type]
+        if nd.is_op(node, *ON_EQUAL_INTEGERS) and self._compares_one_with_itself(node, axes):
+            return ON_EQUAL_INTEGERS[node.op_type]
         operands = [
-            self.at(name, self.aligned(name, place), depth - 1) for name in nd.inputs_of(node)
+            self.bounds(name, self.aligned(name, axes), depth - 1) for name in nd.inputs_of(node)
         ]
-        # But for a choice that is known, everything is as wild as what it reads.
+        # Every operator propagates NaN, except a Where with a known condition.
         known = nd.is_op(node, "Where") and operands[0].number is not None
-        if not known and any(operand.is_wild for operand in operands):
-            return in_type(WILD, g.dtype(value))
-        return in_type(function(*operands), g.dtype(value))
+        if not known and any(operand.may_be_nan for operand in operands):
+            return rounded_to(NAN, g.dtype(value))
+        return rounded_to(function(*operands), g.dtype(value))
 
-    def _of_mask(self, place: Place) -> Interval | None:
-        if place.axes != self.place(-2, -1).axes:
+    def _of_mask(self, axes: MaskAxes) -> Interval | None:
+        if axes.axes != self.padded(-2, -1).axes:
             return None
-        real = YES if self.g.dtype(self.mask) == TensorProto.BOOL else REAL
-        return real if place.is_real else NO
+        real = ONE if self.g.dtype(self.mask) == TensorProto.BOOL else REAL
+        return real if axes.is_real else ZERO
 
-    def aligned(self, name: str, place: Place) -> Place:
-        """The place in an operand that is broadcast."""
-        return place.within(self.g.shape(name) or ())
+    def aligned(self, name: str, axes: MaskAxes) -> MaskAxes:
+        """Return the same positions in an operand that is broadcast."""
+        return axes.within(self.g.shape(name) or ())
 
-    def _reads_one_twice(self, node: NodeProto, place: Place) -> bool:
-        """Whether it reads two operands that are one whole number: of a query, and of a key."""
-        if place.twin is None or self.g.dtype(node.input[0]) in FLOATS:
+    def _compares_one_with_itself(self, node: NodeProto, axes: MaskAxes) -> bool:
+        """Whether both operands are the same integer: that of a query, and of the same key."""
+        if axes.twin is None or self.g.dtype(node.input[0]) in FLOATS:
             return False
-        first, second = (self._origin(name, self.aligned(name, place)) for name in node.input)
+        first, second = (self._origin(name, self.aligned(name, axes)) for name in node.input)
         return first == second and first is not None
 
-    def _origin(self, value: str, place: Place) -> tuple[str, Place] | None:
-        """The one element that views have put at this place."""
+    def _origin(self, value: str, axes: MaskAxes) -> tuple[str, MaskAxes] | None:
+        """Return the single element that data movement brings to these positions, or None."""
         node = self.g.producer(value)
-        while node is not None and nd.is_op(node, *VIEWS):
-            place = VIEWS[node.op_type](self.g, node, place) or NOWHERE
-            value = node.input[0]
+        while node is not None and nd.is_op(node, *MOVEMENT):
+            value, axes = node.input[0], axes.before(self.g, node)
             node = self.g.producer(value)
         shape = self.g.shape(value)
         if shape is None or any(
-            size != 1 and axis - len(shape) not in place.axes for axis, size in enumerate(shape)
+            size != 1 and axis - len(shape) not in axes.axes for axis, size in enumerate(shape)
         ):
             return None
-        return value, place
+        return value, axes
 
-    def _stored(self, value: str, place: Place) -> Interval | None:
+    def _of_constant(self, value: str, axes: MaskAxes) -> Interval | None:
         stored = self.g.const(value)
-        if stored is None or stored.dtype.kind not in "fiub":
+        if stored is None or stored.size >= _MOST_ELEMENTS:
             return None
-        if place.row is not None and place.twin is not None:
-            stored = np.diagonal(stored, axis1=place.row, axis2=place.twin)
-        if not 0 < stored.size < _MOST_ELEMENTS:
-            return None
-        found = Interval(np.min(stored).item(), np.max(stored).item())
-        return WILD if found == ANYTHING else found  # both infinities are in it
+        if axes.row is not None and axes.twin is not None:
+            stored = np.diagonal(stored, axis1=axes.row, axis2=axes.twin)
+        return bounds_of(stored)
 
 
-def is_told(node: NodeProto) -> bool:
-    """Whether anything is known of what it gives."""
-    return nd.is_op(node, "Cast", "Range", *VIEWS, *FUNCTIONS)
+def is_bounded(node: NodeProto) -> bool:
+    """Whether bounds of the node's result follow from those of its operands."""
+    return nd.is_op(node, "Range", *MOVEMENT, *ELEMENTWISE_BOUNDED)
 
 
-def sources(
+def ancestors(
     g: Graph, value: str, through: Callable[[NodeProto], bool] = lambda _: True
 ) -> list[str]:
-    """A value, and all but constants that it is made of by such nodes."""
+    """Return `value` and the values, other than constants, that it is computed from.
+
+    The walk enters a producer only if `through` holds for it.
+    """
     found: dict[str, None] = {}
     pending = [value]
     while pending:
         value = pending.pop()
         if value and value not in found and not g.is_const(value):
             found[value] = None
-            maker = g.producer(value)
-            if maker is not None and through(maker):
-                pending.extend([*maker.input, *g.captures_of(maker)])
+            producer = g.producer(value)
+            if producer is not None and through(producer):
+                pending.extend([*producer.input, *g.captures_of(producer)])
     return list(found)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from passes.motion.remove_padding.dont_care import Free
-from passes.motion.remove_padding.masked_values import Padding, sources
+from passes.motion.remove_padding.masked_values import MaskedValues, ancestors
 from passes.motion.remove_padding.packing import Packing, RealRows
-from passes.motion.sink_slices.operators import Plan, is_product, plan, write_twin
+from passes.motion.sink_slices.operators import RowPlan, is_product, row_plan, write_twin
 from toolkit.ir import node as nd
 from toolkit.ir.tensor_type import TensorType
 
@@ -33,7 +33,7 @@ features or more are worth it; keys and values alone, where all rows are an outp
 @dataclass(frozen=True, slots=True, eq=False)
 class _Member:
     node: NodeProto
-    plan: Plan
+    plan: RowPlan
 
     @property
     def slots(self) -> set[int]:
@@ -48,11 +48,11 @@ class _Member:
 class Region:
     """The members by one mask, each after those that it reads."""
 
-    def __init__(self, padding: Padding) -> None:
+    def __init__(self, padding: MaskedValues) -> None:
         self._g, self._mask = padding.g, padding.mask
         self._texts = padding.sizes[0]
         self._free = Free(padding)
-        self._mask_is_of = set(sources(padding.g, padding.mask))
+        self._mask_is_of = set(ancestors(padding.g, padding.mask))
         self._rows = RealRows()
         found = (self._joined(node) for node in self._g.nodes)
         self._members = self._worthwhile([member for member in found if member is not None])
@@ -80,7 +80,7 @@ class Region:
 
     def _along(self, node: NodeProto, axis: int) -> _Member | None:
         """The node as it works on each entry of an axis that it leaves where it is."""
-        found = plan(self._g, node, axis, self._rows)
+        found = row_plan(self._g, node, axis, self._rows)
         if found is None or any((one.axis, one.of) != (axis, axis) for one in found.moved):
             return None
         return _Member(node, found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from passes.analysis.operands import given
 from passes.motion.remove_padding.dont_care import MASK, takes_keys_out
 from passes.motion.remove_padding.mask_outputs import computed_at_padding
-from passes.motion.remove_padding.masked_values import Padding, is_told, sources
+from passes.motion.remove_padding.masked_values import MaskedValues, ancestors, is_bounded
 from passes.motion.remove_padding.region import Region
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -34,7 +34,7 @@ class Unpad:
     idempotent: ClassVar[bool] = True
 
     def run(self, model: Model, ctx: Context) -> None:
-        if ctx.target != "ort-cpu":
+        if not ctx.target.has_costs:
             return  # elsewhere sizes that are known beforehand may be worth more
         for graph in model.graphs():
             for padding in islice(_paddings(graph), MOST_MASKS):
@@ -44,7 +44,7 @@ class Unpad:
                 _note_wanted(padding, ctx)
 
 
-def _note_wanted(padding: Padding, ctx: Context) -> None:
+def _note_wanted(padding: MaskedValues, ctx: Context) -> None:
     """Say which outputs padding is computed for, and what may be done about it."""
     wanted = computed_at_padding(padding)
     if padding.mask in padding.g.feeds and wanted:
@@ -52,7 +52,7 @@ def _note_wanted(padding: Padding, ctx: Context) -> None:
         ctx.note(f"padding is computed for {names}; if nobody reads it there: mask-outputs first")
 
 
-def _paddings(g: Graph) -> Iterator[Padding]:
+def _paddings(g: Graph) -> Iterator[MaskedValues]:
     """The masks of [batch, length] by which attention leaves keys out, each where it begins.
 
     Inputs come first, then what is nearest to those.
@@ -60,12 +60,12 @@ def _paddings(g: Graph) -> Iterator[Padding]:
     masks = {given(node, MASK) for node in g.nodes if nd.is_op(node, "Attention")}
     makes: dict[str, list[str]] = {}
     for mask in sorted(masks):
-        for value in reversed(sources(g, mask, is_told)):
+        for value in reversed(ancestors(g, mask, is_bounded)):
             makes.setdefault(value, []).append(mask)
     for value in sorted(makes, key=lambda value: g.producer(value) is not None):
         sizes = g.shape(value) or ()
         if len(sizes) == 2 and _may_be_padded(sizes):
-            padding = Padding(g, value, sizes)
+            padding = MaskedValues(g, value, sizes)
             left = masks.intersection(makes[value])
             found = {mask for mask in left if takes_keys_out(padding, mask, of_real=True)}
             if found:

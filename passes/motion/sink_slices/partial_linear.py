@@ -22,7 +22,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import const, op, var
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite
 
 _product = op.MatMul(var("x"), const("weight", rank=2))
@@ -37,12 +37,12 @@ def part_read_by_rows(
     few = [place for place, name in enumerate(node.output) if _is_read_by_rows(g, name)]
     rest = [place for place in range(len(node.output)) if place not in few]
     if not few or not rest:
-        raise Miss("no part is read by rows while others are read as a whole")
+        raise MatchFailure("no part is read by rows while others are read as a whole")
     if any(g.use_count(name) != 1 for name in (weight, bias) if name):
-        raise Miss("the weights are read elsewhere too, and would be stored twice")
+        raise MatchFailure("the weights are read elsewhere too, and would be stored twice")
     sizes = _sizes(g, node)
     if bias and g.shape(bias) != (sum(sizes),):
-        raise Miss("the bias is one number for all columns")
+        raise MatchFailure("the bias is one number for all columns")
     whole = _Whole(g, node, x, weight, bias or "", sizes)
     results = dict(pair for group in (*([one] for one in few), rest) for pair in whole.part(group))
     return tuple(results[place] for place in range(len(node.output)))
@@ -69,7 +69,7 @@ def _sizes(g: Graph, node: NodeProto) -> list[int]:
     sizes = [shape[-1] for shape in shapes if shape]
     found = [size for size in sizes if isinstance(size, int)]
     if len(found) != len(shapes) or axes != [len(shapes[0] or ()) - 1]:
-        raise Miss("it is not known to part the columns of the product")
+        raise MatchFailure("it is not known to part the columns of the product")
     return found
 
 
@@ -103,7 +103,7 @@ class _Whole:
     def _columns(self, name: str, places: list[int]) -> str:
         stored = self.g.const(name)
         if stored is None:
-            raise Miss(f"'{name}' is not stored")
+            raise MatchFailure(f"'{name}' is not stored")
         starts = [0, *itertools.accumulate(self.sizes)]
         taken: Array = np.concatenate(
             [stored[..., starts[place] : starts[place + 1]] for place in places], axis=-1

@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import squeeze
 from passes.motion.sink_slices.find_slices import MOST_USERS, read_behind
-from passes.motion.sink_slices.operators import Moved, Plan, is_product, plan, write_twin
+from passes.motion.sink_slices.operators import Moved, RowPlan, is_product, row_plan, write_twin
 from passes.motion.sink_slices.row_selection import Entries, OneEach, Selected, Writer
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -31,7 +31,7 @@ that has more axes (see `OneEach`)."""
 class _Member:
     node: NodeProto
     axis: int
-    plan: Plan
+    plan: RowPlan
 
 
 class Region:
@@ -83,7 +83,7 @@ class Region:
         if not all(self._is_read_by_rows(name, axis) for name in made):
             self.stops.append(f"all of {nd.label(node)} is read")
             return None
-        found = plan(g, node, axis, self.selection)
+        found = row_plan(g, node, axis, self.selection)
         if found is None or not self._fits(node, found):
             self.stops.append(f"{nd.label(node)} is not known to work on each row by itself")
             return None
@@ -113,7 +113,7 @@ class Region:
             return set(one.numbers) <= set(all_.numbers)
         return one == all_
 
-    def _fits(self, node: NodeProto, found: Plan) -> bool:
+    def _fits(self, node: NodeProto, found: RowPlan) -> bool:
         if isinstance(self.selection, OneEach) and not found.keeps_first:
             return False
         return all(

@@ -1,7 +1,7 @@
 """How an operator computes the same on permuted operands.
 
-Throughout, v = Transpose(v', perm): dimension i of v is dimension perm[i] of v', so what an
-operator does along axis a of v it does along axis perm[a] of v'.
+Throughout, v = Transpose(v', perm): axis i of v is axis perm[i] of v', so an operator that works
+along axis a of v works along axis perm[a] of v'.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.axes import positive_axes
-from passes.analysis.operands import given, int_operand, normalized_from, set_int_operand
+from passes.analysis.axis_flow import axis_flow
+from passes.analysis.operands import given, int_operand, set_int_operand
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE, REDUCTIONS
@@ -23,35 +23,109 @@ from toolkit.storage.weights import nbytes
 Perm = tuple[int, ...]
 
 _LARGEST_COPY = 1 << 16
+"""A constant of more bytes than this is permuted only if the node is its sole user."""
 _LARGEST_CONSTANT = 1 << 24
-"""Bytes of a constant that is rewritten when something else needs it as it is, and at all."""
+"""A constant of more bytes than this is never permuted."""
+
+_AXES_INPUT = {**dict.fromkeys((*REDUCTIONS, "Squeeze"), 1), "Pad": 3, "Slice": 3}
+"""Operators that name several axes: the input with them, in opsets where it is no attribute."""
+
+_PERMUTABLE = (
+    *(ELEMENTWISE | _AXES_INPUT.keys()),
+    *("ArgMax", "ArgMin", "Concat", "DequantizeLinear", "Hardmax", "LayerNormalization"),
+    *("LogSoftmax", "MatMul", "QuantizeLinear", "RMSNormalization", "Softmax", "Split", "Tile"),
+)
+"""Operators that compute along axes they name (and `_edit` renames), or along trailing axes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What changes in a node when its operands come permuted."""
+class PermutedNode:
+    """The changes to a node whose operands are permuted."""
 
     inputs: tuple[int, ...]
-    """The operands that are to come permuted; the others do not depend on the layout."""
+    """The operands to permute; the others do not depend on the layout."""
     edit: Callable[[], None]
-    """Changes the node's own axes."""
+    """Renames the axes in the node's attributes and constant inputs."""
     outputs_stay: bool = False
-    """The outputs are the same as before (the permuted dimensions are gone), not permuted."""
+    """Whether the outputs are as before (the permuted axes are dropped), not permuted."""
 
 
-def plan(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    """How `node` works on operands before `perm`; None when it cannot."""
-    if node.domain not in nd.STANDARD_DOMAINS:
-        return None
-    name = node.op_type
-    if name in BROADCASTING or name == "PRelu":  # whose slope has a layout just as well
+def permuted_node(g: Graph, node: NodeProto, perm: Perm) -> PermutedNode | None:
+    """Return how `node` computes on operands before `perm`, or None if it cannot."""
+    if nd.is_op(node, *BROADCASTING, "PRelu"):  # whose slope has a layout just as well
         return _broadcast(g, node, perm)
-    if name in ELEMENTWISE:
-        return _along(g, node, perm, _nothing)
-    if name in REDUCTIONS:
-        return _reduce(g, node, perm)
-    planner = _PLANNERS.get(name)
-    return None if planner is None else planner(g, node, perm)
+    if not nd.is_op(node, *_PERMUTABLE) or g.rank(node.input[0]) != len(perm):
+        return None
+    if nd.is_op(node, "MatMul"):
+        weight = g.tensor(node.input[1])
+        if weight is None or len(weight.dims) != 2:
+            return None  # two activations would both have to move
+    elif not nd.is_op(node, "Split") and len(nd.outputs_of(node)) > 1:
+        return None  # the others have a layout of their own
+    flow = axis_flow(g, node)
+    if flow is None:
+        return None
+    first = flow.operands[0]
+    kept = [axis for axis in first.sources if axis >= 0]
+    if any(perm[axis] != axis for axis in {*range(len(perm))}.difference(kept, flow.named)):
+        return None
+    drops_axes = len(first.sources) < len(perm)
+    if drops_axes and not _in_order([perm[axis] for axis in kept]):
+        return None
+    moved = tuple(slot for slot, axes in flow.operands.items() if axes == first)
+    return PermutedNode(moved, partial(_edit, g, node, flow.named, perm), drops_axes)
+
+
+def _in_order(axes: Sequence[int]) -> bool:
+    return list(axes) == sorted(axes)
+
+
+def _edit(g: Graph, node: NodeProto, named: Sequence[int], perm: Perm) -> None:
+    """Rename the axes that the node names."""
+    moved = [perm[axis] for axis in named]
+    if nd.is_op(node, "Tile"):
+        _permute_entries(g, node, "repeats", perm)
+    elif nd.is_op(node, "Pad") and not given(node, 3):
+        _permute_entries(g, node, "pads", perm)
+    elif not nd.is_op(node, *_AXES_INPUT):
+        if named:
+            g.set_attr(node, "axis", moved[0])
+    elif nd.is_op(node, "Slice") and g.opset() < 10:
+        g.set_attr(node, "axes", moved)
+    elif nd.is_op(node, "Slice") or int_operand(g, node, "axes", _AXES_INPUT[node.op_type]):
+        slot = _AXES_INPUT[node.op_type]
+        set_int_operand(g, node, "axes", slot, moved, like=node.input[1] if slot > 1 else "")
+
+
+def _permute_entries(g: Graph, node: NodeProto, name: str, perm: Perm) -> None:
+    """Permute an operand with one or more entries per axis."""
+    before: Array = np.array(int_operand(g, node, name, 1)).reshape(-1, len(perm))
+    after = np.empty_like(before)
+    after[:, list(perm)] = before
+    set_int_operand(g, node, name, 1, after.reshape(-1).tolist())
+
+
+def _broadcast(g: Graph, node: NodeProto, perm: Perm) -> PermutedNode | None:
+    """Operands of lower rank line up with the last dimensions: those must stay, or be constant."""
+    if g.opset() < 7:
+        return None
+    rank = len(perm)
+    moved: list[int] = []
+    full = False
+    for index, value in enumerate(node.input):
+        shape = g.shape(value)
+        if shape is None or len(shape) > rank:
+            return None
+        full = full or len(shape) == rank
+        if all(size == 1 for size in shape):
+            continue
+        first = rank - len(shape)
+        if first and perm[first:] == tuple(range(first, rank)):
+            continue
+        if len(shape) < rank and not may_change(g, value):
+            return None
+        moved.append(index)
+    return PermutedNode(tuple(moved), _nothing) if full and moved else None
 
 
 def may_change(g: Graph, value: str) -> bool:
@@ -74,189 +148,3 @@ def permuted_constant(g: Graph, value: str, inverse: Perm) -> Array | None:
 
 def _nothing() -> None:
     return
-
-
-def _along(g: Graph, node: NodeProto, perm: Perm, edit: Callable[[], None]) -> Plan | None:
-    """The plan of an operator whose first input is the only one with a layout."""
-    return Plan((0,), edit) if g.rank(node.input[0]) == len(perm) else None
-
-
-def _broadcast(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    """Operands of lower rank line up with the last dimensions: those must stay, or be constant."""
-    if g.opset() < 7:
-        return None
-    rank = len(perm)
-    moved: list[int] = []
-    full = False
-    for index, value in enumerate(node.input):
-        shape = g.shape(value)
-        if shape is None or len(shape) > rank:
-            return None
-        full = full or len(shape) == rank
-        if all(size == 1 for size in shape):
-            continue
-        first = rank - len(shape)
-        if first and perm[first:] == tuple(range(first, rank)):
-            continue
-        if len(shape) < rank and not may_change(g, value):
-            return None
-        moved.append(index)
-    return Plan(tuple(moved), _nothing) if full and moved else None
-
-
-def _axis(default: int) -> Callable[[Graph, NodeProto, Perm], Plan | None]:
-    """An operator along the axis in its attribute `axis`."""
-
-    def planned(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-        axes = positive_axes([nd.attr(node, "axis", default)], len(perm))
-        if axes is None:
-            return None
-        moved = perm[axes[0]]
-        return _along(g, node, perm, partial(g.set_attr, node, "axis", moved))
-
-    return planned
-
-
-def _softmax(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    # Before opset 13 it runs over all dimensions from its axis on.
-    return _axis(-1)(g, node, perm) if g.opset() >= 13 else None
-
-
-def _concat(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    if any(g.rank(value) != len(perm) for value in node.input):
-        return None
-    found = _axis(1)(g, node, perm)
-    return None if found is None else Plan(tuple(range(len(node.input))), found.edit)
-
-
-def _quantize(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    scale = g.shape(node.input[1])
-    if scale in ((), (1,)):
-        return _along(g, node, perm, _nothing)
-    if scale is not None and len(scale) == 1 and g.opset() >= 13:
-        return _axis(1)(g, node, perm)
-    return None  # block-wise: the scales have a layout of their own
-
-
-def _reduce(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    rank = len(perm)
-    axes = int_operand(g, node, "axes", 1, absent=[])
-    if axes == []:
-        # Over all dimensions, or none: the axes need no change.
-        keeps = nd.attr(node, "noop_with_empty_axes", 0) or nd.attr(node, "keepdims", 1)
-        stay, edit = not keeps, _nothing
-    else:
-        found = positive_axes(axes, rank)
-        if found is None:
-            return None
-        moved = [perm[axis] for axis in found]
-        stay = not nd.attr(node, "keepdims", 1)
-        if stay and not _in_order([p for p in perm if p not in moved]):
-            return None
-        edit = partial(set_int_operand, g, node, "axes", 1, moved)
-    return Plan((0,), edit, stay) if g.rank(node.input[0]) == rank else None
-
-
-def _arg(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    found = _axis(0)(g, node, perm)
-    if found is None or nd.attr(node, "keepdims", 1):
-        return found
-    axis = nd.attr(node, "axis", 0) % len(perm)
-    rest = [p for p in perm if p != perm[axis]]
-    return Plan((0,), found.edit, True) if _in_order(rest) else None
-
-
-def _squeeze(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    axes = positive_axes(int_operand(g, node, "axes", 1), len(perm))
-    if not axes or g.rank(node.input[0]) != len(perm):
-        return None
-    moved = [perm[axis] for axis in axes]
-    if not _in_order([p for p in perm if p not in moved]):
-        return None
-    return Plan((0,), partial(set_int_operand, g, node, "axes", 1, sorted(moved)), True)
-
-
-def _in_order(places: Sequence[int]) -> bool:
-    return list(places) == sorted(places)
-
-
-def _pad(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    rank = len(perm)
-    if given(node, 3):
-        axes = positive_axes(int_operand(g, node, "axes", 3), rank)
-        if axes is None:
-            return None
-        moved = [perm[axis] for axis in axes]
-        return _along(g, node, perm, partial(set_int_operand, g, node, "axes", 3, moved))
-    pads = int_operand(g, node, "pads", 1)
-    if pads is None or len(pads) != 2 * rank:
-        return None
-    sides = [0] * (2 * rank)
-    for place, other in enumerate(perm):
-        sides[other], sides[rank + other] = pads[place], pads[rank + place]
-    return _along(g, node, perm, partial(set_int_operand, g, node, "pads", 1, sides))
-
-
-def _slice(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    starts = int_operand(g, node, "starts", 1)
-    absent = None if starts is None else range(len(starts))
-    axes = positive_axes(int_operand(g, node, "axes", 3, absent), len(perm))
-    if axes is None:
-        return None
-    moved = [perm[axis] for axis in axes]
-
-    def edit() -> None:
-        if g.opset() < 10:
-            g.set_attr(node, "axes", moved)
-        else:
-            set_int_operand(g, node, "axes", 3, moved, like=node.input[1])
-
-    return _along(g, node, perm, edit)
-
-
-def _matmul(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    """A linear map of the last axis does not mind how the others are arranged."""
-    weight = g.tensor(node.input[1])
-    if weight is None or len(weight.dims) != 2 or perm[-1] != len(perm) - 1:
-        return None
-    return _along(g, node, perm, _nothing)
-
-
-def _norm(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    """Normalizes over the last axes, from its own on: the others may be arranged as they are."""
-    first = normalized_from(g, node)
-    if first is None or perm[first:] != tuple(range(first, len(perm))):
-        return None
-    if len(nd.outputs_of(node)) > 1:
-        return None  # means and deviations have a layout of their own
-    return _along(g, node, perm, _nothing)
-
-
-def _tile(g: Graph, node: NodeProto, perm: Perm) -> Plan | None:
-    repeats = int_operand(g, node, "repeats", 1) if g.opset() >= 6 else None
-    if repeats is None or len(repeats) != len(perm):
-        return None
-    moved = [0] * len(perm)
-    for place, other in enumerate(perm):
-        moved[other] = repeats[place]
-    return _along(g, node, perm, partial(set_int_operand, g, node, "repeats", 1, moved))
-
-
-_PLANNERS: dict[str, Callable[[Graph, NodeProto, Perm], Plan | None]] = {
-    "ArgMax": _arg,
-    "ArgMin": _arg,
-    "Concat": _concat,
-    "DequantizeLinear": _quantize,
-    "Hardmax": _softmax,
-    "LayerNormalization": _norm,
-    "LogSoftmax": _softmax,
-    "MatMul": _matmul,
-    "Pad": _pad,
-    "QuantizeLinear": _quantize,
-    "RMSNormalization": _norm,
-    "Slice": _slice,
-    "Softmax": _softmax,
-    "Split": _axis(0),
-    "Squeeze": _squeeze,
-    "Tile": _tile,
-}

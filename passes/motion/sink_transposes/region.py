@@ -23,7 +23,13 @@ from itertools import compress
 from onnx import NodeProto
 
 from passes.analysis.operands import permutation, transpose
-from passes.motion.sink_transposes.operators import Perm, Plan, may_change, permuted_constant, plan
+from passes.motion.sink_transposes.operators import (
+    Perm,
+    PermutedNode,
+    may_change,
+    permuted_constant,
+    permuted_node,
+)
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
@@ -46,7 +52,7 @@ def compose(first: Perm, second: Sequence[int]) -> Perm:
     return tuple(first[axis] for axis in second)
 
 
-def _layout_values(node: NodeProto, planned: Plan) -> set[str]:
+def _layout_values(node: NodeProto, planned: PermutedNode) -> set[str]:
     """What the node reads and makes that depends on the layout."""
     values = {node.input[i] for i in planned.inputs}
     return values if planned.outputs_stay else values.union(nd.outputs_of(node))
@@ -63,7 +69,7 @@ class Region:
         self.g = g
         self.perm = perm
         self.inverse = inverse_of(perm)
-        self.members: dict[int, tuple[NodeProto, Plan]] = {}
+        self.members: dict[int, tuple[NodeProto, PermutedNode]] = {}
 
     # -- counting
 
@@ -78,7 +84,7 @@ class Region:
             node = waiting.popleft() if reluctant else eager.popleft()
             if id(node) in self.members or id(node) in rejected:
                 continue
-            planned = plan(self.g, node, self.perm)
+            planned = permuted_node(self.g, node, self.perm)
             if planned is None:
                 rejected.add(id(node))
                 continue
@@ -100,14 +106,14 @@ class Region:
         values = set[str]().union(*(_layout_values(*member) for member in self.members.values()))
         return sum(map(self._cost, values)) < 0
 
-    def _join(self, node: NodeProto, planned: Plan) -> int:
+    def _join(self, node: NodeProto, planned: PermutedNode) -> int:
         """Add a node, and say by how much the cost changes."""
         values = _layout_values(node, planned)
         before = sum(map(self._cost, values))
         self.members[id(node)] = node, planned
         return sum(map(self._cost, values)) - before
 
-    def _neighbours(self, node: NodeProto, planned: Plan) -> list[NodeProto]:
+    def _neighbours(self, node: NodeProto, planned: PermutedNode) -> list[NodeProto]:
         around: list[NodeProto] = []
         for index in planned.inputs:
             producer = self.g.producer(node.input[index])

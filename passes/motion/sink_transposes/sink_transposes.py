@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onnx import NodeProto
 
-from passes.analysis.operands import permutation, reshape, reshape_target, transpose
-from passes.analysis.view_algebra import Trace, leaves
+from passes.analysis.operands import permutation, reshape, reshape_target
 from passes.motion.sink_transposes.region import Region, inverse_of, is_identity
 from passes.simplify.canonicalize import views
 from toolkit.ir import node as nd
@@ -36,20 +35,6 @@ def transpose_of_ones(g: Graph, x: str, node: NodeProto) -> str | None:
     return reshape(g, x, target, at=node)
 
 
-@rewrite(op.Reshape(op.Transpose(op.Reshape(var(), ...).shared()).shared(), ...), opset=5)
-def views_as_transpose(g: Graph, node: NodeProto) -> str | None:
-    """Views that split axes, move the parts and join them again, and so only move whole axes."""
-    trace = Trace(g, node.output[0])
-    axes = [leaves(axis) for axis in trace.axes]
-    for source in reversed(trace.sources[3:]):
-        before = [leaves(axis) for axis in source.axes]
-        perm = [before.index(axis) if axis in before else -1 for axis in axes]
-        whole = all(axes) and sorted(perm) == list(range(len(before)))  # no axis of size 1
-        if whole and source.scale == 1:
-            return transpose(g, source.value, perm, at=node)
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Push Transposes together and cancel them; merge Reshapes."""
@@ -65,7 +50,7 @@ class Layout:
             changed = apply_rules(model, _RULES, ctx) or moved
 
 
-_RULES = (transpose_of_ones, views_as_transpose, *views.RULES)
+_RULES = (transpose_of_ones, *views.RULES)
 
 
 def _transposes(graph: Graph) -> list[NodeProto]:

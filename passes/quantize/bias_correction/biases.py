@@ -1,11 +1,11 @@
-"""Quantized layers with a bias that can be moved, in whichever form they were written.
+"""Quantized layers whose bias can be corrected, in any of their forms.
 
-    Conv, ConvTranspose, Gemm     weights behind a DequantizeLinear; the bias is input 2: integers
-                                  behind a DequantizeLinear, or floats, or not there yet
-    MatMul, MatMulInteger, ...    the bias is a constant that an Add puts to the product
+    Conv, ConvTranspose, Gemm     weights behind a DequantizeLinear; the bias is input 2: int32
+                                  behind a DequantizeLinear, or float, or absent
+    MatMul, MatMulInteger, ...    the bias is a constant that an Add adds to the product
 
-`value` is where the layer's output can be seen, and `counterpart` the value of the float model that
-it is: it has the name of the output, or of what is read of it in 8 bits.
+`value` is the layer's output to observe, and `counterpart` the corresponding value of the float
+model: it has the name of the output, or of its dequantized copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import given
-from passes.fuse.linear.affine import only_reader
 from passes.quantize.layers.weight_storage import drop_unused
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
@@ -26,13 +25,12 @@ _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _INTEGERS = ("MatMulInteger", "com.microsoft::MatMulIntegerToFloat", "com.microsoft::MatMulNBits")
 _MOST = 2**31 - 1
 _OWN_BIAS = 6
-"""Where MatMulIntegerToFloat may have a bias of its own: that of a layer that was written with it
-corrected."""
+"""The bias slot of MatMulIntegerToFloat; a layer with such a bias is corrected already."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Biased:
-    """A quantized layer: `node` reads the bias in `slot`, outputs lie along `axis`."""
+    """A quantized layer: `node` has the bias in `slot`, outputs are along `axis`."""
 
     layer: NodeProto
     node: NodeProto
@@ -47,7 +45,7 @@ class Biased:
         return nd.label(self.layer)
 
     def bias(self, g: Graph) -> Array:
-        """The bias in floats, one for each output."""
+        """Return the bias in float32, one number per output."""
         name = given(self.node, self.slot)
         if not name:
             return np.zeros(self.outputs, np.float32)
@@ -57,7 +55,7 @@ class Biased:
         return np.broadcast_to(known.reshape(-1), (self.outputs,)).astype(np.float32)
 
     def rounded(self, g: Graph, wanted: Array) -> tuple[Array, Array]:
-        """The bias as it will be stored, and in floats, as near to `wanted` as it can be."""
+        """Return the bias nearest to `wanted`, as stored and in float32."""
         scale = self._scale(g)
         if scale is None:
             floats = wanted.astype(np.float32)
@@ -67,7 +65,7 @@ class Biased:
         return integers, (integers * scale).astype(np.float32)
 
     def put(self, g: Graph, wanted: Array) -> None:
-        """Write the bias."""
+        """Replace the bias of the layer."""
         stored, _ = self.rounded(g, wanted)
         name, scale = given(self.node, self.slot), self._scale(g)
         old = g.producer(name) if name and scale is not None else None
@@ -93,7 +91,7 @@ class Biased:
             drop_unused(g, name)
 
     def _scale(self, g: Graph) -> Array | None:
-        """The scale of an integer bias, that of the one there or of the products; None: floats."""
+        """Return the scale of an int32 bias, present or to be added; None for a float bias."""
         name = given(self.node, self.slot)
         if name:
             found = _integers(g, name)
@@ -110,9 +108,9 @@ class Biased:
 
 
 def biased_layers(g: Graph, names: Container[str]) -> tuple[list[Biased], list[NodeProto]]:
-    """The quantized layers in their order, and those without a value among `names`.
+    """Return the quantized layers in graph order, and those without a value among `names`.
 
-    A product that nothing is added to has no bias to be corrected: it is neither.
+    A product without an Add has no bias and is in neither list.
     """
     found: list[Biased] = []
     left: list[NodeProto] = []
@@ -132,15 +130,19 @@ def _is_quantized(g: Graph, node: NodeProto) -> bool:
         return not given(node, _OWN_BIAS)
     if not nd.is_op(node, "MatMul", *_WITH_BIAS):
         return False
-    maker = g.producer(node.input[1])
-    return nd.is_op(maker, "DequantizeLinear") and maker is not None and g.is_const(maker.input[0])
+    producer = g.producer(node.input[1])
+    return (
+        nd.is_op(producer, "DequantizeLinear")
+        and producer is not None
+        and g.is_const(producer.input[0])
+    )
 
 
 def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
     if not nd.is_op(node, *_WITH_BIAS):
         return None
-    maker = g.producer(node.input[1])
-    weights = g.const(maker.input[0]) if maker is not None else None
+    producer = g.producer(node.input[1])
+    weights = g.const(producer.input[0]) if producer is not None else None
     if weights is None or nd.attr(node, "alpha", 1.0) != 1 or nd.attr(node, "beta", 1.0) != 1:
         return None
     if nd.is_op(node, "Gemm"):
@@ -157,9 +159,9 @@ def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | No
 
 
 def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
-    """A product, through a Cast and factors of its scale, then an Add of a constant."""
+    """Return a product followed by Cast, scaling, and the Add of a constant."""
     value = node.output[0]
-    while (user := only_reader(g, value)) is not None:
+    while (user := g.sole_user(value)) is not None:
         if nd.is_op(user, "Add", "Sum") and len(user.input) == 2:
             slot = 1 - list(user.input).index(value)
             known = g.const(user.input[slot])
@@ -178,10 +180,10 @@ def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None
 
 
 def _comparable(g: Graph, value: str, names: Container[str]) -> tuple[str, str] | None:
-    """Where to look, and which value of the float model it is.
+    """Return the value to observe, and its counterpart in the float model.
 
-    What is only read in 8 bits is looked at there: a quantizer may have left out a Relu in front,
-    whose work the zero point does.
+    A result with only quantized users is observed behind its DQ: a Relu may have been dropped there
+    because the zero point replaces it.
     """
     read = _in_8_bits(g, value)
     if value in names:
@@ -190,12 +192,12 @@ def _comparable(g: Graph, value: str, names: Container[str]) -> tuple[str, str] 
 
 
 def _in_8_bits(g: Graph, value: str) -> str:
-    """The value behind its QuantizeLinear and DequantizeLinear, if that is how all read it."""
+    """Return the dequantized copy of a value if its sole user is a QuantizeLinear."""
     users = g.users(value)
     if len(users) != 1 or not nd.is_op(users[0], "QuantizeLinear") or g.is_output(value):
         return ""
-    readers = g.users(users[0].output[0])
-    views = [user for user in readers if nd.is_op(user, "DequantizeLinear")]
+    behind = g.users(users[0].output[0])
+    views = [user for user in behind if nd.is_op(user, "DequantizeLinear")]
     return views[0].output[0] if views else ""
 
 
@@ -208,19 +210,19 @@ def _is_vector(g: Graph, name: str, outputs: int) -> bool:
 
 
 def _integers(g: Graph, name: str) -> tuple[Array, Array] | None:
-    """The integers and the scale of a bias behind a DequantizeLinear."""
-    maker = g.producer(name)
-    if maker is None or not nd.is_op(maker, "DequantizeLinear"):
+    """Return the codes and the scale of a bias behind a DequantizeLinear."""
+    producer = g.producer(name)
+    if producer is None or not nd.is_op(producer, "DequantizeLinear"):
         return None
-    values, scale = g.const(maker.input[0]), g.const(maker.input[1])
-    zero = g.const(maker.input[2]) if given(maker, 2) else None
+    values, scale = g.const(producer.input[0]), g.const(producer.input[1])
+    zero = g.const(producer.input[2]) if given(producer, 2) else None
     if values is None or scale is None or values.dtype != np.int32:
         return None
     return None if zero is not None and zero.any() else (values, scale)
 
 
 def _scale_behind(g: Graph, name: str) -> Array | None:
-    maker = g.producer(name)
-    if maker is None or not nd.is_op(maker, "DequantizeLinear"):
+    producer = g.producer(name)
+    if producer is None or not nd.is_op(producer, "DequantizeLinear"):
         return None
-    return g.const(maker.input[1])
+    return g.const(producer.input[1])

@@ -1,15 +1,14 @@
-"""Bias correction: what quantization shifts on average is taken back by the bias, layer by layer.
+"""Bias correction: biases compensate the mean error of quantized layers, one layer after another.
 
     b_c <- b_c - (mean of the quantized layer's output c - mean of the float layer's output c)
 
-A layer is corrected on what the layers before it compute once they are corrected: all at once, each
-would take back what those before it have taken back already, and the model is lost. So the samples
-walk through the quantized model once (see `walk`), and the float model's means are gathered before.
+Each layer is corrected on the outputs of the corrected layers before it. If all were corrected at
+once, each would compensate the errors of its predecessors again. So the samples run through the
+quantized model once, step by step (see `stepwise_run`); means of the float model come first.
 
-A channel is corrected where it holds beyond the samples: the shift in one half of them must be that
-in the other half, about. A layer is corrected where the error of its means falls, and of the whole
-only as many layers from the front as lower the error of the model's outputs (see `outputs`).
-`biases` knows the layers, and where their bias is.
+A channel is corrected if its shift agrees in both halves of the samples. A layer is corrected if
+that lowers the error of its means. Of all corrected layers, only as many from the front are kept as
+lower the error of the model's outputs (see `output_error`). `biases` finds the layers.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ import numpy as np
 from passes.quantize.bias_correction.biases import Biased, biased_layers
 from passes.quantize.bias_correction.output_error import OutputError
 from passes.quantize.bias_correction.stepwise_run import Step, Stuck, Walk
-from passes.quantize.layers.channel_means import Means, SampleMeans
+from passes.quantize.layers.channel_means import SampleMeans
 from toolkit.calibrate.collector import Feeds, observable
+from toolkit.calibrate.observers import Collect
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
@@ -33,6 +33,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.messages import first_of
+from toolkit.quantization.plan import Plan
 from toolkit.runtime.session import Session
 from toolkit.verification.tolerance import QUANT, Tolerance
 
@@ -40,19 +41,19 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _MEMORY = 1 << 28
-"""Bytes of values that are kept for all samples; with larger ones, fewer samples go on."""
+"""The most bytes of values to keep for all samples; beyond this, samples are dropped."""
 _FEWEST = 4
-_MOST, _SECONDS, _ENOUGH = 32, 0.5, 4
-"""Samples to take where nobody says how many. All go through the model about ten times, each time
-in so many seconds: of a slow model fewer are taken, down to so many."""
+_MOST, _SECONDS, _ENOUGH = 16, 0.5, 4
+"""Default number of samples, CPU seconds for one run of all of them, and fewest samples for a slow
+model. All samples run about ten times."""
 _TRIES = 3
 _SETTLED = 0.9
-"""A try that leaves more than this share of the squared shift is the last."""
+"""The last iteration is the one that leaves more than this share of the squared shift."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectBias:
-    """Take back, by the biases of quantized layers, what their outputs are shifted by."""
+    """Correct the biases of quantized layers for the mean error of their outputs."""
 
     name: ClassVar[str] = "correct-bias"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -60,7 +61,7 @@ class CorrectBias:
         default=None,
         metadata={
             "help": "How many feeds of the calibration data are looked at; "
-            "none: 32, of a slow model fewer."
+            "none: 16, of a slow model fewer."
         },
     )
 
@@ -71,7 +72,7 @@ class CorrectBias:
     def run(self, model: Model, ctx: Context) -> None:
         if ctx.calibration is None:
             raise UsageError("correct-bias needs calibration data: name their source with --calib")
-        floats = ctx.floats
+        floats = ctx.reference
         if floats is None:
             ctx.note(
                 "no float model to compare with: run it in one chain with a pass that quantizes"
@@ -84,16 +85,19 @@ class CorrectBias:
         if not layers:
             return
         data = ctx.calibration.first(
-            self.samples or affordable_samples(model, ctx.calibration.feeds, ctx.custom_ops)
+            self.samples
+            or affordable_samples(model, ctx.calibration.feeds, ctx.settings.custom_ops)
         )
-        found = data.collect(floats, {layer.counterpart: Means(layer.axis) for layer in layers})
+        found = data.collect(
+            floats, {layer.counterpart: Collect(SampleMeans, (layer.axis,)) for layer in layers}
+        )
         wanted = {name: cast(SampleMeans, means) for name, means in found.statistics.items()}
         feeds = list(data.feeds)
         ends = [model.journal.position]
-        error = OutputError(floats, feeds, ctx.custom_ops)
+        error = OutputError(floats, feeds, ctx.settings.custom_ops)
         before = error.of(model)
         try:
-            for _ in corrected(model, layers, wanted, feeds, ctx.custom_ops):
+            for _ in corrected(model, layers, wanted, feeds, ctx.settings.custom_ops):
                 ends.append(model.journal.position)
         except (Stuck, RuntimeRefused) as stop:
             ctx.note(f"biases corrected as far as it went: {stop}")
@@ -104,7 +108,7 @@ class CorrectBias:
 
 
 def affordable_samples(model: Model, feeds: Feeds, custom_ops: tuple[str, ...]) -> int:
-    """How many samples to take, by the time that the first one takes."""
+    """Return the number of samples to use, by the run time of the first one."""
     first = next(iter(feeds), None)
     if first is None:
         return _MOST
@@ -122,7 +126,7 @@ def corrected(
     feeds: list[Feed],
     custom_ops: tuple[str, ...],
 ) -> Iterator[Biased]:
-    """Correct the layers one after the other; tells each that was."""
+    """Correct the layers in order; yield each one that changed."""
     g = model.graph
     walk = Walk(model, feeds, custom_ops)
     for layer in layers:
@@ -142,7 +146,7 @@ def corrected(
 
 
 def _corrected(g: Graph, layer: Biased, step: Step, floats: SampleMeans) -> Array:
-    """The bias with the least shift. Behind a Relu a part of it is lost: hence several tries."""
+    """Return the bias with the least shift, by iteration: a Relu hides a part of each change."""
     bias = layer.bias(g)
     shift = _shift(layer, step.run(bias), floats)
     for _ in range(_TRIES):
@@ -165,7 +169,7 @@ def _size(shift: Shift) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shift:
-    """How far each channel's mean is from the float model's, for every sample, and its weight."""
+    """The shift of channel means from the float model, per sample, and the samples' weights."""
 
     means: Array
     weights: Array
@@ -187,9 +191,9 @@ def _mean(shift: Shift, part: slice = slice(None)) -> Array:
 
 
 def lasting(shift: Shift) -> Array:
-    """The mean shift of the channels in which correcting by one half helps the other.
+    """Return the mean shift, or 0 for channels where half of the samples predicts the other badly.
 
-    A shift e of one half, taken from one of d, changes its square by e (e - 2 d).
+    Correcting a shift d by a shift e changes its square by e (e - 2 d).
     """
     whole = _mean(shift)
     if len(shift.means) < 2:
@@ -199,9 +203,31 @@ def lasting(shift: Shift) -> Array:
 
 
 def _keep_best(model: Model, ends: list[int], before: float, error: OutputError) -> int:
-    """Undo corrections from the end until the outputs are not worse than without any."""
+    """Undo corrections from the end until the output error is no larger than without any."""
     count = len(ends) - 1
     while count and not error.of(model) <= before:
         count //= 2
         model.journal.undo_to(ends[count])
     return count
+
+
+def is_correctable(plan: Plan, ctx: Context) -> bool:
+    """Whether the plan has static layers, and there are data and a float model to correct by."""
+    known = ctx.calibration is not None and ctx.reference is not None
+    return known and bool(plan.of_scheme("static"))
+
+
+@dataclass(slots=True)
+class Corrections:
+    """Bias correction of all candidates for one model on the same samples."""
+
+    _samples: int | None = None
+
+    def make(self, model: Model, ctx: Context) -> None:
+        """Correct the biases of one candidate; the first call decides the number of samples."""
+        assert ctx.calibration is not None
+        if self._samples is None:
+            self._samples = affordable_samples(
+                model, ctx.calibration.feeds, ctx.settings.custom_ops
+            )
+        CorrectBias(self._samples).run(model, ctx)

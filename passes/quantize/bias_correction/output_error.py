@@ -1,4 +1,4 @@
-"""How far the outputs of a model are from those of the float model, as one number."""
+"""The relative error of a model's outputs, as one number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolkit.runtime.session import Session
 
 
 class OutputError:
-    """|y - f|^2 / |f|^2 over all feeds, averaged over the outputs of floats."""
+    """|y - f|^2 / |f|^2 over all feeds, averaged over the float outputs."""
 
     def __init__(self, floats: Model, feeds: Sequence[Feed], custom_ops: Sequence[str]) -> None:
         self._feeds, self._custom_ops = feeds, custom_ops
@@ -23,22 +23,22 @@ class OutputError:
         self._wanted = [session.run(feed, self._names) for feed in feeds]
 
     def of(self, model: Model) -> float:
-        """The error of a model with the same outputs, over those that can be compared."""
+        """Return the error of a model with the same outputs, over the comparable ones."""
         session = Session(model, custom_ops=self._custom_ops)
         off, size = np.zeros(len(self._names)), np.zeros(len(self._names))
         for feed, wanted in zip(self._feeds, self._wanted, strict=True):
             for place, pair in enumerate(zip(session.run(feed, self._names), wanted, strict=True)):
                 found, reference = map(_numbers, pair)
                 if reference is None or found is None or found.shape != reference.shape:
-                    continue  # an output that is no tensor, or whose size depends on decisions
+                    continue  # not a tensor, or of a data-dependent shape
                 off[place] += float(((found - reference) ** 2).sum())
                 size[place] += float((reference**2).sum())
-        there = size > 0
-        return float((off[there] / size[there]).mean()) if there.any() else 0.0
+        present = size > 0
+        return float((off[present] / size[present]).mean()) if present.any() else 0.0
 
 
 def _numbers(value: object) -> Array | None:
-    """Floats in double precision; None for anything else."""
+    """Return floats in float64; None for anything else."""
     if not isinstance(value, np.ndarray):
         return None
     array = cast("Array", value)

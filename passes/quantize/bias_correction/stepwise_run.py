@@ -1,8 +1,8 @@
-"""A model run on several samples at once, layer by layer: each node runs when it is needed.
+"""Run a model on several samples step by step, each node only when it is needed.
 
-What later nodes will read is kept for every sample; the rest is dropped on the way. A step runs the
-nodes between what is kept and a value, with one of their inputs (a bias) given from outside, as
-often as one likes, and then once more to go on from there. All steps together run the model twice.
+Values with pending users are kept for every sample, others are dropped. A step runs the nodes
+between the kept values and one value, with one of their inputs (a bias) supplied by the caller, any
+number of times, and then advances. All steps together run the model twice.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _GIVEN = "given from outside"
 
 
 class Stuck(ToolkitError):
-    """The walk cannot go on; the message says why."""
+    """The run cannot continue; the message gives the reason."""
 
 
 class Walk:
-    """The samples on their way through a model, which must not change but for what is given."""
+    """The state of all samples between two steps; the model must not change except for biases."""
 
     def __init__(
         self, model: Model, feeds: Sequence[dict[str, Any]], custom_ops: Sequence[str] = ()
@@ -40,24 +40,24 @@ class Walk:
         self._shell.ClearField("graph")
 
     def nbytes(self) -> int:
-        """Of all that is kept for the samples."""
+        """Return the size of all kept values."""
         return sum(np.asarray(v).nbytes for state in self.kept for v in state.values())
 
     def forget_from(self, count: int) -> None:
-        """Go on with the first samples only."""
+        """Drop all but the first samples."""
         del self.kept[count:]
 
     def step(self, value: str, node: NodeProto, slot: int) -> Step | None:
-        """The way to `value`, with what `node` reads in `slot` given; None if it was passed."""
+        """Return the step to `value` with input `slot` of `node` supplied; None if it has run."""
         g = self.model.graph
-        maker = g.producer(value)
-        if maker is None or id(maker) in self._done or id(node) in self._done:
+        producer = g.producer(value)
+        if producer is None or id(producer) in self._done or id(node) in self._done:
             return None
-        nodes = self._missing(maker)
+        nodes = self._missing(producer)
         return Step(self, nodes, value, node, slot)
 
     def _missing(self, last: NodeProto) -> list[NodeProto]:
-        """The nodes that `last` needs and that have not run, in their order."""
+        """Return the pending nodes that `last` depends on, in graph order."""
         g = self.model.graph
         found: dict[int, NodeProto] = {}
         pending = [last]
@@ -67,15 +67,15 @@ class Walk:
                 continue
             found[id(node)] = node
             for name in (*nd.inputs_of(node), *g.captures_of(node)):
-                maker = g.producer(name)
-                if maker is not None:
-                    pending.append(maker)
+                producer = g.producer(name)
+                if producer is not None:
+                    pending.append(producer)
         return [node for node in g.nodes if id(node) in found]
 
     def session(
         self, nodes: Sequence[NodeProto], outputs: Sequence[str], node: NodeProto, slot: int
     ) -> tuple[Session, list[str]]:
-        """These nodes as a model, and the names of what it has to be fed."""
+        """Return a session for these nodes, and the names of its feeds."""
         g = self.model.graph
         proto = ModelProto()
         proto.CopyFrom(self._shell)
@@ -104,13 +104,13 @@ class Walk:
         return Session(piece, custom_ops=self._custom_ops), fed
 
     def needed_behind(self, nodes: Sequence[NodeProto]) -> list[str]:
-        """What these nodes make for others that have not run."""
+        """Return the results of these nodes that pending nodes use."""
         run = self._done | {id(node) for node in nodes}
         made = (name for node in nodes for name in nd.outputs_of(node))
         return [name for name in made if self._is_read(name, run)]
 
     def went(self, nodes: Sequence[NodeProto]) -> None:
-        """These nodes have run: drop what nobody reads any more."""
+        """Mark the nodes as run and drop values without pending users."""
         self._done.update(id(node) for node in nodes)
         for state in self.kept:
             for name in [n for n in state if not self._is_read(n, self._done)]:
@@ -121,30 +121,34 @@ class Walk:
 
 
 class Step:
-    """Some nodes, between what is kept and a value."""
+    """The nodes between the kept values and one value."""
 
     def __init__(
         self, walk: Walk, nodes: list[NodeProto], value: str, node: NodeProto, slot: int
     ) -> None:
-        self._walk, self._nodes, self._value = walk, nodes, value
-        self._node, self._slot = node, slot
-        self._session, self._fed = walk.session(nodes, [value], node, slot)
+        self._walk, self._nodes = walk, nodes
+        self._needed = walk.needed_behind(nodes)
+        outputs = list(dict.fromkeys((value, *self._needed)))
+        self._session, self._fed = walk.session(nodes, outputs, node, slot)
+        self._outputs = outputs
+        self._given: Array | None = None
+        self._results: list[list[Any]] = []
 
     def run(self, given: Array) -> list[Array]:
-        """The value of every sample."""
+        """Return the value of every sample."""
         feeds = [self._feed(state, given) for state in self._walk.kept]
-        return [self._session.run(feed)[0] for feed in feeds]
+        self._given, self._results = given, [self._session.run(feed) for feed in feeds]
+        return [found[0] for found in self._results]
 
     def go(self, given: Array) -> None:
-        """Run for good: the samples are behind these nodes."""
-        walk = self._walk
-        needed = walk.needed_behind(self._nodes)
-        if needed:
-            session, _ = walk.session(self._nodes, needed, self._node, self._slot)
-            for state in walk.kept:
-                found = session.run(self._feed(state, given))
-                state.update(zip(needed, found, strict=True))
-        walk.went(self._nodes)
+        """Advance all samples past these nodes."""
+        if self._needed:
+            if self._given is None or not np.array_equal(given, self._given):
+                self.run(given)
+            for state, found in zip(self._walk.kept, self._results, strict=True):
+                values = dict(zip(self._outputs, found, strict=True))
+                state.update((name, values[name]) for name in self._needed)
+        self._walk.went(self._nodes)
 
     def _feed(self, state: dict[str, Any], given: Array) -> dict[str, Any]:
         missing = next((name for name in self._fed if name not in state), None)

@@ -1,23 +1,23 @@
-"""The mean of every channel, and what rounding weights does to a layer whose input has one.
+"""Channel means of activations, and the output shift of rounded weights that follows from them.
 
     E[W^ x] - E[W x] = (W^ - W) E[x]
 
-Each error is small, but they add up to a constant where the means are not zero, as behind a Relu or
-SiLU. This shift is most of what rounded weights cost, and known before anything runs: the layer's
-bias takes it back. Zeros around an image are not counted.
+Each rounding error is small, but where the means are not zero, as behind a Relu or SiLU, they add
+up to a constant. This shift is most of the error of rounded weights and is known without a run: the
+layer's bias compensates it. Zero padding of images is ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.quantize.layers.channel_weights import kernel_of, rows_of
-from toolkit.calibrate.statistics import Array, Range, State, Statistic, finite_bounds
+from toolkit.calibrate.observers import Collect
+from toolkit.calibrate.statistics import Array, Statistic, finite_bounds
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 ChannelMeans = Mapping[str, Array]
-"""By tensor, of each channel."""
+"""The channel means of each tensor."""
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _SAMPLES = 16
-"""Means are known soon."""
+"""Samples to average over; means converge quickly."""
 
 
 def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
-    """Of all that static layers with a bias read; nothing without calibration data."""
+    """Return the channel means of the inputs of static layers with a bias; empty without data."""
     read: dict[str, None] = {}
     for node in model.nodes():
         entry = plan.find(node)
@@ -44,7 +44,7 @@ def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
     if ctx.calibration is None or not read:
         return {}
     data = ctx.calibration.first(_SAMPLES)
-    found = data.collect(model, dict.fromkeys(read, Means(axis=1))).statistics
+    found = data.collect(model, dict.fromkeys(read, Collect(SampleMeans, (1,)))).statistics
     gathered = {name: cast(SampleMeans, seen) for name, seen in found.items()}
     return {name: seen.mean() for name, seen in gathered.items() if any(seen.counts)}
 
@@ -52,9 +52,9 @@ def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
 def rounding_shift(
     g: Graph, node: NodeProto, mean: Array, rounded: Array, scale: Array, alpha: float = 1.0
 ) -> Array | None:
-    """(a W - W^) E[x], by output; None where the layer has no bias or its weights are no floats.
+    """Return (a W - W^) E[x] per output; None if the layer has no bias or no float weights.
 
-    W^ = `scale` times `rounded`, of which the scale is laid along as the weights are stored.
+    W^ is `scale` times `rounded`; the scale broadcasts against the stored weights.
     """
     kernel = kernel_of(g, node) if nd.is_op(node, *_WITH_BIAS) else None
     if kernel is None or mean.size != kernel.inputs:
@@ -70,27 +70,26 @@ def rounding_shift(
     return kernel.gather(g, kernel.out_axes, shifts, np.add)
 
 
-# -- what is gathered
+# -- statistics
 
 
-class SampleMeans:
-    """The mean of every channel, feed by feed, and how many numbers it is the mean of."""
+class SampleMeans(Statistic):
+    """The channel means of each feed, with the element counts."""
+
+    fields = ("means", "counts")
 
     def __init__(self, tensor: str, axis: int) -> None:
-        self.tensor, self.axis = tensor, axis
+        super().__init__(tensor, f"means:{axis}")
+        self.axis = axis
         self.means: list[Array] = []
         self.counts: list[int] = []
-
-    @property
-    def key(self) -> str:
-        return f"means:{self.axis}"
 
     @property
     def seen(self) -> bool:
         return any(self.counts)
 
     def mean(self) -> Array:
-        """Of all feeds."""
+        """Return the means over all feeds."""
         return np.average(np.array(self.means), axis=0, weights=np.array(self.counts, np.float64))
 
     def update(self, values: Array) -> None:
@@ -101,26 +100,9 @@ class SampleMeans:
         self.means.append(mean)
         self.counts.append(count)
 
-    def merge(self, other: SampleMeans) -> None:
+    def _merge(self, other: SampleMeans) -> None:
         self.means += other.means
         self.counts += other.counts
 
-    def state(self) -> State:
-        return {"means": np.array(self.means), "counts": np.array(self.counts)}
-
     def restore(self, state: Mapping[str, Array]) -> None:
         self.means, self.counts = list(state["means"]), state["counts"].tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """The observer that gathers SampleMeans."""
-
-    name: ClassVar[str] = "means"
-    axis: int = 1
-
-    def start(self, tensor: str) -> Statistic:
-        return SampleMeans(tensor, self.axis)
-
-    def range(self, statistic: Statistic) -> Range:
-        raise NotImplementedError("means tell no range")

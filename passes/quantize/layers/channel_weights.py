@@ -1,12 +1,12 @@
-"""Weights of linear layers and convolutions, seen by their inputs and outputs, and scaled.
+"""Weights of linear layers and convolutions, viewed by inputs and outputs, and scaled.
 
-    layer           weights as stored          seen as
+    layer           weights as stored          viewed as
     MatMul          [..., K, N]                the same (Gemm and FusedMatMul may have [N, K])
     Conv            [O, I / groups, *taps]     [groups, O / groups, I / groups, *taps]
     ConvTranspose   [I, O / groups, *taps]     [groups, I / groups, O / groups, *taps]
 
-Weights are read in blocks where they lie, and what is made of a large one goes to a file of its
-own, so that memory does not grow with it.
+Weights are read in blocks, and large results are mapped to files, so memory does not grow with
+their size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from passes.quantize.layers.weight_storage import drop_unused
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.storage.spill import allocate
 
 _CONVOLUTIONS = ("Conv", "com.microsoft::FusedConv", "ConvTranspose")
@@ -34,17 +34,17 @@ _MATRICES = ("MatMul", "Gemm", FUSED_MATMUL)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """The constant weights of a layer. `shape` is how they are seen; axes are of that."""
+    """The constant weights of a layer; all axes are those of the viewed `shape`."""
 
     node: NodeProto
     rank: int
-    """As stored."""
+    """The rank of the stored weights."""
     shape: tuple[int, ...]
     in_axes: tuple[int, ...]
     out_axes: tuple[int, ...]
     is_matrix: bool
     reads_channels: bool = True
-    """Whether its inputs lie along the last axis of a matrix, or axis 1 of an image."""
+    """Whether its inputs are along the last axis of a matrix, or axis 1 of an image."""
 
     @property
     def name(self) -> str:
@@ -59,17 +59,17 @@ class Kernel:
         return int(np.prod([self.shape[axis] for axis in self.out_axes]))
 
     def spread(self, numbers: Array, axes: tuple[int, ...]) -> Array:
-        """Numbers by input or by output, laid along the weights as they are seen."""
+        """Reshape numbers per input or output so that they broadcast against the viewed weights."""
         return numbers.reshape([n if a in axes else 1 for a, n in enumerate(self.shape)])
 
     def floats(self, g: Graph) -> Array:
-        """The weights, as they are seen; a view."""
+        """Return a view of the weights."""
         found = g.const(self.name)
         assert found is not None, self.name
         return found.reshape(self.shape)
 
     def largest(self, g: Graph, axes: tuple[int, ...], factor: Array | None = None) -> Array:
-        """max |w f| by input or by output; a Miss for weights that are not all finite."""
+        """Return max |w f| per input or output. Raises MatchFailure for infinity or NaN."""
 
         def sizes(block: Array, rows: slice) -> Array:
             size = np.abs(block.astype(np.float32, copy=False))
@@ -77,7 +77,7 @@ class Kernel:
 
         found = self.gather(g, axes, sizes, np.maximum)
         if not np.isfinite(found).all():
-            raise Miss("weights that are not finite")
+            raise MatchFailure("weights that are not finite")
         return found
 
     def gather(
@@ -87,9 +87,9 @@ class Kernel:
         numbers: Callable[[Array, slice], Array],
         how: np.ufunc,
     ) -> Array:
-        """What `how` makes, in doubles and from 0 on, of the numbers of each input or output.
+        """Reduce numbers per input or output by `how`, in float64, starting from 0.
 
-        `numbers` makes them of some rows of the weights, as they are seen.
+        `numbers` computes them from a block of rows of the viewed weights.
         """
         others = tuple(a for a in range(len(self.shape)) if a not in axes)
         found = np.zeros([n if a in axes else 1 for a, n in enumerate(self.shape)])
@@ -101,12 +101,12 @@ class Kernel:
 
 
 def rows_of(laid: Array, rows: slice) -> Array:
-    """Of numbers that are laid along weights, those that belong to some rows of them."""
+    """Return the part of an array aligned with weights that belongs to some rows."""
     return laid[rows] if laid.shape[0] > 1 else laid
 
 
 def kernel_of(g: Graph, node: NodeProto) -> Kernel | None:
-    """The weights of a layer; None where they are not constant floats, or it is no such layer."""
+    """Return the weights of a layer; None unless they are constant floats."""
     op = nd.qualified(node)
     if op not in _CONVOLUTIONS and op not in _MATRICES:
         return None
@@ -132,18 +132,18 @@ def kernel_of(g: Graph, node: NodeProto) -> Kernel | None:
 
 
 def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], factor: Array) -> None:
-    """Multiply a constant, seen in a shape, by a factor; a Miss where that must not or cannot be.
+    """Multiply a constant, seen in a shape, by a factor.
 
-    It must not where others read a large one, and cannot where its format does not hold the result.
+    Raise MatchFailure when a large one has other users, or its format does not hold the result.
     """
     name = node.input[slot]
     known = g.const(name)
     assert known is not None, name
     if not may_copy(g, name):
-        raise Miss(f"'{name}' is large and read by others too")
+        raise MatchFailure(f"'{name}' is large and read by others too")
     shape = known.shape
     if seen != shape and known.size != int(np.prod(seen)):
-        known, shape = np.broadcast_to(known, seen), seen  # a constant that gets more elements
+        known, shape = np.broadcast_to(known, seen), seen  # the constant gets more elements
     result = allocate(shape, known.dtype)
     viewed, source = result.reshape(seen), known.reshape(seen)
     for rows, block in blocks(source):
@@ -152,14 +152,14 @@ def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], fact
             viewed[rows] = block.astype(np.float64) * part
         written = viewed[rows]
         if not np.isfinite(written.astype(np.float32)).all() or _has_vanished(block, written):
-            raise Miss(f"{known.dtype} does not hold the scaled '{name}'")
+            raise MatchFailure(f"{known.dtype} does not hold the scaled '{name}'")
     result.flags.writeable = False
     g.set_input(node, slot, g.constant(result, name))
     drop_unused(g, name)
 
 
 def _has_vanished(before: Array, after: Array) -> bool:
-    """Whether numbers became zero that are not tiny beside the others."""
+    """Whether elements became zero that are not negligible relative to the largest."""
     lost = (before != 0) & (after == 0)
     if not lost.any():
         return False

@@ -1,4 +1,4 @@
-"""The nodes of a model that have constant weights, and those of them that a plan is about."""
+"""The layers of a model that have constant weights, and those with an entry in a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolkit.errors import UsageError
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan, Scheme
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 
 AnyLayer: TypeAlias = Layer | Recurrent | PackedAttention | Convolution
 LayerT = TypeVar("LayerT")
@@ -24,7 +24,7 @@ LayerT = TypeVar("LayerT")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted(Generic[LayerT]):
-    """A node with weights, where it is, and why it cannot be quantized, if so."""
+    """A node with weights, or the reason why it cannot be quantized."""
 
     graph: Graph
     node: NodeProto
@@ -33,8 +33,7 @@ class Weighted(Generic[LayerT]):
 
 
 def weighted_in(model: Model, convolutions: bool = False) -> Iterator[Weighted[AnyLayer]]:
-    """Linear layers, tables, recurrent layers and packed attention, in all graphs; convolutions
-    for who asks."""
+    """Yield linear layers, tables, LSTMs and packed attention of all graphs; Conv on request."""
     for graph in list(model.graphs()):
         for node in list(graph.nodes):
             try:
@@ -42,15 +41,15 @@ def weighted_in(model: Model, convolutions: bool = False) -> Iterator[Weighted[A
                 layer = layer or packed_attention_of(graph, node)
                 if layer is None and convolutions:
                     layer = convolution_of(graph, node)
-            except Miss as miss:
-                yield Weighted(graph, node, None, str(miss))
+            except MatchFailure as failure:
+                yield Weighted(graph, node, None, str(failure))
             else:
                 if layer is not None:
                     yield Weighted(graph, node, layer)
 
 
 def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
-    """Linear layers and tables; others are there with a reason alone."""
+    """Yield linear layers and tables; other layers come with a reason."""
     for item in weighted_in(model):
         if item.layer is None or isinstance(item.layer, Linear | Table):
             yield Weighted(item.graph, item.node, item.layer, item.reason)
@@ -61,16 +60,16 @@ def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
 
 
 def leave_float_tables(found: Iterable[Weighted[LayerT]], entries: dict[int, Entry]) -> None:
-    """Turn tables that others read as floats to float: int8 would come on top.
+    """Set tables with float users to float: an int8 copy would only add to the size.
 
-    `entries` are those of all nodes that were found, by `id`.
+    `entries` holds the entries of all these nodes by id.
     """
     for item in found:
         if not isinstance(item.layer, Table) or entries[id(item.node)].scheme == "float":
             continue
-        readers = readers_of(item.layer.weight)
-        if readers is None or any(
-            id(n) not in entries or entries[id(n)].scheme == "float" for n in readers
+        users = readers_of(item.layer.weight)
+        if users is None or any(
+            id(n) not in entries or entries[id(n)].scheme == "float" for n in users
         ):
             reason = "a table that others read as floats"
             entries[id(item.node)] = Entry.of(item.node, reason=reason)
@@ -79,7 +78,7 @@ def leave_float_tables(found: Iterable[Weighted[LayerT]], entries: dict[int, Ent
 def planned(
     found: Iterable[Weighted[LayerT]], plan: Plan, scheme: Scheme, kinds: str
 ) -> list[tuple[Weighted[LayerT], LayerT, Entry]]:
-    """What the plan gives a scheme to, with its entry; UsageError for what cannot have it."""
+    """Return the layers with this scheme in the plan; raise UsageError if one cannot have it."""
     chosen: list[tuple[Weighted[LayerT], LayerT, Entry]] = []
     waiting = {id(entry): entry for entry in plan.entries if entry.scheme == scheme}
     for item in found:

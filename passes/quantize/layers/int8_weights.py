@@ -1,104 +1,99 @@
-"""Weights as integers: w ~ s (q - z), with one scale s a channel, or one for all.
+"""Quantize float32 weights to 8 bits: w ~ s (q - z), with one scale per channel or per tensor.
 
     symmetric   s = max |w| / limit,                  q = round(w / s), halves to even
-    lopsided    s = (max w - min w) / (2 limit + 1),  q = round(w / s) + z,  z = round(-min w / s)
+    affine      s = (max w - min w) / (2 limit + 1),  q = round(w / s) + z,  z = round(-min w / s)
 
-All in 32-bit floats. Symmetric ones are signed, in -limit..limit, and need no zero point; the
-same numbers plus 128 are unsigned. Lopsided ones are unsigned, and zero lies in their range. A
-channel of zeros, or of numbers too small to be told from zero, has the scale 1 and is all zeros.
+All in float32. Symmetric weights are int8 in -limit..limit without a zero point, or the same codes
+shifted by 128 as uint8. Affine weights are uint8, and their range contains zero. A channel of zeros
+or of denormals gets the scale 1 and zero codes.
 
-The limit is 127; 64 keeps the sum of two products of an unsigned and a signed byte inside 16 bits,
-which processors without VNNI need.
+`limit` is 127, or 64 with a reduced range: the sum of two products of a uint8 and an int8 then fits
+into 16 bits, which x86 processors without VNNI need.
 
-Weights are read in blocks of rows, twice, where they lie; the result of a large one goes to a file
-of its own. No float copy of a weight is made, so memory does not grow with it.
+Weights are read twice, in blocks of rows, and a large result is mapped to a file. No float copy of
+a weight is made, so memory does not grow with its size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from passes.quantize.layers.row_blocks import Rows, blocks
+from passes.quantize.layers.row_blocks import RowSource, blocks
 from toolkit.ir.graph import Array
+from toolkit.quantization.number_format import INT8, UINT8
+from toolkit.quantization.qparams import QParams, QTensor
 from toolkit.storage.spill import allocate
 
-FULL, REDUCED = 127, 64
-"""The largest integers: of the whole range, and of the one for processors without VNNI."""
+FULL_LIMIT, REDUCED_LIMIT = INT8.limit, 64
+"""The largest code of the full range, and of the range for processors without VNNI."""
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _VANISHED = 0.5
-"""A weight is not quantized when more than this share of what is not zero would become zero."""
+"""A weight stays float if more than this share of its nonzero elements would become zero."""
 
 
 def limit_of(reduce_range: bool) -> int:
-    return REDUCED if reduce_range else FULL
+    """Return the largest code of symmetric int8 weights."""
+    return REDUCED_LIMIT if reduce_range else FULL_LIMIT
 
 
 class Unfit(Exception):
-    """Weights that no scale fits; the message says what they have."""
+    """Weights that no scale fits; the message names the reason."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Quantized:
-    """Weights in 8 bits, and their scale: one number, or one for each channel."""
+def quantize(
+    weights: RowSource, axis: int | None, limit: int = FULL_LIMIT, transpose: bool = False
+) -> QTensor:
+    """Quantize to symmetric int8, with a scale for each index of `axis`, or one for all.
 
-    values: Array
-    scale: Array
-    zero: int = 0
-
-
-def quantize(weights: Rows, axis: int | None, limit: int = FULL, turned: bool = False) -> Quantized:
-    """Float32 weights in int8, with a scale for each index of `axis`, or one for all.
-
-    `turned` gives the transpose of a matrix; `axis` is one of the matrix as it comes in. Raises
+    `transpose` returns the transposed matrix; `axis` is one of the matrix as it comes in. Raises
     Unfit for weights with NaN or infinity, and where the largest would make zeros of most others.
     """
     scale = scale_of(largest(weights, axis), limit)
-    return quantize_by(weights, axis, scale, limit, turned)
+    return quantize_by(weights, axis, scale, limit, transpose)
 
 
 def quantize_by(
-    weights: Rows, axis: int | None, scale: Array, limit: int = FULL, turned: bool = False
-) -> Quantized:
-    """The same by scales that are given."""
-    if turned and len(weights.shape) != 2:
-        raise ValueError("only a matrix can be turned")
-    shape = weights.shape[::-1] if turned else weights.shape
-    values = allocate(shape, np.int8)
+    weights: RowSource,
+    axis: int | None,
+    scale: Array,
+    limit: int = FULL_LIMIT,
+    transpose: bool = False,
+) -> QTensor:
+    """Quantize to symmetric int8 with the given scales."""
+    if transpose and len(weights.shape) != 2:
+        raise ValueError("only a matrix can be transposed")
+    codes = allocate(weights.shape[::-1] if transpose else weights.shape, np.int8)
     by_axis = scale
     if axis is not None:
         by_axis = scale.reshape([-1 if i == axis else 1 for i in range(len(weights.shape))])
-    there = left = 0
+    nonzero = left = 0
     for rows, block in blocks(weights):
-        factor = by_axis[rows] if axis == 0 else by_axis
-        rounded = np.rint(block / factor)
+        rounded = np.rint(block / (by_axis[rows] if axis == 0 else by_axis))
         np.clip(rounded, -limit, limit, out=rounded)
-        if turned:
-            values[:, rows] = rounded.T
+        if transpose:
+            codes[:, rows] = rounded.T
         else:
-            values[rows] = rounded
-        there += int(np.count_nonzero(block))
+            codes[rows] = rounded
+        nonzero += int(np.count_nonzero(block))
         left += int(np.count_nonzero(rounded))
-    if there - left > _VANISHED * there:
-        lost = 1 - left / there
-        raise Unfit(f"weights of which {lost:.0%} would be zero beside the largest")
-    values.flags.writeable = False
-    return Quantized(values, scale)
+    require_kept(nonzero, left, _VANISHED)
+    codes.flags.writeable = False
+    along = 1 - axis if transpose and axis is not None else axis
+    return QTensor(codes, QParams.of(scale, INT8.middle, INT8, along))
 
 
-def unsigned(signed: Quantized) -> Quantized:
-    """The same numbers in uint8, around the zero point 128."""
-    values = allocate(signed.values.shape, np.uint8)
-    for rows, block in blocks(signed.values):
-        values[rows] = block.astype(np.int16) + 128
-    values.flags.writeable = False
-    return Quantized(values, signed.scale, 128)
+def unsigned(signed: QTensor) -> QTensor:
+    """Return the same weights as uint8."""
+    codes = allocate(signed.shape, np.uint8)
+    for rows, block in blocks(signed.codes):
+        codes[rows] = block.astype(np.int16) + UINT8.middle
+    codes.flags.writeable = False
+    return QTensor(codes, QParams.of(signed.params.scale, UINT8.middle, UINT8, signed.params.axis))
 
 
-def quantize_lopsided(weights: Rows, limit: int = FULL) -> Quantized:
-    """Float32 weights in uint8 with one scale and one zero point. Raises Unfit as `quantize`."""
+def quantize_affine(weights: RowSource, limit: int = FULL_LIMIT) -> QTensor:
+    """Quantize to uint8 with one scale and one zero point. Raises Unfit like `quantize`."""
     _require_floats(weights)
     ends: Array = np.zeros(2)
     for _, block in blocks(weights):
@@ -106,27 +101,27 @@ def quantize_lopsided(weights: Rows, limit: int = FULL) -> Quantized:
     _require_finite(ends)
     steps = 2 * limit + 1
     scale = scale_of((ends[1] - ends[0]) / steps, 1)
-    zero = int(np.rint(-ends[0] / float(scale)))
-    values = allocate(weights.shape, np.uint8)
+    zero_point = int(np.rint(-ends[0] / float(scale)))
+    codes = allocate(weights.shape, np.uint8)
     for rows, block in blocks(weights):
-        values[rows] = np.clip(np.rint(block / scale) + zero, 0, steps)
-    values.flags.writeable = False
-    return Quantized(values, scale, zero)
+        codes[rows] = np.clip(np.rint(block / scale) + zero_point, 0, steps)
+    codes.flags.writeable = False
+    return QTensor(codes, QParams.of(scale, zero_point, UINT8))
 
 
 def scale_of(most: Array, limit: int) -> Array:
-    """max |w| / limit, and 1 where that is as good as zero."""
+    """Return max |w| / limit, or 1 where that is not a normal float32."""
     scale = np.asarray(most, dtype=np.float32) / np.float32(limit)
     return np.where(scale < _SMALLEST, np.float32(1), scale).astype(np.float32)
 
 
-def largest(weights: Rows, axis: int | None) -> Array:
-    """max |w| of each channel, or of all. Raises Unfit for NaN and infinity."""
+def largest(weights: RowSource, axis: int | None) -> Array:
+    """Return max |w| of each channel, or of all. Raises Unfit for NaN and infinity."""
     _require_floats(weights)
     others = tuple(i for i in range(len(weights.shape)) if i != axis)
     found: Array = np.zeros(() if axis is None else weights.shape[axis], dtype=np.float32)
     for rows, block in blocks(weights):
-        # NaN passes through both.
+        # NaN propagates through both.
         most = np.maximum(block.max(axis=others, initial=0), -block.min(axis=others, initial=0))
         if axis == 0:
             found[rows] = most
@@ -136,7 +131,13 @@ def largest(weights: Rows, axis: int | None) -> Array:
     return found
 
 
-def _require_floats(weights: Rows) -> None:
+def require_kept(nonzero: int, left: int, most_vanished: float) -> None:
+    """Raise Unfit if too large a share of the nonzero weights would become zero."""
+    if nonzero - left > most_vanished * nonzero:
+        raise Unfit(f"weights of which {1 - left / nonzero:.0%} would round to zero")
+
+
+def _require_floats(weights: RowSource) -> None:
     if weights.dtype != np.float32:
         raise ValueError(f"weights of {weights.dtype}, not float32")
 

@@ -1,10 +1,9 @@
-"""What can compute with int8 weights: linear layers, and tables that rows are taken from.
+"""Linear layers and lookup tables with constant weights.
 
     Linear   y = alpha x W + beta b     MatMul, Gemm, FusedMatMul
     Table    y = T[i]                   Gather along the first axis
 
-The weight is a constant matrix, read as it is or through a Transpose, as by a projection that is
-tied to a table.
+The weight is a constant matrix, direct or through a Transpose, as in a projection tied to a table.
 """
 
 from __future__ import annotations
@@ -20,27 +19,24 @@ from passes.quantize.layers.weight_storage import require_float32
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import FLOATS
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 
 FUSED_MATMUL = "com.microsoft::FusedMatMul"
 TURNED_INPUT = ("transA", "transBatchA", "transBatchB")
-"""Attributes of Gemm and FusedMatMul by which they read their input transposed."""
+"""Attributes of Gemm and FusedMatMul that transpose the input."""
 
 _MIN_ROW = 8
-"""Shorter rows of a table do not pay for the scale that each of them needs."""
+"""Tables with shorter rows stay float: each row needs a scale."""
 
 
 def is_fused(node: NodeProto) -> bool:
-    """Whether a node is a MatMul with a factor and transposes, in onnxruntime's own operator."""
+    """Whether a node is onnxruntime's MatMul with a factor and transposes."""
     return nd.qualified(node) == FUSED_MATMUL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A constant matrix of 32-bit floats by the name it is stored under, and the graph it is in.
-
-    `turned`: the layer computes with its transpose.
-    """
+    """A constant float32 matrix in a graph; `turned`: the layer uses its transpose."""
 
     graph: Graph
     name: str
@@ -58,7 +54,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """y = alpha x W + beta b, read off the node as it is now: others may be rewritten first."""
+    """y = alpha x W + beta b. Properties read the node, since other rewrites may change it."""
 
     node: NodeProto
     weight: Weight
@@ -77,7 +73,7 @@ class Linear:
 
     @property
     def bias(self) -> str:
-        """Blank where there is none."""
+        """The name of the bias, or an empty string."""
         return given(self.node, 2) if self.beta else ""
 
     @property
@@ -87,7 +83,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """y = T[i], row by row."""
+    """A lookup table, y = T[i]."""
 
     node: NodeProto
     weight: Weight
@@ -101,11 +97,11 @@ Layer: TypeAlias = Linear | Table
 
 
 def layer_of(g: Graph, node: NodeProto) -> Layer | None:
-    """The layer that `node` is; None without weights; Miss, with the reason, for what must stay."""
+    """Return the layer of `node`, or None; raise MatchFailure if it must stay float."""
     if nd.is_op(node, "MatMul", "Gemm") or is_fused(node):
         if g.is_const(node.input[0]):
             if not g.is_const(node.input[1]):
-                raise Miss("a weight on the left")
+                raise MatchFailure("a weight on the left")
             return None
         return _linear(g, node)
     if nd.is_op(node, "Gather"):
@@ -114,7 +110,7 @@ def layer_of(g: Graph, node: NodeProto) -> Layer | None:
 
 
 def readers_of(weight: Weight) -> list[NodeProto] | None:
-    """The nodes that compute with the weight, through Transposes too; None if it is an output."""
+    """Return the nodes that use the weight, through Transposes too; None if it is an output."""
     found: list[NodeProto] = []
     pending = [weight.name]
     while pending:
@@ -130,17 +126,17 @@ def readers_of(weight: Weight) -> list[NodeProto] | None:
 
 
 def _linear(g: Graph, node: NodeProto) -> Linear | None:
-    """The attributes of Gemm and FusedMatMul; a MatMul has none."""
+    """Return a MatMul, Gemm or FusedMatMul as a linear layer."""
     weight = _weight(g, node.input[1], bool(nd.attr(node, "transB", 0)))
     if weight is None:
         return None
     if any(nd.attr(node, name, 0) for name in TURNED_INPUT):
-        raise Miss("a transposed input")
+        raise MatchFailure("a transposed input")
     layer = Linear(node, weight)
     if not math.isfinite(layer.alpha):
-        raise Miss("a factor that is no number")
+        raise MatchFailure("a factor that is no number")
     if layer.bias and layer.beta != 1 and not g.is_const(layer.bias):
-        raise Miss("a bias that is computed and scaled")
+        raise MatchFailure("a bias that is computed and scaled")
     return layer
 
 
@@ -149,10 +145,10 @@ def _table(g: Graph, node: NodeProto) -> Table | None:
     if tensor is None or tensor.data_type not in FLOATS or g.is_const(node.input[1]):
         return None
     if nd.attr(node, "axis", 0) not in (0, -len(tensor.dims)):
-        raise Miss("a table that is not read by rows")
+        raise MatchFailure("a table that is not read by rows")
     weight = _weight(g, node.input[0])
     if weight is not None and weight.shape[1] < _MIN_ROW:
-        raise Miss(f"rows of fewer than {_MIN_ROW} numbers")
+        raise MatchFailure(f"rows of fewer than {_MIN_ROW} numbers")
     return None if weight is None else Table(node, weight)
 
 
@@ -162,17 +158,17 @@ def _weight(g: Graph, name: str, turned: bool = False) -> Weight | None:
         return None
     tensor = scope.tensor(name)
     if tensor is None:
-        maker = scope.producer(name)
-        if maker is None or not nd.is_op(maker, "Transpose"):
+        producer = scope.producer(name)
+        if producer is None or not nd.is_op(producer, "Transpose"):
             return None
-        if permutation(scope, maker) != (1, 0) or not scope.is_const(maker.input[0]):
+        if permutation(scope, producer) != (1, 0) or not scope.is_const(producer.input[0]):
             return None
-        return _weight(scope, maker.input[0], not turned)
+        return _weight(scope, producer.input[0], not turned)
     if tensor.data_type not in FLOATS:
         return None
     require_float32(tensor)
     if len(tensor.dims) != 2:
-        raise Miss("weights that are no matrix")
+        raise MatchFailure("weights that are no matrix")
     if not all(tensor.dims):
-        raise Miss("no weights at all")
+        raise MatchFailure("no weights at all")
     return Weight(scope, name, (tensor.dims[0], tensor.dims[1]), turned)

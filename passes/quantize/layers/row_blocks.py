@@ -1,4 +1,4 @@
-"""Large arrays, a few megabytes at a time, where they lie."""
+"""Iterate over large arrays in blocks of rows, without copying them into memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from toolkit.ir.graph import Array
 _BLOCK_BYTES = 1 << 22
 
 
-class Rows(Protocol):
-    """What weights are read from, some rows at a time: an array, or what is computed as read."""
+class RowSource(Protocol):
+    """Weights that are read some rows at a time: an array, or a tensor dequantized on the fly."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -23,8 +23,8 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> Array: ...
 
 
-def blocks(weights: Rows) -> Iterator[tuple[slice, Array]]:
-    """Rows in groups of a few megabytes; an array without elements has none."""
+def blocks(weights: RowSource) -> Iterator[tuple[slice, Array]]:
+    """Yield blocks of rows of a few megabytes each; an empty array has none."""
     if not all(weights.shape):
         return
     row_bytes = math.prod(weights.shape[1:]) * weights.dtype.itemsize

@@ -1,11 +1,11 @@
-"""Whether int8 sums overflow on x86 processors without VNNI.
+"""Detect int8 sums that overflow on x86 processors without VNNI.
 
-There, two products of an unsigned and a signed byte are added in 16 bits, which saturate:
+There the sum of two uint8 * int8 products saturates at 16 bits:
 
     255 (w1 + w2) > 32767   or   255 (w1 + w2) < -32768
 
-for two weights that lie side by side in a sum: inputs 2k and 2k + 1 of a matrix, channels 2k and
-2k + 1 of a convolution. Weights within -64..64, a reduced range, never get there.
+for two adjacent weights of a sum: inputs 2k and 2k + 1 of a matrix, channels 2k and 2k + 1 of a
+convolution. Weights in the reduced range -64..64 never overflow.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from passes.analysis.operands import given
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.model import Model
+from toolkit.quantization.number_format import UINT8
 
-_MOST, _LEAST = 32767 // 255, -(32768 // 255)
-"""The sums of two weights that still fit."""
+_MOST, _LEAST = 32767 // UINT8.high, -(32768 // UINT8.high)
+"""The largest and the least sum of two weights that cannot overflow."""
 _VNNI = ("avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni")
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _BLOCK = 1 << 22
@@ -35,11 +36,11 @@ _SLOTS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3,)),
     "DynamicQuantizeLSTM": (1, 2),
 }
-"""Where operators on integers read their weights."""
+"""The slot of the weights of each integer operator."""
 
 
 def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool | None:
-    """Whether this processor adds products of bytes in 32 bits; None where nobody can say."""
+    """Whether this processor adds int8 products in 32 bits; None if unknown."""
     if (machine or platform.machine()).lower() not in _X86:
         return None
     try:
@@ -53,7 +54,7 @@ def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool |
 
 
 def saturating(model: Model) -> list[str]:
-    """The layers of a quantized model whose sums can overflow without VNNI, by their labels."""
+    """Return the labels of the layers whose sums can overflow without VNNI."""
     found: list[str] = []
     for graph in model.graphs():
         for node in graph.nodes:
@@ -64,19 +65,19 @@ def saturating(model: Model) -> list[str]:
 
 
 def overflows(rows: Array) -> bool:
-    """Whether two weights side by side in a row are too large together."""
+    """Whether two adjacent weights of a row are too large together."""
     even = rows[:, 0 : rows.shape[1] // 2 * 2 : 2].astype(np.int16)
     pairs = even + rows[:, 1::2]
     return bool(pairs.size) and bool(pairs.max() > _MOST or pairs.min() < _LEAST)
 
 
 def _weights(g: Graph, node: NodeProto) -> Iterator[Array]:
-    """The signed bytes that a layer multiplies with."""
+    """Return the int8 weights of a layer."""
     names = [given(node, slot) for slot in _SLOTS.get(node.op_type, ())]
     if nd.is_op(node, "Conv", "Gemm", "MatMul") and len(node.input) > 1:
-        maker = g.producer(node.input[1])
-        if maker is not None and nd.is_op(maker, "DequantizeLinear"):
-            names.append(maker.input[0])
+        producer = g.producer(node.input[1])
+        if producer is not None and nd.is_op(producer, "DequantizeLinear"):
+            names.append(producer.input[0])
     for name in names:
         known = _bytes(g, name)
         if known is not None:
@@ -84,9 +85,9 @@ def _weights(g: Graph, node: NodeProto) -> Iterator[Array]:
 
 
 def _bytes(g: Graph, name: str) -> Array | None:
-    maker = g.producer(name)
-    if maker is not None and nd.is_op(maker, "Transpose"):
-        turned = _bytes(g, maker.input[0])
+    producer = g.producer(name)
+    if producer is not None and nd.is_op(producer, "Transpose"):
+        turned = _bytes(g, producer.input[0])
         return None if turned is None or turned.ndim != 2 else np.swapaxes(turned, 0, 1)
     tensor = g.tensor(name)
     if tensor is None or tensor.data_type != TensorProto.INT8 or len(tensor.dims) < 2:
@@ -95,7 +96,7 @@ def _bytes(g: Graph, name: str) -> Array | None:
 
 
 def _as_rows(node: NodeProto, weight: Array) -> Iterator[Array]:
-    """The weights of one output a row, in the order in which they are summed up; in blocks."""
+    """Yield blocks of the weights with one row per output, in the order of summation."""
     if node.op_type in ("Conv", "ConvInteger", "QLinearConv"):
         rows = np.moveaxis(weight, 1, -1)
         rows = rows.reshape(rows.shape[0], -1)

@@ -1,8 +1,8 @@
-"""Values of one name in separate subgraphs, made distinct.
+"""Make value names unique across subgraphs.
 
-The branches of an If, and the bodies of two Loops, may each define a value of the same name. A plan
-knows a node by what it makes: by such a name it would mean all of them, whatever each one is. One
-with ranges names all that layers read and make, and so nothing may share its name with another.
+Branches of an If and bodies of Loops may define values of the same name. A plan identifies a node
+by its output, so such a name would match all of them. A plan with ranges refers to all inputs and
+outputs of layers; these must be unique as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolkit.quantization.plan import RENAMED
 
 
 def make_distinct(model: Model) -> None:
-    """Give what a layer makes a name that no layer of another graph has."""
+    """Rename outputs of layers that have the same name in several graphs."""
     seen: set[str] = set()
     for item in weighted_in(model, convolutions=True):
         value = item.node.output[0]
@@ -28,9 +28,9 @@ def make_distinct(model: Model) -> None:
 
 
 def make_all_distinct(model: Model) -> None:
-    """Give every value a name that no value of another graph has.
+    """Rename values until no name occurs in two graphs.
 
-    Layers come first: they are called the same by a plan without ranges.
+    Outputs of layers come first, so that plans with and without ranges use the same names.
     """
     make_distinct(model)
     seen: set[str] = set()
@@ -46,11 +46,11 @@ def make_all_distinct(model: Model) -> None:
                 seen.add(value)
 
 
-def _rename(graph: Graph, old: str, maker: NodeProto | None = None) -> None:
-    """Another name for what a node makes, or for what the graph is given."""
+def _rename(graph: Graph, old: str, producer: NodeProto | None = None) -> None:
+    """Rename the output of a node, or an input of the graph."""
     new = graph.fresh(old)
-    if maker is not None:
-        graph.set_outputs(maker, [new if name == old else name for name in maker.output])
+    if producer is not None:
+        graph.set_outputs(producer, [new if name == old else name for name in producer.output])
     else:
         graph.set_interface(inputs=[_named(v, old, new) for v in graph.interface_inputs()])
     if graph.is_output(old):

@@ -1,34 +1,96 @@
-"""Weights as a model stores them: which are quantized, and what becomes of those nobody reads."""
+"""Weights as a model stores them: checks, shared int8 copies, removal of dead constants."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 from onnx import TensorProto
 
+from passes.quantize.layers.int8_weights import limit_of, quantize
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.rewriting.match_failure import Miss
+from toolkit.ir.graph import Array, Graph
+from toolkit.quantization.plan import Entry
+from toolkit.quantization.qparams import QParams, QTensor
+from toolkit.rewriting.match_failure import MatchFailure
+
+Quantizer = Callable[[Array, int | None, int, bool], QTensor]
+"""Quantizes weights with scales along an axis to a largest code; True: and transposes them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeight:
+    """An int8 weight: its graph, the name of its codes, and its parameters."""
+
+    graph: Graph
+    codes: str
+    params: QParams
+
+
+@dataclass(slots=True, eq=False)
+class WeightStore:
+    """The int8 weights of a model; a weight that several layers use is stored once."""
+
+    _weights: dict[tuple[object, ...], StoredWeight] = field(
+        default_factory=dict[tuple[object, ...], StoredWeight]
+    )
+    _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+
+    def weight(
+        self,
+        g: Graph,
+        name: str,
+        entry: Entry,
+        axis: int | None,
+        transpose: bool = False,
+        quantizer: Quantizer = quantize,
+    ) -> StoredWeight:
+        """Quantize the weight `name` with scales along `axis`. Raises Unfit."""
+        scope, floats = g.scope_of(name), g.const(name)
+        assert scope is not None, name
+        assert floats is not None, name
+        key = id(scope), name, axis, entry.reduce_range, transpose
+        if key not in self._weights:
+            found = quantizer(floats, axis, limit_of(entry.reduce_range), transpose)
+            codes = scope.constant(found.codes, f"{name}_int8")
+            self._weights[key] = StoredWeight(scope, codes, found.params)
+        return self._weights[key]
+
+    def scale(self, weight: StoredWeight, scale: Array | None = None) -> str:
+        """Return the name of a weight's scales, or of these in their place."""
+        return self._constant(weight, weight.params.scale if scale is None else scale, "scale")
+
+    def zero_point(self, weight: StoredWeight) -> str:
+        """Return the name of a weight's zero points."""
+        return self._constant(weight, weight.params.zero_point, "zero")
+
+    def _constant(self, weight: StoredWeight, array: Array, what: str) -> str:
+        key = weight.codes, what, array.shape, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = weight.graph.constant(array, f"{weight.codes}_{what}")
+        return self._constants[key]
 
 
 def require_float32(tensor: TensorProto) -> None:
-    """A Miss for weights of any other type."""
+    """A MatchFailure for weights of any other type."""
     if tensor.data_type != TensorProto.FLOAT:
         kind = TensorProto.DataType.Name(tensor.data_type).lower()
         remedy = "; fp32 in front of it helps" if kind.endswith("float16") else ""
-        raise Miss(f"weights of {kind}, and only 32-bit floats are quantized{remedy}")
+        raise MatchFailure(f"weights of {kind}, and only 32-bit floats are quantized{remedy}")
 
 
 def drop_unused(g: Graph, name: str) -> None:
-    """Remove a constant that nobody reads any more, with the DequantizeLinear that made it.
+    """Remove an unused constant, and the DequantizeLinear that produced it.
 
-    A caller's input and a pinned tensor stay.
+    Graph inputs and pinned tensors stay.
     """
     scope = g.scope_of(name)
     if scope is None or not scope.is_unused(name):
         return
-    maker = scope.producer(name)
-    read = list(nd.inputs_of(maker)) if maker is not None else []
-    if maker is not None:
-        scope.prune(maker)
+    producer = scope.producer(name)
+    read = list(nd.inputs_of(producer)) if producer is not None else []
+    if producer is not None:
+        scope.prune(producer)
     for stored in (name, *read):
         free = stored in scope.initializers and scope.is_unused(stored)
         if free and not scope.is_pinned(stored) and not scope.is_input(stored):

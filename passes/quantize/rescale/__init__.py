@@ -1,9 +1,9 @@
-"""Factors by channel: other numbers for the same function, which lose less in 8 bits.
+"""Channel rescaling: an equivalent model whose weights and activations quantize better.
 
-What one layer is divided by, the layers that read it are multiplied by.
+One layer is divided by a factor per channel, and the layers that use it are multiplied by it.
 
-    smooth, equalize   the passes: from activations to weights, and from weights to weights
-    channels           how far a factor goes; `passing`: which operators let it through
-    scaling            a factor taken from one layer and given to the next
-    samples            what calibration tells of a layer's input; `smooth_trial` tries factors on it
+    smooth, equalize   the passes: from activations to weights, and between weights
+    propagate          the layers that a factor reaches; `channel_flow`: how it passes operators
+    apply              scaling of the constants of all these layers
+    samples            calibration data of a layer's input, on which `smooth_trial` tests factors
 """

@@ -1,10 +1,10 @@
-"""Factors moved from one layer to another, so that the model computes the same.
+"""Move channel factors from one layer to the next, so that the model computes the same.
 
-    (x W / s + b / s) through anything that passes a positive factor, then times (s V)
+    (x W / s + b / s) through operators that pass a positive factor, then times (s V)
 
-The layer that makes a value divides its channels by s: weights and bias of a linear layer or
-convolution, scale and bias of a norm, the constant of a product. The layers that read it multiply
-their weights by s. See `channels` for what lies between.
+The producer divides its channels by s: weights and bias of a linear layer or convolution, scale
+and bias of a norm, the constant of a product. Layers that use the result multiply their weights
+by s. See `propagate` for the operators between them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from passes.quantize.rescale.propagate import Index, Spread, spread
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 
 _LAST_AXES = {
     "LayerNormalization": 1,
@@ -30,7 +30,7 @@ _LAST_AXES = {
     "com.microsoft::SkipLayerNormalization": 2,
     "com.microsoft::SkipSimplifiedLayerNormalization": 2,
 }
-"""Norms with scales along the last axes, and the input that holds them; a bias comes behind it."""
+"""Norms over the last axes, with the slot of their scale; a bias is in the next slot."""
 
 _CHANNEL_NORMS = ("BatchNormalization", "InstanceNormalization", "GroupNormalization")
 _NO_BIAS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -39,7 +39,7 @@ _HOMOGENEOUS = ("", "Relu", "LeakyRelu")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A constant of the source: its input slot, how it is seen, and how a factor lies along it."""
+    """A constant of the source: its slot, the shape to view it in, and the shape of the factor."""
 
     slot: int
     seen: tuple[int, ...]
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A source, and all that its channels reach."""
+    """A producer and every consumer its channel factor propagates to."""
 
     source: Source
     spread: Spread
@@ -72,26 +72,26 @@ class Group:
         return nd.label(self.source.node)
 
     def limited(self, factors: Array) -> Array:
-        """1 for channels that must stay as they are."""
+        """Return the factors with 1 for channels that are not free."""
         return np.where(self.spread.free, factors, 1.0)
 
     def apply(self, g: Graph, rule: str, factors: Array) -> bool:
-        """Divide the source by the factors; False, with nothing changed, where it was vetoed.
+        """Divide the source by the factors; return False, with nothing changed, if vetoed.
 
-        Raises Miss, with nothing changed, where a constant must not or cannot be scaled.
+        Raises MatchFailure, with nothing changed, if a constant cannot be scaled.
         """
         if not g.begin(rule, self.source.node):
             return False
         start = g.model.journal.position
         try:
             self.write(g, self.limited(factors))
-        except Miss:
+        except MatchFailure:
             g.model.journal.undo_to(start)
             raise
         return True
 
     def write(self, g: Graph, factors: Array) -> None:
-        """Put the factors into all constants."""
+        """Scale all constants."""
         for part in self.source.parts:
             put_scaled(g, self.source.node, part.slot, part.seen, 1 / factors.reshape(part.lies))
         for node, slot, index in self.spread.terms:
@@ -106,7 +106,7 @@ class Group:
 
 
 def group_of(g: Graph, node: NodeProto) -> Group | None:
-    """What a factor on the channels of this node's output reaches; None where it has no use."""
+    """Return the group of a node's output; None if no channel is free."""
     source = source_of(g, node)
     if source is None or not source.parts:
         return None
@@ -115,7 +115,7 @@ def group_of(g: Graph, node: NodeProto) -> Group | None:
 
 
 def source_of(g: Graph, node: NodeProto) -> Source | None:
-    """The source that a node is: a layer with weights, a norm, a product with a constant."""
+    """Return a layer with weights, a norm, or a product with a constant as a source."""
     kernel = kernel_of(g, node)
     if kernel is not None:
         return _layer(g, node, kernel)
@@ -162,7 +162,7 @@ def _channel_norm(g: Graph, node: NodeProto) -> Source | None:
     if rank is None or rank < 2 or scale is None or bias is None or scale.shape != bias.shape:
         return None
     if nd.is_op(node, "GroupNormalization") and g.opset() < 21:
-        return None  # scales of groups
+        return None  # one scale per group
     if nd.attr(node, "training_mode", 0) or scale.ndim != 1 or not scale.size:
         return None
     index = np.arange(scale.size).reshape(-1, *[1] * (rank - 2))
@@ -170,7 +170,7 @@ def _channel_norm(g: Graph, node: NodeProto) -> Source | None:
 
 
 def _product(g: Graph, node: NodeProto) -> Source | None:
-    """x c, where c varies along one axis."""
+    """Return the source x c, where c varies along one axis."""
     constants = [(slot, _floats(g, name)) for slot, name in enumerate(node.input)]
     found = [(slot, array) for slot, array in constants if array is not None]
     if len(found) != 1:

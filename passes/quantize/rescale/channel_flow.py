@@ -1,7 +1,7 @@
-"""The operators that a positive factor by channel passes, and where its channels go.
+"""How a positive channel factor passes through operators.
 
-Each says, for an operator that reads a value in one of its slots, which values the factor is on
-behind it and along which of their elements; None where it does not pass. See `channels`.
+For an operator and the slot of the scaled operand, each function returns the scaled results with
+the channel of each of their elements, or None if the factor does not pass. See `propagate`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from passes.analysis.operands import given, int_operand, permutation, whole
+from passes.analysis.axis_flow import carried_from
+from passes.analysis.operands import extra_outputs_used, given, whole
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
+from toolkit.ir.op_traits import VIEWS
 from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import Dim
 
 Index = NDArray[np.int64]
 Flow = tuple[str, Index]
-"""A value, and the channels of its elements."""
+"""A value with the channel of each element."""
 Passer = Callable[[Graph, NodeProto, int, Index], "list[Flow] | None"]
 
 
 def along(index: Index, axis: int) -> Index | None:
-    """The channels along one axis, from the end; None if they vary along others too."""
+    """Return the channels along one axis, counted from the end; None if they vary along others."""
     if index.ndim < -axis:
         return None
     if index.size != index.shape[axis]:
@@ -44,13 +46,21 @@ def _only_output(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flo
     return _same(g, node, slot, index)
 
 
-def _pool(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """What joins pixels, of which all have the same channels."""
-    kernel = nd.attr(node, "kernel_shape", ())
-    rank = len(kernel) + 2 if kernel else g.rank(node.input[0])
-    if rank is None or index.ndim > rank or any(n != 1 for n in _ranked(index, rank).shape[2:]):
+def _carried(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """Pass an operator that carries every axis along which the channels vary (see `axis_flow`)."""
+    sources, rank = carried_from(g, node), g.rank(node.input[0])
+    if slot or sources is None or extra_outputs_used(g, node):
         return None
-    return _only_output(g, node, slot, index)
+    rank = len(sources) if rank is None else rank
+    if rank < index.ndim:
+        return None
+    index = _ranked(index, rank)
+    kept = [axis for axis in sources if axis >= 0]
+    dropped = [axis for axis in range(rank) if axis not in kept]
+    if any(index.shape[axis] != 1 for axis in dropped):
+        return None
+    shape = [index.shape[axis] if axis >= 0 else 1 for axis in sources]
+    return [(node.output[0], np.transpose(index, kept + dropped).reshape(shape))]
 
 
 def _prelu(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
@@ -58,7 +68,7 @@ def _prelu(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | N
 
 
 def _clip(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """From 0 (or nowhere) on, without an upper bound."""
+    """Pass a Clip with the lower bound 0 or none, and no upper bound."""
     bounds: list[float] = []
     for place, (name, absent) in enumerate((("min", -math.inf), ("max", math.inf)), start=1):
         bound = nd.attr(node, name)
@@ -73,11 +83,11 @@ def _clip(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | No
 
 
 _UNBOUNDED = 3e38
-"""Bounds that exporters write for none: the largest 32-bit floats."""
+"""Exporters write bounds beyond this, the largest float32 numbers, for none."""
 
 
 def _term(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """A sum with constants, which get the factor as well (see `Spread.terms`)."""
+    """Pass a sum with constants, which are scaled as well (see `Spread.terms`)."""
     others = [g.const(name) for place, name in enumerate(node.input) if place != slot]
     may = all(known is not None and _may_grow(known, index) for known in others)
     return [(node.output[0], index)] if may else None
@@ -92,19 +102,12 @@ def _may_grow(constant: Array, index: Index) -> bool:
 
 
 def _factor(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """A product with anything, or a quotient by anything."""
+    """Pass a product, or the numerator of a quotient."""
     return None if nd.is_op(node, "Div") and slot else [(node.output[0], index)]
 
 
-def _transpose(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    perm = permutation(g, node)
-    if perm is None or len(perm) < index.ndim:
-        return None
-    return [(node.output[0], np.transpose(_ranked(index, len(perm)), perm))]
-
-
 def _reshape(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Reshape, Flatten, Squeeze, Unsqueeze, where last axes before and after hold the same."""
+    """Pass a view whose trailing axes hold the same elements before and after."""
     before, after = g.shape(node.input[0]), g.shape(node.output[0])
     index = _trimmed(index)
     if slot or after is None or (before is None and 1 in index.shape):
@@ -117,16 +120,16 @@ def _reshape(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] |
 
 
 def _trimmed(index: Index) -> Index:
-    """Without axes of one element in front."""
+    """Remove leading axes of size 1."""
     while index.ndim and index.shape[0] == 1:
         index = index[0]
     return index
 
 
 def _equal_ends(before: Shape, after: Shape, least: int) -> tuple[list[int], list[int]] | None:
-    """The last sizes of both, `least` of the first at least, that hold as many elements.
+    """Return the trailing sizes of both, at least `least` of the first, with equal element counts.
 
-    What lies before them is another matter: a reshape keeps the order of elements.
+    A reshape keeps the order of elements, so the axes before these do not matter.
     """
     inner, outer = list(before[len(before) - least :]), list[Dim]()
     while True:
@@ -186,39 +189,17 @@ def _split(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | N
     return flows if at == index.shape[axis] else None
 
 
-def _reduce(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """A mean, sum or extreme along axes on which the channels do not vary."""
-    axes, rank = int_operand(g, node, "axes", 1), g.rank(node.input[0])
-    if slot or not axes or rank is None:
-        return None
-    index = _ranked(index, rank)
-    if any(index.shape[axis] != 1 for axis in axes):
-        return None
-    if not nd.attr(node, "keepdims", 1):
-        index = np.squeeze(index, tuple(axes))
-    return [(node.output[0], index)]
-
-
 def _pad(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Zeros, or copies of what is there, along axes on which the channels do not vary."""
-    pads = int_operand(g, node, "pads", 1)
-    if slot or not pads or given(node, 3):
-        return None
+    """Pass a Pad with zeros, or with copies of elements."""
     if nd.attr(node, "mode", "constant") == "constant":
         filled = g.const(node.input[2]) if given(node, 2) else np.array(nd.attr(node, "value", 0.0))
         if filled is None or filled.any():
             return None
-    rank = len(pads) // 2
-    if rank < index.ndim:
-        return None
-    index = _ranked(index, rank)
-    if any(index.shape[a] != 1 and (pads[a] or pads[a + rank]) for a in range(rank)):
-        return None
-    return [(node.output[0], index)]
+    return _carried(g, node, slot, index)
 
 
 def _product(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """P V, where the rows that P weighs share their channels."""
+    """Pass P V if all rows of V share their channels."""
     if slot != 1 or (index.ndim > 1 and index.shape[-2] != 1):
         return None
     rank = max(index.ndim, g.rank(node.input[1]) or 0)
@@ -226,7 +207,7 @@ def _product(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] |
 
 
 def _attention(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """The values of an attention. Heads of queries share those of values in groups."""
+    """Pass the values of an attention; groups of query heads share value heads."""
     heads = {
         "Attention": ("q_num_heads", "kv_num_heads"),
         "com.microsoft::MultiHeadAttention": ("num_heads", "num_heads"),
@@ -263,17 +244,17 @@ def _ranked(index: Index, rank: int) -> Index:
 
 PASSERS: Mapping[str, Passer] = {
     **dict.fromkeys(("Identity", "Relu", "LeakyRelu", "Abs", "Neg"), _same),
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _pool),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _carried),
     "Dropout": _only_output,
     "PRelu": _prelu,
     "Clip": _clip,
     **dict.fromkeys(("Add", "Sum", "Sub"), _term),
     **dict.fromkeys(("Mul", "Div"), _factor),
-    "Transpose": _transpose,
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
+    "Transpose": _carried,
+    **dict.fromkeys(VIEWS, _reshape),
     "Concat": _concat,
     "Split": _split,
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduce),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _carried),
     "Pad": _pad,
     "MatMul": _product,
     "Attention": _attention,

@@ -1,17 +1,16 @@
-"""Cross-layer equalization: the channels between two layers get weights of one size. Without data.
+"""Cross-layer equalization: balance the weights on both sides of a channel. Needs no data.
 
-    r1_c = max |w| that makes channel c,   r2_c = max |w| that reads it
+    r1_c = max |w| that produces channel c,   r2_c = max |w| that uses it
     s_c = sqrt(r1_c r2_c) / r2_c = sqrt(r1_c / r2_c)
 
-The first layer divides its outputs by s, those behind it multiply their inputs, and both have
-weights up to sqrt(r1_c r2_c). Since a layer is the second of one pair and the first of another, it
-is done again and again until little changes. A channel without weights on a side keeps s = 1, and
-no channel is enlarged so far that its bias would be larger than the largest was: a dead channel
-with a bias would take the range of all others.
+The first layer divides its outputs by s and the next ones multiply their inputs by it; both then
+have weights up to sqrt(r1_c r2_c). Each layer is the second of one pair and the first of another,
+so this is repeated until it converges. A channel without weights on one side keeps s = 1, and no
+bias grows beyond the largest one: otherwise a dead channel with a bias would widen the range.
 
-Weights alone do not tell how large activations get, and where channels differ by little, making
-their weights alike makes activations unlike: a trained keyword spotter lost 3 dB by it. So factors
-are taken relative to the usual one of the pair, and only what they are beyond `slack` is applied.
+Weights alone do not determine the range of activations: if channels differ little, equal weights
+make activations unequal (a trained keyword spotter lost 3 dB). So factors are taken relative to the
+median of the pair, and only the part beyond `slack` is applied.
 
     M. Nagel et al., Data-free quantization through weight equalization and bias correction, 2019
 """
@@ -32,19 +31,19 @@ from passes.quantize.rescale.apply import Group, group_of
 from toolkit.errors import UsageError
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.model import Model
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.verification.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _SETTLED = 0.02
-"""Factors this close to 1 are not worth another round, or a rewrite."""
+"""Factors within this relative distance of 1 do not justify another round or a rewrite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equalize:
-    """Give the channels between two layers weights of one size; the same in floats."""
+    """Balance the weights of consecutive layers by channel, without changing float results."""
 
     name: ClassVar[str] = "equalize"
     tolerance: ClassVar[Tolerance] = FLOAT
@@ -76,14 +75,14 @@ class Equalize:
                 try:
                     if _distance(factors) >= _SETTLED:
                         group.apply(g, self.name, factors)
-                except Miss as miss:
-                    ctx.note(f"{group.label} is not equalized: {miss}")
+                except MatchFailure as failure:
+                    ctx.note(f"{group.label} is not equalized: {failure}")
 
 
 def equalized(
     g: Graph, nodes: Iterable[NodeProto], rounds: int, ctx: Context
 ) -> list[tuple[Group, Array]]:
-    """The factors of every pair of layers, once they have settled."""
+    """Return the converged factors of every pair of layers."""
     pairs: list[_Pair] = []
     state = _State(g)
     for node in nodes:
@@ -92,8 +91,8 @@ def equalized(
             continue
         try:
             pairs.append(_Pair(group, group.source.kernel, state))
-        except Miss as miss:
-            ctx.note(f"{group.label} is not equalized: {miss}")
+        except MatchFailure as failure:
+            ctx.note(f"{group.label} is not equalized: {failure}")
     for _ in range(rounds):
         if max((pair.balance() for pair in pairs), default=0.0) < _SETTLED:
             break
@@ -101,7 +100,7 @@ def equalized(
 
 
 class _State:
-    """The factors that each layer has got so far, of its inputs and of its outputs."""
+    """The factors of each layer's inputs and outputs so far."""
 
     def __init__(self, g: Graph) -> None:
         self.g = g
@@ -124,27 +123,27 @@ class _State:
 
 
 class _Pair:
-    """A layer and those that read it."""
+    """A layer and the layers that use its result."""
 
     def __init__(self, group: Group, kernel: Kernel, state: _State) -> None:
         self.group, self.kernel, self.state = group, kernel, state
         self.factors = np.ones(group.spread.count)
         self._least = _least_factors(state.g, group)
-        state.by_output(kernel)  # a Miss for weights that are not finite comes here
+        state.by_output(kernel)  # a MatchFailure for weights that are not finite comes here
         for sink in group.spread.sinks:
             state.by_input(sink.kernel)
 
     def balance(self) -> float:
-        """One step; how far it went."""
+        """Balance the pair once; return the largest change."""
         state, count = self.state, self.factors.size
         made = state.by_output(self.kernel)
         read = np.zeros(count)
         for sink in self.group.spread.sinks:
             read = np.maximum(read, sink.by_channel(state.by_input(sink.kernel), count))
-        there = (made > 0) & (read > 0)
-        step = np.sqrt(np.where(there, made, 1.0) / np.where(there, read, 1.0))
+        present = (made > 0) & (read > 0)
+        step = np.sqrt(np.where(present, made, 1.0) / np.where(present, read, 1.0))
         wanted = np.maximum(self.factors * step, self._least)
-        step = np.where(there, self.group.limited(wanted), 1.0) / self.factors
+        step = np.where(present, self.group.limited(wanted), 1.0) / self.factors
         self.factors = self.factors * step
         outputs = state.outputs(self.kernel)
         outputs /= step
@@ -155,7 +154,7 @@ class _Pair:
 
 
 def _least_factors(g: Graph, group: Group) -> Array:
-    """|b_c| / max |b|: with smaller ones a bias would grow beyond the largest."""
+    """Return |b_c| / max |b|: smaller factors would let a bias exceed the largest."""
     count = group.spread.count
     sizes = np.zeros(count)
     for part in group.source.parts[1:]:
@@ -168,14 +167,14 @@ def _least_factors(g: Graph, group: Group) -> Array:
         assert term is not None
         shape = np.broadcast_shapes(term.shape, index.shape)
         channels = np.broadcast_to(index, shape)
-        there = channels >= 0
-        np.maximum.at(sizes, channels[there], np.abs(np.broadcast_to(term, shape))[there])
+        present = channels >= 0
+        np.maximum.at(sizes, channels[present], np.abs(np.broadcast_to(term, shape))[present])
     largest = sizes.max(initial=0.0)
     return sizes / largest if largest > 0 else sizes
 
 
 def _beyond(group: Group, factors: Array, slack: float) -> Array:
-    """What factors are beyond `slack` times the usual one, or below its inverse."""
+    """Return the part of the factors beyond `slack`, relative to their median."""
     if slack == 1:
         return factors
     sizes = np.log(factors)

@@ -1,13 +1,13 @@
-"""How far a factor by channel travels: from the layer that can make it to those that can take it.
+"""Propagate a channel factor from the layer that introduces it to those that compensate it.
 
-A positive factor s_c on channel c of a value passes through what is linear or positively
-homogeneous (Relu, pools, Transpose, the values of an attention, a product with something else), and
-is taken back by the weights of a linear layer or convolution that reads the channel. Where anything
-else reads a channel (another operator, an output of the graph, a subgraph), that channel is frozen:
-its factor must be 1. The others stay free, as the values of a packed Q, K, V do.
+A positive factor s_c on channel c of a value passes through linear and positively homogeneous
+operators (Relu, pools, Transpose, attention values, products with another operand). The weights of
+a linear layer or convolution that uses the channel compensate it. A channel with any other user
+(another operator, a graph output, a subgraph) is frozen: its factor must be 1. The other channels
+stay free, such as the values of a packed Q, K, V.
 
-Which channel an element belongs to is said by an array of numbers, `index`, laid along the last
-axes of the value as in broadcasting: [[0], [1], [2]] is a column of channels. -1: of no channel.
+The integer array `index` gives the channel of each element, aligned with the last axes of the value
+as in broadcasting: [[0], [1], [2]] is a column of channels. -1 means no channel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toolkit.ir.graph import Array, Graph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sink:
-    """A layer whose weights take a factor back. `index`: the channel of each of its inputs."""
+    """A layer whose weights compensate a factor. `index` has the channel of each of its inputs."""
 
     kernel: Kernel
     index: Index
@@ -36,27 +36,27 @@ class Sink:
         return self.kernel.node
 
     def by_channel(self, numbers: Array, count: int) -> Array:
-        """The largest of these numbers by input of the layer, for each channel; 0 without any."""
+        """Return the maximum per channel of numbers per input of the layer; 0 without any."""
         found = np.zeros(count)
-        there = self.index >= 0
-        np.maximum.at(found, self.index[there], numbers[there])
+        present = self.index >= 0
+        np.maximum.at(found, self.index[present], numbers[present])
         return found
 
     def factors(self, by_channel: Array) -> Array:
-        """The factor of each input of the layer."""
+        """Return the factor of each input of the layer."""
         return np.where(self.index >= 0, by_channel[self.index], 1.0)
 
 
 @dataclass(slots=True, eq=False)
 class Spread:
-    """Where a factor gets to: what is frozen, who takes it, which constants get it too."""
+    """A factor's frozen channels, the layers that compensate it, and the constants it scales."""
 
     frozen: NDArray[np.bool_]
     sinks: list[Sink] = field(default_factory=list[Sink])
     terms: list[tuple[NodeProto, int, Index]] = field(
         default_factory=list[tuple[NodeProto, int, Index]]
     )
-    """Constants that are added on the way, by node and slot, and the channels along them."""
+    """Added constants to scale, as node and slot, with the channels of their elements."""
 
     @property
     def count(self) -> int:
@@ -64,7 +64,7 @@ class Spread:
 
     @property
     def free(self) -> NDArray[np.bool_]:
-        """The channels that a factor may be given to, and that some layer takes back."""
+        """The channels that are not frozen and that some layer compensates."""
         taken = np.zeros(self.count, bool)
         for sink in self.sinks:
             taken[sink.index[sink.index >= 0]] = True
@@ -72,13 +72,13 @@ class Spread:
 
 
 def spread(g: Graph, value: str, index: Index) -> Spread:
-    """Follow a factor on the channels of `value`."""
+    """Propagate a factor on the channels of `value`."""
     frozen: NDArray[np.bool_] = np.zeros(int(index.max(initial=-1)) + 1, np.bool_)
     while True:
         found = _Search(g, frozen)
         found.follow(value, index)
         if not (found.result.frozen != frozen).any():
-            # Last, since what is frozen by others is not followed: a gate is not a second way.
+            # Last: paths of frozen channels are not followed, so that a gate is not a second path.
             found.freeze_meetings()
         if not (found.result.frozen != frozen).any():
             return found.result
@@ -86,7 +86,7 @@ def spread(g: Graph, value: str, index: Index) -> Spread:
 
 
 class _Search:
-    """One walk; it does not follow what is frozen when it starts."""
+    """One traversal, which skips channels that are frozen at its start."""
 
     def __init__(self, g: Graph, frozen: NDArray[np.bool_]) -> None:
         self.g = g
@@ -109,7 +109,7 @@ class _Search:
                 pending.extend(self._read(node, value, index))
 
     def freeze_meetings(self) -> None:
-        """Freeze what reaches one node in two ways: its factors would multiply."""
+        """Freeze channels that reach one node on two paths: their factors would multiply."""
         for ways in self._met.values():
             if len(ways) > 1:
                 for index in ways:

@@ -1,15 +1,14 @@
-"""Scale migration: channels of activations that are far larger than others hand it to weights.
+"""SmoothQuant: move the scale of large activation channels into weights.
 
     s_j = max |x_j|^a / max |w_j|^(1 - a),   x W = (x / s) (s W)
 
-One scale for all of x is spoiled by a few large channels, while weights, with a scale for each
-output, hardly notice. x is divided where it is made (see `scaling`: scale and bias of a norm,
-weights of a layer, through whatever passes a factor), and every layer that reads it takes s into
-its weights. A channel in which nothing was seen, or that has no weights, keeps s = 1.
+A few large channels dominate a scale for all of x, while weights have one scale per output. The
+producer of x divides by s (see `apply`: scale and bias of a norm, weights of a layer, through all
+operators that pass a factor), and every layer that uses x multiplies its weights by s. A channel
+without activations or without weights keeps s = 1.
 
-`a` is searched by default: of several, the one with the least error of the layers' outputs, with
-activations and weights in int8, on rows of the calibration data; and nothing is done where that
-error does not fall.
+By default `a` is searched: the value with the least int8 error of the layers' outputs on rows of
+the calibration data. If no value lowers that error, nothing changes.
 
     G. Xiao et al., SmoothQuant: accurate and efficient post-training quantization for LLMs, 2022
 """
@@ -27,13 +26,14 @@ from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import kernel_of
 from passes.quantize.rescale.apply import Group, Part, Source, group_of
 from passes.quantize.rescale.propagate import Sink, Spread
-from passes.quantize.rescale.samples import Sample, Sampling
+from passes.quantize.rescale.samples import Sample
 from passes.quantize.rescale.smooth_trial import Trial
+from toolkit.calibrate.observers import Collect
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.model import Model
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.verification.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 _ALPHAS = tuple(n / 20 for n in range(4, 20))
 _USUAL = 0.5
 _GAIN = 0.2
-"""What a search must bring, in dB, or nothing is done."""
+"""The least gain, in dB, of a searched factor."""
 _SETTLED = 0.02
-"""Factors this close to 1 are not worth a rewrite."""
+"""Factors within this relative distance of 1 do not justify a rewrite."""
 _MOST = 2.0**20
-"""Factors stay between this and its inverse."""
+"""The largest factor; the least is its inverse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Smooth:
-    """Move the size of large activation channels into weights; the same in floats."""
+    """Move the scale of large activation channels into weights, without changing float results."""
 
     name: ClassVar[str] = "smooth"
     tolerance: ClassVar[Tolerance] = FLOAT
@@ -87,19 +87,19 @@ class Smooth:
         groups = list(self._groups(g))
         if not groups:
             return
-        axes: dict[str, Sampling] = {}
+        axes: dict[str, Collect] = {}
         for group in groups:
             for sink in group.spread.sinks:
-                axes[sink.node.input[0]] = Sampling(-1 if sink.kernel.is_matrix else 1)
+                axes[sink.node.input[0]] = Collect(Sample, (-1 if sink.kernel.is_matrix else 1,))
         found = ctx.calibration.collect(model, axes)
         for group in groups:
             try:
                 self._smooth(g, group, found)
-            except Miss as miss:
-                ctx.note(f"{group.label} is not smoothed: {miss}")
+            except MatchFailure as failure:
+                ctx.note(f"{group.label} is not smoothed: {failure}")
 
     def _groups(self, g: Graph) -> Iterator[Group]:
-        """Every layer in one group at most, the first in the order of the graph."""
+        """Yield groups in graph order; a layer is in one group at most."""
         selection = Selection(self.include, self.exclude)
         taken: set[int] = set()
         for node in g.nodes:
@@ -124,7 +124,7 @@ class Smooth:
         elif self.alpha == "search":
             least = _GAIN
         if not all(sink.kernel.is_matrix for sink in group.spread.sinks):
-            # No rows are tried on a convolution.
+            # Convolutions are not tested on rows.
             factors: Array | None = group.limited(_factors(*sizes, _USUAL))
         elif len(candidates) == 1 and not least:
             (factors,) = candidates
@@ -141,15 +141,15 @@ def _samples(group: Group, found: Calibration) -> list[Sample]:
     names = [sink.node.input[0] for sink in group.spread.sinks]
     failed = next((found.failed[name] for name in names if name in found.failed), None)
     if failed is not None:
-        raise Miss(failed)
+        raise MatchFailure(failed)
     samples = [cast(Sample, found.statistics[name]) for name in names]
-    if not all(sample.extremes.seen for sample in samples):
-        raise Miss("nothing was seen of its output")
+    if not all(sample.seen for sample in samples):
+        raise MatchFailure("nothing was seen of its output")
     return samples
 
 
 def _sizes(g: Graph, group: Group, samples: list[Sample]) -> tuple[Array, Array]:
-    """max |x| and max |w| of each channel, over all layers that read it."""
+    """Return max |x| and max |w| of each channel over all layers of the group."""
     count = group.spread.count
     largest, weights = np.zeros(count), np.zeros(count)
     for sink, sample in zip(group.spread.sinks, samples, strict=True):
@@ -160,15 +160,15 @@ def _sizes(g: Graph, group: Group, samples: list[Sample]) -> tuple[Array, Array]
 
 
 def _factors(largest: Array, weights: Array, alpha: float) -> Array:
-    there = (largest > 0) & (weights > 0)
-    x, w = np.where(there, largest, 1.0), np.where(there, weights, 1.0)
-    return np.clip(np.where(there, x**alpha / w ** (1 - alpha), 1.0), 1 / _MOST, _MOST)
+    present = (largest > 0) & (weights > 0)
+    x, w = np.where(present, largest, 1.0), np.where(present, weights, 1.0)
+    return np.clip(np.where(present, x**alpha / w ** (1 - alpha), 1.0), 1 / _MOST, _MOST)
 
 
 def best_of(
     g: Graph, group: Group, samples: list[Sample], candidates: list[Array], least: float
 ) -> Array | None:
-    """The factors with the least error in int8; None where they do not bring so many dB."""
+    """Return the factors with the least int8 error, or None below a gain of `least` dB."""
     pairs = zip(group.spread.sinks, samples, strict=True)
     trials = [Trial.of(g, sink, sample) for sink, sample in pairs]
     errors = [sum(trial.error(factors) for trial in trials) for factors in candidates]
@@ -177,20 +177,20 @@ def best_of(
     return candidates[best] if errors[best] * 10 ** (least / 10) < before else None
 
 
-# -- a product where there is nothing to scale
+# -- new products
 
 
 def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[Group]:
-    """For every value that layers read, and no group has: a product that is not yet there."""
-    readers: dict[str, list[Sink]] = {}
+    """Yield a group with a new product for each input of layers that no other group has."""
+    users: dict[str, list[Sink]] = {}
     for node in g.nodes:
         kernel = kernel_of(g, node)
         if kernel is None or not kernel.is_matrix or not kernel.reads_channels:
             continue
         if id(node) not in taken and selection.takes(node):
             sink = Sink(kernel, np.arange(kernel.inputs))
-            readers.setdefault(node.input[0], []).append(sink)
-    for value, sinks in readers.items():
+            users.setdefault(node.input[0], []).append(sink)
+    for value, sinks in users.items():
         counts = {sink.index.size for sink in sinks}
         if len(counts) == 1:
             count = counts.pop()
@@ -201,7 +201,7 @@ def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[Group
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inserted(Group):
-    """A group whose source is a product that is put into the graph with the factors."""
+    """A group whose source is a new Mul in front of its layers."""
 
     def write(self, g: Graph, factors: Array) -> None:
         value, sinks = self.source.node.input[0], self.spread.sinks

@@ -1,9 +1,9 @@
-"""How far off a linear layer is in int8, tried on rows of its input.
+"""The int8 error of a linear layer on sample rows of its input.
 
     e = |Q(x / s) Q(s W) - x W|^2 / |x W|^2
 
-Q(x) has one scale and zero point for all, in unsigned bytes, over the range that was seen; Q(W) is
-symmetric with a scale for each output. Outputs do not depend on each other: some of them will do.
+Q(x) is affine uint8 over the calibration range; Q(W) is symmetric with a scale per output. Outputs
+are independent, so a subset suffices.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from passes.quantize.layers.int8_weights import FULL_LIMIT, scale_of
 from passes.quantize.rescale.propagate import Sink
 from passes.quantize.rescale.samples import Sample
 from toolkit.ir.graph import Array, Graph
+from toolkit.quantization.number_format import INT8
+from toolkit.quantization.qparams import QParams
 
 _OUTPUTS = 256
-_LEVELS = 255
-_LIMIT = 127
+"""The most outputs to compute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A layer with rows of its input and some columns of its weights."""
+    """A layer with sample rows of its input and some columns of its weights."""
 
     sink: Sink
     rows: Array
@@ -40,23 +42,18 @@ class Trial:
         taken = np.take(stored, columns, axis=kernel.out_axes[0]).astype(np.float32)
         if kernel.in_axes[0] > kernel.out_axes[0]:
             taken = np.swapaxes(taken, *kernel.in_axes, *kernel.out_axes)
-        # A stack of matrices is tried by its first.
+        # The first matrix represents a stack.
         weights = taken.reshape(-1, *taken.shape[-2:])[0]
-        extremes = sample.extremes
-        return cls(sink, sample.rows, extremes.low, extremes.high, weights, sample.rows @ weights)
+        return cls(sink, sample.rows, sample.low, sample.high, weights, sample.rows @ weights)
 
     def error(self, by_channel: Array) -> float:
-        """The error with these factors, relative to the size of the outputs."""
+        """Return the error with these factors, relative to the squared outputs."""
         factors = self.sink.factors(by_channel).astype(np.float32)
-        low = min(float((self.low / factors).min()), 0.0)
-        high = max(float((self.high / factors).max()), 0.0)
-        step = (high - low) / _LEVELS or 1.0
-        zero = np.rint(-low / step)
-        x = np.clip(np.rint(self.rows / factors / step), -zero, _LEVELS - zero) * step
+        params = QParams.from_range((self.low / factors).min(), (self.high / factors).max())
+        x = params.dequantize(params.quantize(self.rows / factors))
         w = self.weights * factors[:, None]
-        scale = np.abs(w).max(axis=0) / _LIMIT
-        scale = np.where(scale > 0, scale, 1)
-        w = np.rint(w / scale) * scale
-        off = x.astype(np.float32) @ w.astype(np.float32) - self.wanted
+        scale = scale_of(np.abs(w).max(axis=0), FULL_LIMIT)
+        by_output = QParams.of(scale, INT8.middle, INT8, axis=1)
+        off = x @ by_output.dequantize(by_output.quantize(w)) - self.wanted
         size = float((self.wanted.astype(np.float64) ** 2).sum())
         return float((off.astype(np.float64) ** 2).sum()) / size if size else 0.0

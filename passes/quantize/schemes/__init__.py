@@ -1,0 +1,1 @@
+"""Write a plan into the graph: dynamic, static and weight-only."""

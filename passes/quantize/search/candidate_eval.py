@@ -10,19 +10,18 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from passes.quantize.bias_correction.corrections import Corrections, is_correctable
+from passes.quantize.bias_correction.correct_bias import Corrections, is_correctable
 from toolkit.accuracy.requirement import Score
 from toolkit.errors import RuntimeRefused
 from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context, PassReport
 from toolkit.quantization.plan import Plan
-from toolkit.runtime.latency import Effort, Timing, latency
-from toolkit.runtime.session import Session
+from toolkit.runtime.latency import Effort, Timing
 
 if TYPE_CHECKING:
-    from toolkit.accuracy.evaluator import Judge
+    from toolkit.accuracy.evaluator import Evaluator
     from toolkit.accuracy.quality_report import Quality
     from toolkit.feeds import Feed
-    from toolkit.pass_manager.protocol import Context
 
 Write: TypeAlias = "Callable[[Model, Plan, Context], None]"
 """How a plan is applied to a model."""
@@ -34,7 +33,7 @@ FEW = 8
 """Samples that tell two plans apart."""
 _CLOSE = 0.7
 """The share of the budget from which on it is close."""
-HOPELESS, _FAILED = 3.0, 1.5
+STOP_ABOVE, _FAILED = 3.0, 1.5
 """How many times the budget a plan may use and still be worth a look at all samples: when more than
 whether it holds is asked, and when it is not."""
 _LOOK = 1.0
@@ -73,33 +72,35 @@ class Trials:
         return made
 
     def _unheard(self) -> Context:
-        return replace(self.ctx, notes=[], plans=[])
+        return replace(self.ctx, report=PassReport())
 
     def quality(self, plan: Plan) -> Quality | None:
-        """What the judge says of the model as it will run; RuntimeRefused when it does not.
+        """What the evaluator says of the model as it will run; RuntimeRefused when it does not.
 
-        None without a judge, and for a plan that quantizes nothing.
+        None without a evaluator, and for a plan that quantizes nothing.
         """
-        if self.ctx.judge is None or not plan.quantized():
+        if self.ctx.evaluator is None or not plan.quantized():
             return None
         if plan not in self._known:
-            self._known[plan] = self._judged(self.draft(plan), HOPELESS)
+            self._known[plan] = self._evaluated(self.draft(plan), STOP_ABOVE)
         return self._known[plan]
 
-    def _judged(self, made: Model, hopeless: float, samples: int | None = None) -> Quality:
+    def _evaluated(self, made: Model, stop_above: float, samples: int | None = None) -> Quality:
         """As it will run; the time that it takes is kept in mind."""
-        assert self.ctx.judge is not None
+        assert self.ctx.evaluator is not None
         started = time.thread_time()  # which other programs do not add to
-        found = self.ctx.judge.verdict(made, samples=samples, deployed=True, hopeless=hopeless)
+        found = self.ctx.evaluator.evaluate(
+            made, samples=samples, deployed=True, stop_above=stop_above
+        )
         self._run = (time.thread_time() - started) / max(found.samples, 1)
         return found
 
     def seems_to_hold(self, plan: Plan) -> bool:
         """Whether the budget holds on as many samples as a look is worth; `holds` asks for all."""
-        judge = self.ctx.judge
-        if plan in self._known or judge is None or not plan.quantized():
+        evaluator = self.ctx.evaluator
+        if plan in self._known or evaluator is None or not plan.quantized():
             return self.holds(plan)
-        if isinstance(judge.demand.metric, Score):  # which takes all samples
+        if isinstance(evaluator.requirement.metric, Score):  # which takes all samples
             return self.holds(plan)
         if plan not in self._looked:
             self._looked[plan] = self._looks_good(plan)
@@ -108,7 +109,7 @@ class Trials:
     def _looks_good(self, plan: Plan) -> bool:
         samples = self.affordable(_LOOK)
         try:
-            found = self._judged(self.draft(plan), _FAILED, samples)
+            found = self._evaluated(self.draft(plan), _FAILED, samples)
         except RuntimeRefused:
             return False
         if found.ok and found.samples < samples:  # these were all
@@ -120,11 +121,11 @@ class Trials:
         return max(FEW, int(seconds / self._run)) if self._run else FEW
 
     def known(self, plan: Plan) -> Quality | None:
-        """What the judge has said of a plan, if it was asked."""
+        """What the evaluator has said of a plan, if it was asked."""
         return self._known.get(plan)
 
     def holds(self, plan: Plan, times: float = 1.0) -> bool:
-        """Whether so many times the budget holds; without a judge nobody asks."""
+        """Whether so many times the budget holds; without a evaluator nobody asks."""
         try:
             found = self.quality(plan)
         except RuntimeRefused:
@@ -152,47 +153,47 @@ class Trials:
         return self._proven[plan]
 
     def _holds_as_written(self, plan: Plan) -> bool:
-        assert self.ctx.judge is not None
+        assert self.ctx.evaluator is not None
         try:
-            return self.ctx.judge.verdict(self.draft(plan), hopeless=_FAILED).ok
+            return self.ctx.evaluator.evaluate(self.draft(plan), stop_above=_FAILED).ok
         except RuntimeRefused:
             return False
 
     def holds_corrected(self, plan: Plan) -> bool:
         """Whether the budget holds once the biases of static layers are corrected."""
-        if self.ctx.judge is None or not is_correctable(plan, self.ctx):
+        if self.ctx.evaluator is None or not is_correctable(plan, self.ctx):
             return False
         if plan not in self._corrected:
-            self._corrected[plan] = self._holds_once_corrected(plan, self.ctx.judge)
+            self._corrected[plan] = self._holds_once_corrected(plan, self.ctx.evaluator)
         return self._corrected[plan]
 
-    def _holds_once_corrected(self, plan: Plan, judge: Judge) -> bool:
+    def _holds_once_corrected(self, plan: Plan, evaluator: Evaluator) -> bool:
         try:
             made = self.draft(plan)
             self.corrections.make(made, self._unheard())
         except RuntimeRefused:
             return False
-        return keeps_budget(made, judge)
+        return keeps_budget(made, evaluator)
 
     def noise(self, plan: Plan, samples: int = FEW) -> float:
         """The noise on some samples; without end where the model does not run.
 
         Integers have no noise: of those, the share of the budget in use, as far less than any.
         """
-        if self.ctx.judge is None:
+        if self.ctx.evaluator is None:
             return 0.0
         known = self._known.get(plan)
         if known is not None and known.ok and known.samples <= samples:
             return _noise_of(known)  # on all that there are
         try:
-            return _noise_of(self._judged(self.draft(plan), math.inf, samples))
+            return _noise_of(self._evaluated(self.draft(plan), math.inf, samples))
         except RuntimeRefused:
             return _COLLAPSED
 
     @property
     def timed(self) -> bool:
         """Whether models are to be timed here, and can be."""
-        wanted = self.ctx.measure and self.ctx.target == "ort-cpu"
+        wanted = self.ctx.settings.measure and self.ctx.target.has_costs
         return wanted and self.model.nbytes() <= MOST_BYTES and bool(self.feeds())
 
     def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
@@ -206,12 +207,14 @@ class Trials:
     def _timed(self, models: Mapping[str, Model], effort: Effort) -> dict[str, Timing]:
         all_ = {"float": self.model, **models}
         feeds = self.feeds()[:1] if self._run > _LONG else self.feeds()
-        found = latency(all_, feeds, self.threads, effort, self.ctx.custom_ops)
+        found = self.ctx.target.latency(
+            all_, feeds, self.threads, effort, self.ctx.settings.custom_ops
+        )
         return {name: found[name] for name in models}
 
     def _runs(self, model: Model) -> bool:
         try:
-            session = Session(model, optimize=True, custom_ops=self.ctx.custom_ops)
+            session = self.ctx.target.open_session(model, True, self.ctx.settings.custom_ops)
             for feed in self.feeds():
                 session.run(feed)
         except RuntimeRefused:
@@ -230,7 +233,9 @@ class Trials:
         from toolkit.feeds import make_feeds
 
         try:
-            return make_feeds(self.model, count=_TIMED_FEEDS, custom_ops=self.ctx.custom_ops).feeds
+            return make_feeds(
+                self.model, count=_TIMED_FEEDS, custom_ops=self.ctx.settings.custom_ops
+            ).feeds
         except RuntimeRefused:
             return []
 
@@ -239,12 +244,12 @@ def _noise_of(quality: Quality) -> float:
     return quality.noise or _SLIGHT * quality.used
 
 
-def keeps_budget(model: Model, judge: Judge) -> bool:
+def keeps_budget(model: Model, evaluator: Evaluator) -> bool:
     """Whether a model keeps the budget as it will run, and as written too where that is close."""
     try:
-        found = judge.verdict(model, deployed=True, hopeless=_FAILED)
+        found = evaluator.evaluate(model, deployed=True, stop_above=_FAILED)
         if not found.ok or found.off or found.used <= _CLOSE:
             return found.ok
-        return judge.verdict(model, hopeless=_FAILED).ok
+        return evaluator.evaluate(model, stop_above=_FAILED).ok
     except RuntimeRefused:
         return False

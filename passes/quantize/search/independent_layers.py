@@ -23,7 +23,7 @@ LEAST_SAVING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
+class IndependentGroup:
     """Entries that are quantized together or not at all, and what they save.
 
     That is microseconds, or for whom bytes count, the share of them in an average weight's.
@@ -33,7 +33,9 @@ class Loose:
     saving: float
 
 
-def loose_in(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> tuple[Loose, ...]:
+def independent_groups(
+    model: Model, plan: Plan, sizes: Sizes, kernels: Kernels
+) -> tuple[IndependentGroup, ...]:
     """The loose entries of a plan, with the shapes of one feed."""
     weights = _weights_to_share(model, plan)
     numbers = {weight.key: weight.size for weight in weights.values()}
@@ -44,14 +46,14 @@ def loose_in(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> tuple[
         if entry is not None and entry.scheme in ("dynamic", "weight-only"):
             weight = weights.get(id(node))
             groups.setdefault(weight.key if weight else id(node), []).append((node, entry))
-    found: list[Loose] = []
+    found: list[IndependentGroup] = []
     for group in groups.values():
         node, first = group[0]
         if first.scheme == "weight-only" and id(node) in weights:
             saving = LEAST_SAVING * weights[id(node)].size / max(average, 1.0)
         else:
             saving = sum(_time_saved(node, sizes, kernels) for node, _ in group)
-        found.append(Loose(tuple(entry for _, entry in group), saving))
+        found.append(IndependentGroup(tuple(entry for _, entry in group), saving))
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """What the target's int8 kernels are measured with: each computation in floats, and in int8.
 
-The spellings are chains as in `passes.lower.spellings`: {T} are pixels or tokens, {D} channels. A
+The spellings are chains as in `passes.lower.candidates`: {T} are pixels or tokens, {D} channels. A
 spelling in int8 takes floats and gives floats; between two of them the runtime drops the pair of
 QuantizeLinear and DequantizeLinear, so that only the ends of the chain convert. `boundary` is for
 what a region's ends cost: two convolutions of one kind, two of the other, and all four.

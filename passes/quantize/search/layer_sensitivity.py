@@ -13,14 +13,15 @@ from passes.quantize.schemes.static.quantizable_ops import ALL_PRODUCTS
 from passes.quantize.search.candidate_eval import Trials
 from toolkit.quantization.plan import Entry, Plan
 
+_DOING = "measuring the sensitivity of each layer"
 SAMPLES = 4
 _SECONDS = 12.0
 """How long it may take, about: fewer samples where more would take longer."""
 _MOST = 1e6
-"""The harm of what does not run, or gives no numbers."""
+"""The sensitivity of an entry with which the model does not run or its outputs are not finite."""
 
 
-def harms(trials: Trials, plan: Plan) -> dict[Entry, float]:
+def sensitivities(trials: Trials, plan: Plan) -> dict[Entry, float]:
     """The noise that each entry in int8 adds, as a share of the signal's power."""
     entries = plan.quantized()
     alone = [e for e in entries if e.op in ALL_PRODUCTS or e.scheme != "static"]
@@ -37,13 +38,13 @@ def harms(trials: Trials, plan: Plan) -> dict[Entry, float]:
     if before and samples < SAMPLES:
         before = trials.noise(only(plan, ()), samples)
     for index, entry in enumerate(alone):
-        trials.ctx.tell("weighing each layer", (index + 1) / steps)
+        trials.ctx.progress(_DOING, (index + 1) / steps)
         noise = trials.noise(only(plan, [entry]), samples)
         found[entry] = max(0.0, min(_MOST, noise) - before)
     if others:
         whole = trials.noise(plan, samples)
         for index, entries_of in enumerate(others.values()):
-            trials.ctx.tell("weighing each layer", (len(alone) + index + 1) / steps)
+            trials.ctx.progress(_DOING, (len(alone) + index + 1) / steps)
             without = trials.noise(plan.turned(entries_of), samples)
             share = max(0.0, min(_MOST, whole) - without) / len(entries_of)
             found.update(dict.fromkeys(entries_of, share))

@@ -23,22 +23,22 @@ _UNHEARD = 1e-9
 _NOTHING = "nothing is quantized"
 
 
-def note_returned(found: Found, trials: Trials, ctx: Context) -> None:
+def note_fallbacks(found: Found, trials: Trials, ctx: Context) -> None:
     """What went back to floats for the budget, most harmful first; or why everything did."""
     if not found.holds:
         ctx.note(_collapse(found, trials))
         return
-    if not found.returned:
+    if not found.fallbacks:
         return
     quality = trials.quality(found.plan)
     figures = f": {quality.summary()}" if quality is not None else ""
-    ctx.note(f"back to float to keep the budget: {_named(found)}{figures}")
+    ctx.note(f"falls back to float to keep the budget: {_named(found)}{figures}")
 
 
 def _collapse(found: Found, trials: Trials) -> str:
     quality = None if found.tried is None else trials.known(found.tried)
     reason = f" ({quality.reason})" if quality is not None and quality.reason else ""
-    worst = f"; most harmful: {_named(found)}" if found.returned else ""
+    worst = f"; most sensitive: {_named(found)}" if found.fallbacks else ""
     return (
         f"{_NOTHING}: no part of it keeps the budget{reason}{worst}; --max-drop sets another budget"
     )
@@ -46,11 +46,11 @@ def _collapse(found: Found, trials: Trials) -> str:
 
 def _named(found: Found) -> str:
     """The most harmful ones by name, with what each of them does alone."""
-    harm = found.harm or {}
-    ordered = sorted(found.returned, key=lambda entry: -harm.get(entry, 0.0))
-    most = harm.get(ordered[0], 0.0)
-    worse = [e for e in ordered if harm.get(e, 0.0) >= _NEGLIGIBLE * most][:_NAMED]
-    names = [f"{entry.label} ({_alone(harm.get(entry))})" for entry in worse]
+    sensitivity = found.sensitivity or {}
+    ordered = sorted(found.fallbacks, key=lambda entry: -sensitivity.get(entry, 0.0))
+    most = sensitivity.get(ordered[0], 0.0)
+    worse = [e for e in ordered if sensitivity.get(e, 0.0) >= _NEGLIGIBLE * most][:_NAMED]
+    names = [f"{entry.label} ({_alone(sensitivity.get(entry))})" for entry in worse]
     more = f" and {len(ordered) - len(worse)} more" if len(ordered) > len(worse) else ""
     return f"{', '.join(names)}{more}"
 

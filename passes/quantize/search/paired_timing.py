@@ -61,7 +61,7 @@ def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
     groups = groups_of(plan)
     if not groups or not trials.timed:
         return plan
-    trials.ctx.tell("timing groups of layers", 0.0)
+    trials.ctx.progress("timing groups of layers", 0.0)
     contenders = {group.name: only(plan, group.entries) for group in groups}
     if len(groups) > 1:
         contenders["all"] = plan
@@ -74,13 +74,13 @@ def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
         if timing is None:
             plan = plan.turned(group.entries, reason="the runtime refuses it in int8")
             continue
-        if group.limit >= 1 and not group.pays(timing) and trials.ctx.prefer == "speed":
+        if group.limit >= 1 and not group.pays(timing) and trials.ctx.settings.prefer == "speed":
             timing = trials.times({group.name: contenders[group.name]}, _CAREFUL)[group.name]
         said = f"{group.name}: {1 / timing.ratio:.2f}x the speed of floats"
         company = _in_company(timings) if group.limit < 1 else timing.ratio
         if company < timing.ratio:
             said += f", {1 / company:.2f}x beside the others"
-        if group.pays(timing) or company < group.limit or trials.ctx.prefer == "size":
+        if group.pays(timing) or company < group.limit or trials.ctx.settings.prefer == "size":
             smaller = ", and smaller" if timing.ratio >= 1 else ""
             trials.ctx.note(f"{said}{smaller} ({_threads(trials)})")
             continue

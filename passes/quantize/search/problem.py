@@ -26,7 +26,11 @@ from passes.quantize.schemes.static.channels_last import either_way, turns
 from passes.quantize.schemes.static.pointwise_conv import is_pointwise
 from passes.quantize.schemes.static.quantizable_ops import ALL_PRODUCTS
 from passes.quantize.search.costs import Kernels, Sizes
-from passes.quantize.search.independent_layers import LEAST_SAVING, Loose, loose_in
+from passes.quantize.search.independent_layers import (
+    LEAST_SAVING,
+    IndependentGroup,
+    independent_groups,
+)
 from passes.quantize.search.min_cut import FLOAT_END, Item, Value, best_regions, total
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -34,67 +38,51 @@ from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
 
 _LIMITS = ("Relu", "Clip")
-_WANTED, _FORBIDDEN, _ALWAYS = 1e7, 1e9, 1e11
-_HARMFUL = "too harmful for what it saves"
-_ABOVE = 1 + 1e-9
+_FORBIDDEN, _ALWAYS = 1e9, 1e11
+"""Microseconds that a minimum cut never, and always, pays."""
+_SENSITIVE = "too sensitive for what it saves"
 _ALONG = LEAST_SAVING / 100
-_BEFORE = "before the first int8 layer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survey:
+class Problem:
     """Items in the order of the graph, and the plan's entries: by item, or loose."""
 
     plan: Plan
     items: tuple[Item, ...]
     values: tuple[Value, ...]
     entries: tuple[tuple[int, Entry], ...]
-    loose: tuple[Loose, ...]
+    independent: tuple[IndependentGroup, ...]
     in_time: bool = True
     """Whether costs are microseconds; else nobody asks for speed, and they count layers."""
 
     def best(
         self,
-        harm: Mapping[Entry, float] | None = None,
+        sensitivity: Mapping[Entry, float] | None = None,
         price: float = 0.0,
-        crossing: float = 1.0,
-        prefix: int = 0,
     ) -> Plan:
-        """The plan that takes least, with everything else in floats.
+        """Return the fastest plan when noise costs `price` microseconds per unit.
 
-        `crossing` is a factor on what conversions take; the first `prefix` items stay float. With
-        `harm`, entries that it does not mention stay float as well.
+        With `sensitivity`, the noise of each entry, entries that it does not name stay float.
         """
-        known = harm if harm is not None else dict.fromkeys(self.plan.quantized(), 0.0)
+        known = (
+            sensitivity if sensitivity is not None else dict.fromkeys(self.plan.quantized(), 0.0)
+        )
         items = list(self.items)
         for at, entry in self.entries:
             own = items[at]
             if own.in_int8 is not None:
-                barred = at < prefix or entry not in known
-                cost = None if barred else own.in_int8 + price * known[entry]
+                cost = own.in_int8 + price * known[entry] if entry in known else None
                 items[at] = replace(own, in_int8=cost)
-        values = [
-            replace(v, enter=v.enter * crossing, leave=v.leave * crossing) for v in self.values
-        ]
-        chosen = best_regions(items, values)
-        left = [entry for at, entry in self.entries if at not in chosen]
-        for group in self.loose:
-            harms = [known.get(entry, math.inf) for entry in group.entries]
-            if math.inf in harms or price * sum(harms) > group.saving:
-                left += group.entries
-        turned = self.plan.turned(left, reason="float is faster" if harm is None else _HARMFUL)
-        before = [entry for at, entry in self.entries if at < prefix]
-        return turned.turned(before, reason=_BEFORE) if before else turned
-
-    def all_behind(self, prefix: int) -> Plan:
-        """The plan with all in int8 that can be, whatever it takes, but for the first items."""
-        items = list(self.items)
-        for at, _ in self.entries:
-            own = items[at]
-            items[at] = Item(own.in_float) if at < prefix else replace(own, in_float=_WANTED)
         chosen = best_regions(items, self.values)
         left = [entry for at, entry in self.entries if at not in chosen]
-        return self.plan.turned(left, reason=_BEFORE)
+        for group in self.independent:
+            noises = [known.get(entry, math.inf) for entry in group.entries]
+            if math.inf in noises or price * sum(noises) > group.saving:
+                left += group.entries
+        return self.plan.turned(
+            left, reason="float is faster" if sensitivity is None else _SENSITIVE
+        )
 
     def time(self, plan: Plan) -> float:
         """Microseconds of what can be int8, and of the conversions, by a plan."""
@@ -105,27 +93,19 @@ class Survey:
             own = items[at]
             items[at] = replace(own, in_float=_ALWAYS) if at in inside else Item(own.in_float)
         chosen = best_regions(items, self.values)  # what has no entry goes with its neighbours
-        lost = [g.saving for g in self.loose if any(e.key not in kept for e in g.entries)]
+        lost = [g.saving for g in self.independent if any(e.key not in kept for e in g.entries)]
         return total(self.items, self.values, chosen) + sum(lost)
 
     def saving(self, plan: Plan) -> float:
         """Microseconds that a plan takes less than floats."""
-        return self.time(self.plan.turned(self.plan.quantized())) - self.time(plan)
+        return self.time_in_float() - self.time(plan)
 
-    def loose_prices(self, harm: Mapping[Entry, float]) -> list[float]:
-        """The prices above which loose entries go back, the lowest first."""
-        noises = (
-            (group, sum(harm.get(entry, 0.0) for entry in group.entries)) for group in self.loose
-        )
-        return sorted({_ABOVE * group.saving / noise for group, noise in noises if noise > 0})
-
-    def starts(self) -> list[int]:
-        """The items that are products, where a prefix may end."""
-        products = (at for at, entry in self.entries if entry.op in ALL_PRODUCTS)
-        return list(dict.fromkeys(products))
+    def time_in_float(self) -> float:
+        """Return the microseconds of everything that can be int8, in float."""
+        return self.time(self.plan.turned(self.plan.quantized()))
 
 
-def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
+def problem_of(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Problem:
     """The problem that a plan is for a model, with the shapes of one feed."""
     number = _numbers(model.graph)
     items = [Item(0.0) for _ in range(max(number.values(), default=-1) + 1)]
@@ -144,12 +124,12 @@ def survey(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey:
             combining.add(at)
     barred = frozenset(combining)
     values = [v for g in model.graphs() for v in _values(g, number, sizes, kernels, barred)]
-    loose = loose_in(model, plan, sizes, kernels)
+    independent = independent_groups(model, plan, sizes, kernels)
     in_time = bool(kernels.rates)
-    return Survey(plan, tuple(items), tuple(values), tuple(entries), loose, in_time)
+    return Problem(plan, tuple(items), tuple(values), tuple(entries), independent, in_time)
 
 
-def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Survey | None:
+def pointwise_problem(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Problem | None:
     """The same plan with convolutions of single pixels that leave floats, and nothing else static.
 
     Here the regions are those with the channels last. Each convolution in one has to make 8 bits of
@@ -177,8 +157,8 @@ def survey_pointwise(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -
     chosen = _with_floats(plan, [entry.output for entry in points.values()])
     entries = [(at, chosen.find(n)) for at, n in enumerate(nodes) if id(n) in points]
     known = tuple((at, entry) for at, entry in entries if entry is not None)
-    loose = loose_in(model, chosen, sizes, kernels)
-    return Survey(chosen, tuple(items), tuple(turns(g, crossing)), known, loose)
+    independent = independent_groups(model, chosen, sizes, kernels)
+    return Problem(chosen, tuple(items), tuple(turns(g, crossing)), known, independent)
 
 
 def _static(plan: Plan, node: NodeProto) -> Entry | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import cast
 
 from passes.quantize.search.candidate_eval import Trials
-from passes.quantize.search.problem import Survey
+from passes.quantize.search.problem import Problem
 from toolkit.accuracy.budgets import decibels
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.observers import Mse, Observer, Percentile
@@ -22,7 +22,7 @@ from toolkit.quantization.plan import Plan, TensorEntry
 _WAYS: tuple[Observer, ...] = (Mse(), Percentile(99.99))
 _SAMPLES = 16
 """Histograms take long to gather, and the shape of one is known soon."""
-_GATHERING, _SECONDS = 2.0, 4.0
+_GATHERING, _SECONDS = 2.0, 1.0
 """Of a slow model fewer samples are taken: what running it may take, for histograms and for each
 way to be tried."""
 _PLENTY = 0.5
@@ -33,14 +33,14 @@ of what is rare, such as what a detector is there for: with 1.5 dB less noise by
 of the detections of YOLOX-nano were others than in floats, in place of 2 %."""
 
 
-def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
-    """The survey with the ranges that make the least noise, tried on a plan of the same tensors."""
+def with_least_noise(trials: Trials, problem: Problem, best: Plan) -> Problem:
+    """Return the problem with the least noisy ranges, tried on a plan of the same tensors."""
     ctx = trials.ctx
-    if ctx.calibration is None or ctx.judge is None or not best.of_scheme("static"):
-        return survey
+    if ctx.calibration is None or ctx.evaluator is None or not best.of_scheme("static"):
+        return problem
     if trials.used(best) <= _PLENTY:
-        return survey
-    ctx.tell("choosing ranges", 0.0)
+        return problem
+    ctx.progress("choosing ranges", 0.0)
     most = min(_SAMPLES, trials.affordable(_GATHERING))
     data = ctx.calibration.first(most)
     ranged = [entry.tensor for entry in best.tensors]
@@ -56,10 +56,10 @@ def with_least_noise(trials: Trials, survey: Survey, best: Plan) -> Survey:
         if noise < min(least, _LESS * whole):
             least, chosen, way = noise, tensors, observer.name
     if not way:
-        return survey
+        return problem
     better = f"{decibels(least):.0f} dB instead of {decibels(whole):.0f} dB"
     ctx.note(f"ranges of activations by observer={way}: the outputs' SQNR is {better} by minmax")
-    return replace(survey, plan=replace(survey.plan, tensors=chosen))
+    return replace(problem, plan=replace(problem.plan, tensors=chosen))
 
 
 def _cut(

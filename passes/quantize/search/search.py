@@ -1,64 +1,50 @@
-"""The plan for a model: the fastest one that keeps the budget.
+"""Search for the fastest plan within the error budget.
 
-1. Candidates come from the table of costs: the best regions, with dearer and cheaper conversions, a
-   float prefix, and single layers that read int8 and give floats. Beside them are everything, and
-   everything behind the first few layers: in a network kernels take longer than alone, the float
-   ones above all. They are timed in turns with the floats, or else compared by the table. Of those
-   that are about as fast as the fastest, the one with the least noise is taken.
-2. Where the judge does not let it pass, nor with corrected biases, layers go back to floats. Of
-   regions: the model's beginning, in steps. Of regions and single layers: what is harmful for what
-   it saves. Each layer's noise is measured with that layer alone in int8, and the lowest price of
-   noise is looked for with which the budget holds. What costs next to no time is taken back on top
-   of that; where much of the budget is left, parts of what went back are put into int8 again.
-   Regions that are far from the budget are given up where single layers hold.
-3. Of what holds, the fastest one is the plan. If nothing does, nothing is quantized.
+1. Candidates: the best regions by the cost table, everything in int8, and independent pointwise
+   convolutions. One paired measurement times them against the float model; where nothing is timed,
+   the cost table compares them.
+2. If the fastest one is within the budget, possibly with corrected biases, it is the plan.
+3. Otherwise layers fall back to float. They are ordered by saving over sensitivity, a bisection
+   finds how many of them the budget admits, and a run on all samples verifies the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from passes.quantize.search.candidate_eval import Trials
-from passes.quantize.search.layer_sensitivity import harms
-from passes.quantize.search.problem import Survey
+from passes.quantize.search.layer_sensitivity import sensitivities
+from passes.quantize.search.problem import Problem
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.runtime.latency import Effort
 
+_EFFORT = Effort(seconds=2.5, least=3, most=60)
 _AS_FAST = 1.01
-_NEXT_TO_NONE = 1.02
-_REFUSED = float("inf")
-_EFFORT = Effort(seconds=4.0, least=3, most=60)
-_CUTS, _MOST_CUT = (1, 2, 3, 4, 6, 9, 13, 19), 0.4
-"""Products behind which all may be int8, and the share of all products that stay float at most."""
-_PREFIXES = (0.15, 0.3, 0.45, 0.6, 0.75)
+"""Ratio of times within which two candidates count as equally fast."""
+_REFUSED = float("-inf")
+"""The saving of a candidate that the runtime refuses."""
 _LEAST_PRICE, _STEP, _STEPS = 1 / 64, 2**0.25, 112
-"""Of noise, in the time of all for the noise of all; the factor by which it is raised, and how
-often at most. Whole regions turn at once: larger steps would miss what is in between."""
-_LEAST_HARM, _NEXT = 2.0**-20, 1e-6
-"""Of what shows none on a few samples: a share of all harm, and the difference to the next."""
-_PUT_BACK, _MUCH_LEFT, _ROOM = 10, 0.6, 0.9
-"""How many parts are put back into int8 to see; the share of the budget in use below which that is
-done, and up to which."""
-_CORRECTABLE, _FAR = 1.5, 4.0
-"""How many times the budget a plan may use that corrected biases can bring back; and one of which
-the harmful layers can be returned without losing what makes it fast."""
-_MUCH = 2.0
-"""Regions that save so many times as much as single layers are looked into however far they are
-from the budget: a part of them may still be faster."""
+"""The prices of noise that rank layers: the first one, in the time of the whole plan per noise of
+the whole plan; the factor between two of them; and their number."""
+_CORRECTABLE = 1.5
+"""Multiple of the error budget up to which bias correction can bring a plan back within it."""
+_ROUNDS = 3
+"""Bisections at most, each past the layer at which the one before ended."""
+_WORTHWHILE = 1.02
+"""Ratio of times from which another bisection is worth its runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan; what was returned to floats for the sake of the budget, and each one's noise.
+    """A plan, the entries that fall back to float for the budget, and the noise of each entry.
 
-    Where nothing holds, the plan has no int8, and `tried` is what it was before.
+    Where no part is within the budget, `plan` quantizes nothing and `tried` is the first attempt.
     """
 
     plan: Plan
-    returned: tuple[Entry, ...] = ()
-    harm: Mapping[Entry, float] | None = None
+    fallbacks: tuple[Entry, ...] = ()
+    sensitivity: Mapping[Entry, float] | None = None
     tried: Plan | None = None
 
     @property
@@ -66,54 +52,58 @@ class Found:
         return self.tried is None
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A plan, the problem it solves, and the share of the float time that it saves."""
+
+    problem: Problem
+    plan: Plan
+    saving: float = 0.0
+
+    def saving_of(self, part: Plan) -> float:
+        """Estimate the saving of a part of the plan by the cost table."""
+        whole = self.problem.saving(self.plan)
+        return self.saving * self.problem.saving(part) / whole if whole > 0 else 0.0
+
+
 def search(
-    trials: Trials, survey: Survey, corrected: bool = False, single: Survey | None = None
+    trials: Trials, problem: Problem, corrected: bool = False, pointwise: Problem | None = None
 ) -> Found:
-    """The fastest plan that keeps the budget; one without int8 when none does.
+    """Return the fastest plan within the budget; one that quantizes nothing when there is none.
 
-    `corrected`: biases will be corrected, and what holds by that holds. `single`: the same model
-    with single layers in int8 in place of regions.
+    `corrected`: biases will be corrected, so that a plan may rely on it. `pointwise`: the same
+    model with independent pointwise convolutions instead of int8 regions.
     """
-    if trials.ctx.target != "ort-cpu" or trials.ctx.prefer != "speed":
-        return kept(trials, survey, survey.plan, corrected)
-    regions = _fastest(trials, candidates(survey), survey)
-    if single is None:
-        return kept(trials, survey, regions, corrected)
-    both = [(survey, regions), (single, single.best())]
-    saved = _savings(trials, both)
-    first = regions if saved[0] >= saved[1] else both[1][1]
-    if _holds(trials, first, corrected):
-        return Found(first)
-    found = [kept(trials, *both[1], corrected)]
-    if not found[0].holds or saved[0] > _MUCH * saved[1] or trials.holds(regions, _FAR):
-        found.append(kept(trials, *both[0], corrected))
-    held = [each for each in found if each.holds]
-    if len(held) < 2:
-        return held[0] if held else found[-1]
-    saved = _savings(trials, [(single, held[0].plan), (survey, held[1].plan)])
-    return held[0] if saved[0] >= saved[1] else held[1]
+    if not trials.ctx.target.has_costs or trials.ctx.settings.prefer != "speed":
+        return within_budget(trials, problem, problem.plan, corrected)
+    candidates = _by_saving(trials, problem, pointwise)
+    best, most = None, 0.0
+    for candidate in candidates:
+        if _holds(trials, candidate.plan, corrected):
+            best, most = Found(candidate.plan), candidate.saving
+            break
+    for candidate in candidates:
+        if best is not None and candidate.saving <= most:
+            break
+        found = _with_fallbacks(trials, candidate.problem, candidate.plan)
+        saving = candidate.saving_of(found.plan)
+        if best is None or not best.holds or (found.holds and saving > most):
+            best, most = found, saving if found.holds else most
+    assert best is not None
+    return best
 
 
-def likely(trials: Trials, survey: Survey, single: Survey | None) -> Plan:
-    """The plan to try ranges on: the best regions, or single layers where those are far off."""
-    regions = survey.best()
-    return regions if single is None or trials.holds(regions, _FAR) else single.best()
+def likely(trials: Trials, problem: Problem, pointwise: Problem | None) -> Plan:
+    """Return the plan to choose ranges with: regions, or pointwise layers if those collapse."""
+    regions = problem.best()
+    return regions if pointwise is None or trials.holds(regions, 4.0) else pointwise.best()
 
 
-def _savings(trials: Trials, plans: Sequence[tuple[Survey, Plan]]) -> list[float]:
-    """What each saves: measured, as a share of the floats' time, or by its survey."""
-    if not trials.timed:
-        return [survey.saving(plan) for survey, plan in plans]
-    trials.ctx.tell("timing plans", 0.0)
-    timings = trials.times({str(at): plan for at, (_, plan) in enumerate(plans)}, _EFFORT)
-    return [
-        1 - timings[str(at)].ratio if str(at) in timings else -_REFUSED for at in range(len(plans))
-    ]
-
-
-def kept(trials: Trials, survey: Survey, plan: Plan, corrected: bool = False) -> Found:
-    """The plan if it keeps the budget, or what is left of it when it does."""
-    return Found(plan) if _holds(trials, plan, corrected) else _affordable(trials, survey, plan)
+def within_budget(trials: Trials, problem: Problem, plan: Plan, corrected: bool = False) -> Found:
+    """Return the plan if it is within the budget, else the part of it that is."""
+    if _holds(trials, plan, corrected):
+        return Found(plan)
+    return _with_fallbacks(trials, problem, plan)
 
 
 def _holds(trials: Trials, plan: Plan, corrected: bool) -> bool:
@@ -121,180 +111,154 @@ def _holds(trials: Trials, plan: Plan, corrected: bool) -> bool:
         return True
     if not corrected or not trials.holds(plan, _CORRECTABLE):
         return False
-    trials.ctx.tell("correcting biases", 0.0)
+    trials.ctx.progress("correcting biases", 0.0)
     return trials.holds_corrected(plan)
 
 
-def candidates(survey: Survey) -> dict[str, Plan]:
-    """Plans that may be the fastest, by what they are; each once."""
-    plans = {"best": survey.best()}
-    if survey.entries:
-        plans["cheap"] = survey.best(crossing=0.5)
-        plans["dear"] = survey.best(crossing=2.0)
-        plans["all"] = survey.plan
-        starts = survey.starts()
-        plans["prefix"] = survey.best(prefix=_after(starts, 0.08))
-        for cut in _CUTS:
-            if cut < _MOST_CUT * len(starts):
-                plans[f"from {cut}"] = survey.all_behind(starts[cut])
-    seen: dict[frozenset[str], str] = {}
-    for name, plan in plans.items():
-        seen.setdefault(frozenset(entry.key for entry in plan.quantized()), name)
-    return {name: plans[name] for name in seen.values()}
+# -- candidates
 
 
-def _fastest(trials: Trials, plans: Mapping[str, Plan], survey: Survey) -> Plan:
-    """The fastest; of those that are about as fast, the one with the least noise."""
+def _by_saving(trials: Trials, problem: Problem, pointwise: Problem | None) -> list[_Candidate]:
+    """Return the fastest candidate of each problem, the fastest first."""
+    groups = [[problem.best(), problem.plan] if problem.entries else [problem.best()]]
+    problems = [problem]
+    if pointwise is not None:
+        problems.append(pointwise)
+        groups.append([pointwise.best()])
+    groups = [_distinct(plans) for plans in groups]
+    savings = _savings(trials, problems, groups)
+    found = [
+        _Candidate(each, *_fastest(trials, plans, saved))
+        for each, plans, saved in zip(problems, groups, savings, strict=True)
+    ]
+    return sorted(found, key=lambda candidate: -candidate.saving)
+
+
+def _distinct(plans: Sequence[Plan]) -> list[Plan]:
+    return list({frozenset(e.key for e in p.quantized()): p for p in reversed(plans)}.values())
+
+
+def _fastest(trials: Trials, plans: Sequence[Plan], savings: Sequence[float]) -> tuple[Plan, float]:
+    """Return the fastest plan and its saving; of equally fast plans the one with least noise."""
     if len(plans) == 1:
-        return next(iter(plans.values()))
-    times = _times(trials, plans, survey)
-    least = min(times.values())
-    near = [plans[name] for name, time in times.items() if time <= least * _AS_FAST]
-    if len(near) == 1:
-        return near[0]
-    return min(near, key=trials.noise)
+        return plans[0], savings[0]
+    least = 1 - max(savings)
+    near = [p for p, s in zip(plans, savings, strict=True) if 1 - s <= least * _AS_FAST]
+    plan = near[0] if len(near) == 1 else min(near, key=trials.noise)
+    return plan, savings[list(plans).index(plan)]
 
 
-def _times(trials: Trials, plans: Mapping[str, Plan], survey: Survey) -> dict[str, float]:
-    """How long plans take beside each other: measured, or by the table."""
-    if not trials.timed or not survey.in_time:
-        return {name: survey.time(plan) for name, plan in plans.items()}
-    trials.ctx.tell("timing plans", 0.0)
-    timings = trials.times(plans, _EFFORT)
-    return {name: timings[name].ratio if name in timings else _REFUSED for name in plans}
+def _savings(
+    trials: Trials, problems: Sequence[Problem], groups: Sequence[Sequence[Plan]]
+) -> list[list[float]]:
+    """Return the share of the float time that each plan saves: measured, or by the cost table."""
+    if sum(map(len, groups)) == 1:
+        return [[1.0]]
+    if not trials.timed:
+        return [
+            [each.saving(plan) / (each.time_in_float() or 1.0) for plan in plans]
+            for each, plans in zip(problems, groups, strict=True)
+        ]
+    trials.ctx.progress("timing plans", 0.0)
+    named = {f"{at} {i}": p for at, plans in enumerate(groups) for i, p in enumerate(plans)}
+    timings = trials.times(named, _EFFORT)
+    saved = {n: 1 - timings[n].ratio if n in timings else _REFUSED for n in named}
+    return [[saved[f"{at} {i}"] for i in range(len(plans))] for at, plans in enumerate(groups)]
 
 
-def _affordable(trials: Trials, survey: Survey, start: Plan) -> Found:
-    """The fastest plan that holds, of those with a float prefix and those without the harmful."""
-    held: dict[str, Plan] = {}
-    prefix = _prefixed(trials, survey)
-    if prefix is not None:
-        held["prefix"] = prefix
-    harm = harms(trials, start)
-    chosen = _without_harmful(trials, survey, _in_order(harm))
-    if chosen is not None:
-        held["harmless"] = chosen
-    if not held:
-        nothing = start.turned(start.quantized(), reason="the budget does not hold with it")
-        return Found(nothing, start.quantized(), harm, tried=start)
-    times = _times(trials, held, survey) if len(held) > 1 else dict.fromkeys(held, 0.0)
-    plan = held[min(times, key=lambda name: times[name])]
+# -- the budget
+
+
+def _with_fallbacks(trials: Trials, problem: Problem, start: Plan) -> Found:
+    """Return the part of a plan that is within the budget, with the other layers in float."""
+    sensitivity = sensitivities(trials, start)
+    plan = _largest_within_budget(trials, problem, _ordered(problem, sensitivity))
+    if plan is None:
+        nothing = start.turned(start.quantized(), reason="exceeds the error budget")
+        return Found(nothing, start.quantized(), sensitivity, tried=start)
     kept = {entry.key for entry in plan.quantized()}
-    returned = [entry for entry in start.quantized() if entry.key not in kept]
-    return Found(plan, tuple(returned), harm)
+    fallbacks = tuple(entry for entry in start.quantized() if entry.key not in kept)
+    return Found(plan, fallbacks, sensitivity)
 
 
-def _prefixed(trials: Trials, survey: Survey) -> Plan | None:
-    """The plan with the shortest float prefix with which the budget holds."""
-    starts = survey.starts()
-    if not starts:
-        return None
-    plans = [survey.best(prefix=_after(starts, share)) for share in _PREFIXES]
-    first = _bisected(trials, "moving the first int8 layer", len(plans), plans.__getitem__)
-    return _first_that_holds(trials, plans[first:])
+def _ordered(problem: Problem, sensitivity: Mapping[Entry, float]) -> list[Entry]:
+    """Return the entries by saving over sensitivity, the highest first.
 
-
-def _without_harmful(trials: Trials, survey: Survey, harm: Mapping[Entry, float]) -> Plan | None:
-    """The plan at about the lowest price of noise with which the budget holds."""
-    prices = _prices(survey, harm)
-    last = len(prices) - 1
-
-    @cache
-    def at(step: int) -> Plan:
-        return survey.best(harm, prices[step])
-
-    first = _bisected(trials, "returning what harms to floats", last, at)
-    most = survey.time(at(first)) * _NEXT_TO_NONE
-    free = first
-    while survey.in_time and free < last and at(free + 1).quantized():
-        if survey.time(at(free + 1)) > most:
-            break
-        free += 1
-    plan = _first_that_holds(trials, map(at, _climbed(free, first, last)))
-    if plan is None or trials.used(plan) > _MUCH_LEFT:
-        return plan
-    return _put_back(trials, survey, plan, harm)
-
-
-def _in_order(harm: Mapping[Entry, float]) -> dict[Entry, float]:
-    """The harm of each; what did none alone is the last to go back, one after the other."""
-    least = _LEAST_HARM * sum(harm.values()) or 1.0
-    return {e: max(each, least * (1 + at * _NEXT)) for at, (e, each) in enumerate(harm.items())}
-
-
-def _prices(survey: Survey, harm: Mapping[Entry, float]) -> list[float]:
-    """Rising prices of noise, at each of which more goes back, in the end everything."""
-    if not survey.entries:  # nothing but loose ones, which go back one after the other
-        return survey.loose_prices(harm)
-    in_floats = survey.time(survey.plan.turned(survey.plan.quantized()))
-    unit = (survey.time(survey.plan) or in_floats) / sum(harm.values()) * _LEAST_PRICE
-    return [unit * _STEP**step for step in range(_STEPS + 1)]
-
-
-def _put_back(trials: Trials, survey: Survey, plan: Plan, harm: Mapping[Entry, float]) -> Plan:
-    """A plan that leaves much of the budget, with what else may be int8.
-
-    A layer may harm more in company than alone, and others have gone back in its place: parts of
-    what went back are tried, the least harmful first, and those that do not hold in halves.
+    The saving of a layer within a region depends on its neighbours. So an entry ranks by the
+    highest price of noise at which the best plan still has it in int8; regions that turn float at
+    one price, by the sensitivity of their entries.
     """
-    kept = {entry.key for entry in plan.quantized()}
-    allowed = {entry for entry in harm if entry.key in kept}
-    found = [plan]
-    parts = [sorted((e for e in harm if e not in allowed), key=lambda entry: harm[entry])]
-    tries = _PUT_BACK
-    while parts and tries:
-        part = parts.pop()
-        tried = survey.best(dict.fromkeys(allowed.union(part), 0.0))
-        if survey.time(tried) >= survey.time(found[-1]) / _NEXT_TO_NONE:
-            continue
-        trials.ctx.tell("putting layers back into int8", 1 - tries / _PUT_BACK)
-        tries -= 1
-        if trials.seems_to_hold(tried):
-            allowed.update(part)
-            found.append(tried)
-        elif len(part) > 1:
-            middle = len(part) // 2
-            parts += [part[middle:], part[:middle]]
-    while len(found) > 1 and (trials.used(found[-1]) > _ROOM or not trials.is_proven(found[-1])):
-        found.pop()
-    return found[-1]
+    noise = sum(sensitivity.values()) or 1.0
+    unit = (problem.time(problem.plan) or problem.time_in_float()) / noise * _LEAST_PRICE
+    rank = dict.fromkeys(sensitivity, -1)
 
-
-def _bisected(trials: Trials, doing: str, count: int, at: Callable[[int], Plan]) -> int:
-    """The first of so many plans that seems to hold, each with less noise than the one before."""
-    low, high = -1, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        trials.ctx.tell(doing, 1 - (high - low) / (count + 1))
-        plan = at(middle)
-        if not plan.quantized() or trials.seems_to_hold(plan):
-            high = middle
+    def at(step: int) -> frozenset[str]:
+        if step < 0:
+            plan = problem.best(dict.fromkeys(sensitivity, 0.0))
         else:
-            low = middle
-    return high
+            plan = problem.best(sensitivity, unit * _STEP**step)
+        return frozenset(entry.key for entry in plan.quantized())
+
+    def rank_between(low: int, high: int, kept: frozenset[str], left: frozenset[str]) -> None:
+        """Rank what is in int8 at the price of step `low` and in float at that of `high`."""
+        turned = kept - left
+        if high - low == 1 or not turned:
+            rank.update((entry, low) for entry in rank if entry.key in turned)
+            return
+        middle = (low + high) // 2
+        between = at(middle)
+        rank_between(low, middle, kept, between)
+        rank_between(middle, high, between, left)
+
+    last = at(_STEPS)
+    rank_between(-1, _STEPS, at(-1), last)
+    rank.update((entry, _STEPS) for entry in rank if entry.key in last)
+    return sorted(rank, key=lambda entry: (-rank[entry], sensitivity[entry]))
 
 
-def _first_that_holds(trials: Trials, plans: Iterable[Plan]) -> Plan | None:
-    """The first that holds on all samples, and as written; None where that has nothing in int8."""
-    for plan in plans:
+def _largest_within_budget(trials: Trials, problem: Problem, order: Sequence[Entry]) -> Plan | None:
+    """Return the best plan of as many entries of the order as the budget admits, None without any.
+
+    A bisection ends at an entry with which the budget does not hold. That entry may be harmful in
+    company only, and late entries harmless: the search goes on behind it while there is time to
+    save.
+    """
+    allowed: list[Entry] = []
+    rest = list(order)
+    for turn in range(_ROUNDS):
+        count = _count_within_budget(trials, problem, allowed, rest, turn)
+        allowed += rest[:count]
+        rest = rest[count + 1 :]
+        now, then = (problem.time(_best_of(problem, part)) for part in (allowed, allowed + rest))
+        if not rest or now < then * _WORTHWHILE:
+            break
+    stride = 1
+    while allowed:
+        plan = _best_of(problem, allowed)
         if not plan.quantized():
             return None
         if trials.holds(plan) and trials.is_proven(plan):
             return plan
+        allowed, stride = allowed[:-stride], 2 * stride
     return None
 
 
-def _climbed(free: int, high: int, end: int) -> Iterator[int]:
-    """What costs nothing first, then the price at which it seems to hold, and dearer ones, in steps
-    that double: each is asked for on all samples."""
-    yield free
-    stride = 1
-    while high < end:
-        yield high
-        high, stride = high + stride, 2 * stride
-    yield end
+def _count_within_budget(
+    trials: Trials, problem: Problem, allowed: list[Entry], rest: list[Entry], turn: int
+) -> int:
+    """Return how many entries of `rest` the budget seems to admit besides those allowed."""
+    low, high = 0, len(rest) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        done = 1 - (high - low) / (len(rest) + 1)
+        trials.ctx.progress("choosing layers that fall back to float", (turn + done) / _ROUNDS)
+        plan = _best_of(problem, allowed + rest[:middle])
+        if not plan.quantized() or trials.seems_to_hold(plan):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
-def _after(starts: list[int], share: float) -> int:
-    """The item at which the part behind this share of the products begins."""
-    return starts[min(len(starts) - 1, round(share * len(starts)))] if starts else 0
+def _best_of(problem: Problem, entries: Sequence[Entry]) -> Plan:
+    return problem.best(dict.fromkeys(entries, 0.0))

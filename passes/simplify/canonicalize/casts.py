@@ -34,14 +34,11 @@ _FLOATS: dict[int, tuple[int, int]] = {
 """Floats: bits of the significand and of the exponent. The 8-bit formats saturate: left alone."""
 
 
-@rewrite(op.Cast(x))
-def cast_to_same_type(g: Graph, x: str, node: NodeProto) -> str | None:
-    return x if g.dtype(x) and g.dtype(x) == _target(node) else None
-
-
-@rewrite(op.CastLike(x, var("like")))
-def cast_like_same_type(g: Graph, x: str, like: str) -> str | None:
-    return x if g.dtype(x) and g.dtype(x) == g.dtype(like) else None
+@rewrite(op.Cast(x), op.CastLike(x, var("like")))
+def cast_to_same_type(g: Graph, x: str, like: str | None, node: NodeProto) -> str | None:
+    """Remove a Cast or CastLike to the type that the value has."""
+    target = _target(node) if like is None else g.dtype(like)
+    return x if target and target == g.dtype(x) else None
 
 
 @rewrite(op.Cast(op.Cast(x).shared().named("inner")))
@@ -95,4 +92,4 @@ def _target(node: NodeProto) -> int:
     return nd.attr(node, "to", 0)
 
 
-RULES = (cast_to_same_type, cast_like_same_type, cast_of_cast)
+RULES = (cast_to_same_type, cast_of_cast)

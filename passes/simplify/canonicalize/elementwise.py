@@ -93,7 +93,7 @@ def same_operands(g: Graph, x: str, node: NodeProto) -> str:
     return x
 
 
-@rewrite(op.any("Sum", "Mean", "Max", "Min")(x))
+@rewrite(op.any("Concat", "Sum", "Mean", "Max", "Min")(x))
 def single_operand(g: Graph, x: str, node: NodeProto) -> str:
     return x
 
@@ -166,40 +166,28 @@ def clip_nowhere(g: Graph, x: str, node: NodeProto) -> str | None:
     return x if limits(g, node) == (-np.inf, np.inf) else None
 
 
-@rewrite(op.Clip(op.Clip(x, ...).named("inner"), ...))
+_bounded = op.any("Clip", "Relu")
+
+
+@rewrite(_bounded(_bounded(x, ...).named("inner"), ...))
 def clip_of_clip(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
+    """A Clip of a Clip is one Clip, and Relu is a Clip to [0, inf]; two Relus are `repeated_op`."""
     first, second = limits(g, inner), limits(g, node)
     if first is None or second is None or not _ordered(first) or not _ordered(second):
         return None
-    if any(None in pair and _is_infinite(*pair) for pair in zip(first, second, strict=True)):
-        return None  # no limit still holds a float to its largest finite value
-    low, high = second
-    return _clip(g, x, (_held(first[0], low, high, low), _held(first[1], low, high, high)), node)
-
-
-@rewrite(op.Clip(op.Relu(x), ...))
-def clip_of_relu(g: Graph, x: str, node: NodeProto) -> str | None:
-    """relu(x) within [low <= 0, high] is x within [0, high]; a positive low stays what it is."""
-    return _clip_above_zero(g, x, limits(g, node), node)
-
-
-@rewrite(op.Relu(op.Clip(x, ...).named("inner")))
-def relu_of_clip(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
-    return _clip_above_zero(g, x, limits(g, inner), node)
-
-
-def _clip_above_zero(g: Graph, x: str, found: Limits | None, node: NodeProto) -> str | None:
-    """In either order. With a high limit below 0, Relu and Clip are not one Clip."""
-    if found is None or not _ordered(found):
+    relus = sum(nd.is_op(step, "Relu") for step in (inner, node))
+    if relus == 2 or (not relus and _drops_largest(first, second)):
         return None
-    low, high = found
-    if high is not None and high < 0:
-        return None
-    return _clip(g, x, (max(low or 0.0, 0.0), high), node)
+    (low, high), (lowest, highest) = first, second
+    if relus and (_is_below(high, lowest) or _is_below(highest, low)):
+        return None  # a constant
+    return _clip(g, x, (_held(low, second, lowest), _held(high, second, highest)), node)
 
 
 def limits(g: Graph, node: NodeProto) -> Limits | None:
-    """What a Clip of any opset holds its input to; None when only the run will know."""
+    """Return the limits of a Clip of any opset, or of a Relu; None if they are not constant."""
+    if nd.is_op(node, "Relu"):
+        return 0.0, None
     if g.opset() < 11:
         return nd.attr(node, "min"), nd.attr(node, "max")
     found: list[float | None] = []
@@ -212,25 +200,28 @@ def limits(g: Graph, node: NodeProto) -> Limits | None:
     return found[0], found[1]
 
 
-def _is_infinite(*found: float | None) -> bool:
-    return any(v is not None and np.isinf(v) for v in found)
-
-
 def _ordered(found: Limits) -> bool:
     low, high = found
-    return not any(v is not None and np.isnan(v) for v in found) and (
-        low is None or high is None or low <= high
-    )
+    return not any(v is not None and np.isnan(v) for v in found) and not _is_below(high, low)
 
 
-def _held(
-    value: float | None, low: float | None, high: float | None, absent: float | None
-) -> float | None:
-    """A limit of the first Clip, held to those of the second."""
-    if value is None:
+def _is_below(high: float | None, low: float | None) -> bool:
+    return low is not None and high is not None and high < low
+
+
+def _drops_largest(first: Limits, second: Limits) -> bool:
+    """Return whether an infinite limit meets an absent one, which is the largest finite value."""
+    pairs = zip(first, second, strict=True)
+    return any(None in pair and any(v is not None and np.isinf(v) for v in pair) for pair in pairs)
+
+
+def _held(limit: float | None, bounds: Limits, absent: float | None) -> float | None:
+    """Clip a limit of the first Clip to the bounds of the second."""
+    if limit is None:
         return absent
-    value = value if low is None else max(value, low)
-    return value if high is None else min(value, high)
+    low, high = bounds
+    limit = limit if low is None else max(limit, low)
+    return limit if high is None else min(limit, high)
 
 
 def _clip(g: Graph, x: str, found: Limits, node: NodeProto) -> str | None:
@@ -267,6 +258,4 @@ RULES = (
     condition_of_where,
     clip_nowhere,
     clip_of_clip,
-    clip_of_relu,
-    relu_of_clip,
 )

@@ -7,7 +7,7 @@
     y + Gather(table, zeros)                         = y + table[0]
     Gather(table, where(i < 0, i + rows, i))         = Gather(table, i)
 
-Exporters write masks and positions like this. `passes.indices` tells what an index holds. All of
+Exporters write masks and positions like this. `affine_index` tells what an index holds. All of
 it holds for runs that do not fail: a Gather out of range fails where a Slice ends.
 """
 

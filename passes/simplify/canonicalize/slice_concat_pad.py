@@ -42,7 +42,7 @@ def slice_of_all(g: Graph, x: str, node: NodeProto) -> str | None:
     shape = g.shape(x)
     for axis, (start, end, step) in found.items():
         size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-        if step != 1 or not _from_start(start, size) or not _to_end(end, size):
+        if step != 1 or not _from_start(start, size) or not is_to_end(end, size):
             return None
     return x
 
@@ -69,7 +69,8 @@ def _from_start(start: Dim, size: Dim | None) -> bool:
     return start <= -(size if isinstance(size, int) else TO_THE_END)
 
 
-def _to_end(end: Dim, size: Dim | None) -> bool:
+def is_to_end(end: Dim, size: Dim | None) -> bool:
+    """Whether a Slice that ends at `end` keeps the last element of an axis of this size."""
     if end == size and size is not None:
         return True
     if not isinstance(end, int):
@@ -110,11 +111,6 @@ def pad_by_nothing(g: Graph, x: str, node: NodeProto) -> str | None:
 
 
 # -- Concat and Split
-
-
-@rewrite(op.Concat(x))
-def concat_of_one(g: Graph, x: str, node: NodeProto) -> str:
-    return x
 
 
 @rewrite(op.Concat(x, ...))
@@ -312,7 +308,6 @@ RULES = (
     slice_of_all,
     slice_of_slice,
     pad_by_nothing,
-    concat_of_one,
     concat_inputs,
     stack_that_is_flattened,
     split_into_one,

@@ -1,16 +1,14 @@
-"""Parts of a value that are cut out of a view of it, or of what was joined before.
+"""Slices and Gathers of views and of concatenations.
 
-    Reshape(x, [b, l, 3, n])[:, :, i]              = the parts of Split(x, 3)
-    Transpose(x)[i]                                = x[:, :, i], if that leaves the others in order
-    Cos(Concat(a, b))[..., :n]                     = Cos(a), of as many elements as `a` has
+    Reshape(x, [b, l, 3, n])[:, :, i]              = output i of Split(x, 3)
+    Transpose(x)[i]                                = x[:, :, i], if the other axes keep their order
+    Cos(Concat(a, b))[..., :n]                     = Cos(a), where `a` has n elements
 
-Packed projections of an attention are taken apart in the first two ways, and the angles of rotary
-embeddings, which hold each one twice, in the last.
+Exporters write packed projections of attention in the first two forms, and rotary embeddings, whose
+angles are stored twice, in the last.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from onnx import NodeProto
 
@@ -27,23 +25,25 @@ from passes.analysis.operands import (
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import ELEMENTWISE
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir.tensor_type import TensorType
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import rewrite
 
 x = var("x")
 
-_VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
+_MOST_PARTS = 8
+"""Largest number of outputs of a Split that replaces slices."""
 
-
-# -- Gather of a Transpose, Transpose between views
+_LONGEST_CHAIN = 6
+"""Largest number of elementwise operators that a Slice moves past on its way to a Concat."""
 
 
 @rewrite(op.Gather(op.Transpose(x).shared().named("inner"), const("at")))
 def gather_of_transpose(g: Graph, x: str, at: str, inner: NodeProto, node: NodeProto) -> str | None:
-    """One entry of an axis, which no longer has a place: the others may be in order as they are.
+    """Gather one element of an axis before the Transpose.
 
-    A list of one keeps the axis: it is less to transpose.
+    A scalar index removes the axis: no Transpose is left if the other axes are in order. An index
+    of shape [1] keeps the axis: the Transpose moves less.
     """
     perm, indices = permutation(g, inner), g.const(at)
     axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
@@ -56,147 +56,74 @@ def gather_of_transpose(g: Graph, x: str, at: str, inner: NodeProto, node: NodeP
     return g.op("Gather", x, at, at=node, axis=axis) if left == sorted(left) else None
 
 
-@rewrite(op.Squeeze(op.Transpose(op.Unsqueeze(x, ...).named("outer")).named("inner"), ...))
-def transpose_of_unsqueezed(
-    g: Graph, x: str, outer: NodeProto, inner: NodeProto, node: NodeProto
-) -> str | None:
-    """An axis of size 1 that comes, moves and goes."""
-    rank = g.rank(outer.output[0])
-    new = positive_axes(int_operand(g, outer, "axes", 1), rank)
-    gone = positive_axes(int_operand(g, node, "axes", 1), rank)
-    perm = permutation(g, inner)
-    if new is None or gone is None or perm is None or {perm[axis] for axis in gone} != set(new):
-        return None
-    before = [axis for axis in range(len(perm)) if axis not in new]
-    whole = [before.index(axis) for axis in perm if axis not in new]
-    return g.op("Transpose", x, at=node, perm=whole)
-
-
-@rewrite(op.Reshape(op.Transpose(op.Reshape(x, ...).named("outer")).named("inner"), ...))
-def transpose_of_split_axis(
-    g: Graph, x: str, outer: NodeProto, inner: NodeProto, node: NodeProto
-) -> str | None:
-    """The last axis is taken apart, stays where it is while others move, and is put together."""
-    before, apart = g.shape(x), g.shape(outer.output[0])
-    after, perm = g.shape(node.output[0]), permutation(g, inner)
-    if not before or apart is None or after is None or perm is None or len(apart) <= len(before):
-        return None
-    last = len(before) - 1
-    if apart[:last] != before[:last] or list(perm[last:]) != list(range(last, len(apart))):
-        return None
-    moved = (*(before[axis] for axis in perm[:last]), before[last])
-    return g.op("Transpose", x, at=node, perm=[*perm[:last], last]) if moved == after else None
-
-
-# -- a Split in disguise
+# -- slices that are a Split
 
 
 @rewrite(op.any("Slice", "Gather")(op.Reshape(x, ...).shared().named("view"), ...), opset=13)
-def parts_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> str | None:
-    """All entries of an axis that a Reshape has split off the last one, viewed as parts of that."""
-    shape, apart = g.shape(x), g.shape(view.output[0])
-    if not shape or apart is None or len(apart) < len(shape) + 1:
+def split_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> str | None:
+    """Replace slices that cover an axis, which a Reshape splits off the last one, by a Split.
+
+    They are the query, key and value of a packed projection, or groups of its heads.
+    """
+    value = view.output[0]
+    shape, apart = g.shape(x), g.shape(value)
+    if not shape or apart is None or len(apart) <= len(shape):
         return None
     axis = len(shape) - 1
-    count, whole = apart[axis], shape[-1]
+    count, whole = apart[axis], shape[axis]
     if apart[:axis] != shape[:axis] or not isinstance(count, int) or not isinstance(whole, int):
         return None
-    if not 1 < count <= 8 or whole % count or g.is_output(view.output[0]):
+    if not count or whole % count or g.is_output(value) or g.is_captured(value):
         return None
-    part = (*shape[:axis], whole // count)
-    ends: list[tuple[int, NodeProto]] = []
-    for user in g.users(view.output[0]):
-        index = _entry(g, user, axis)
-        found = None if index is None else _viewed_as(g, user, part)
-        if index is None or found is None:
-            return None
-        ends.extend((index, end) for end in found)
-    if {index for index, _ in ends} != set(range(count)):
+    users = g.users(value)
+    slices = [(user, taken) for user in users if (taken := _range(g, user, axis)) is not None]
+    ranges = sorted({taken for _, taken in slices})
+    ends = [0, *(end for _, end in ranges)]
+    if len(slices) != len(users) or not 1 < len(ranges) <= _MOST_PARTS:
         return None
-    sizes = int_vector(g, [whole // count] * count, "sizes")
-    split = g.add("Split", [x, sizes], count, {"axis": axis}, at=view)
-    for index, end in ends:
-        if end is not node:
-            g.replace(end.output[0], split.output[index])
-            g.prune(end)
-    # Not before: a part that becomes an output of the graph changes its name.
-    own = [split.output[index] for index, end in ends if end is node]
-    return own[0] if own else node.output[0]
-
-
-@rewrite(op.any("Slice", "Gather")(op.Reshape(x, ...).shared().named("view"), ...), opset=13)
-def groups_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> str | None:
-    """Entries of such an axis in groups, which keep it: the heads of a query, a key and a value."""
-    shape, apart = g.shape(x), g.shape(view.output[0])
-    if not shape or apart is None or len(apart) != len(shape) + 1 or apart[:-2] != shape[:-1]:
+    if [start for start, _ in ranges] != ends[:-1] or ends[-1] != count:
         return None
-    axis, size = len(shape) - 1, apart[-1]
-    if not isinstance(size, int) or g.is_output(view.output[0]) or g.is_captured(view.output[0]):
+    sizes = [(end - start) * (whole // count) for start, end in ranges]
+    parts = {taken: (*shape[:axis], size) for taken, size in zip(ranges, sizes, strict=True)}
+    targets = [reshape_target(parts[taken], g.shape(user.output[0])) for user, taken in slices]
+    if None in targets:
         return None
-    found = [(_group(g, user, axis), user) for user in g.users(view.output[0])]
-    taken = [(*bounds, user) for bounds, user in found if bounds is not None]
-    groups = sorted(taken, key=lambda group: group[:2])
-    ends = [0, *(end for _, end, _ in groups)]
-    if len(groups) != len(found) or len(groups) < 2 or ends[-1] != apart[-2]:
-        return None
-    if [start for start, _, _ in groups] != ends[:-1]:
-        return None
-    counts = [end - start for start, end, _ in groups]
-    targets = [reshape_target(shape, (*shape[:-1], count, size)) for count in counts]
-    sizes = int_vector(g, [count * size for count in counts], "sizes")
-    split = g.add("Split", [x, sizes], len(groups), {"axis": axis}, at=view)
+    split = g.add("Split", [x, int_vector(g, sizes, "sizes")], len(sizes), {"axis": axis}, at=view)
+    for part, output in zip(parts.values(), split.output, strict=True):
+        g.learn_type(output, TensorType(g.dtype(x), part))
+    # `node` last: replacing a graph output by an output of the Split renames that.
+    order = sorted(range(len(slices)), key=lambda i: slices[i][0] is node)
     result = node.output[0]
-    for (_, _, user), part, target in zip(groups, split.output, targets, strict=True):
-        if target is None:
-            return None
-        g.learn_type(part, TensorType(g.dtype(x), (*shape[:-1], target[-2] * size)))
-        group = reshape(g, part, target, at=user)
-        if user is node:
-            result = group
-        else:
-            g.replace(user.output[0], group)
+    for user, taken, target in ((*slices[i], targets[i]) for i in order):
+        result = split.output[ranges.index(taken)]
+        if target is not None and g.shape(user.output[0]) != parts[taken]:
+            result = reshape(g, result, target, at=user)
+        if user is not node:
+            g.replace(user.output[0], result)
             g.prune(user)
     return result
 
 
-def _group(g: Graph, node: NodeProto, axis: int) -> tuple[int, int] | None:
-    """The first entry of an axis that a Gather or a Slice takes, and the one behind the last."""
+def _range(g: Graph, node: NodeProto, axis: int) -> tuple[int, int] | None:
+    """Return start and end of the range of `axis` that a Slice or a Gather takes."""
     if nd.is_op(node, "Slice"):
         found = cut(g, node)
         return None if found is None or found[0] != axis else found[1:]
-    if not nd.is_op(node, "Gather") or g.rank(node.input[1]) != 1:
+    shape = g.shape(node.input[0])
+    if not nd.is_op(node, "Gather") or shape is None or (g.rank(node.input[1]) or 0) > 1:
         return None
-    shape, indices = g.shape(node.input[0]), ints(g, node.input[1])
-    size = shape[axis] if shape is not None else None
+    size, indices = shape[axis], ints(g, node.input[1])
     if not indices or not isinstance(size, int):
         return None
-    if positive_axes([nd.attr(node, "axis", 0)], g.rank(node.input[0])) != [axis]:
+    if positive_axes([nd.attr(node, "axis", 0)], len(shape)) != [axis]:
         return None
     first = indices[0] % size
     in_order = [index % size for index in indices] == list(range(first, first + len(indices)))
     return (first, first + len(indices)) if in_order else None
 
 
-def _entry(g: Graph, node: NodeProto, axis: int) -> int | None:
-    """Which entry of an axis a Gather or a Slice takes."""
-    rank = g.rank(node.input[0])
-    if nd.is_op(node, "Gather"):
-        indices = ints(g, node.input[1])
-        axes = positive_axes([nd.attr(node, "axis", 0)], rank)
-        size = (g.shape(node.input[0]) or ())[axis] if axes == [axis] else None
-        if not isinstance(size, int) or not indices or len(indices) != 1:
-            return None
-        return indices[0] % size
-    if not nd.is_op(node, "Slice"):
-        return None
-    found = cut(g, node)
-    if found is None or found[0] != axis or found[2] != found[1] + 1:
-        return None
-    return found[1]
-
-
 def cut(g: Graph, node: NodeProto) -> tuple[int, int, int] | None:
-    """Axis, start and end of a Slice along one axis of known size, from the front, step by step."""
+    """Return axis, start and end of a Slice with step 1 along one axis of known size."""
     shape = g.shape(node.input[0])
     starts, ends = int_operand(g, node, "starts", 1), int_operand(g, node, "ends", 2)
     if shape is None or starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
@@ -211,64 +138,72 @@ def cut(g: Graph, node: NodeProto) -> tuple[int, int, int] | None:
     return axes[0], start, end
 
 
-def _viewed_as(g: Graph, node: NodeProto, shape: Shape) -> list[NodeProto] | None:
-    """The nodes that give `node`'s result this shape, itself or all that read it."""
-    value = node.output[0]
-    if g.shape(value) == shape:
-        return [node]
-    users = g.users(value)
-    if g.is_output(value) or not users:
-        return None
-    fitting = [u for u in users if nd.is_op(u, *_VIEWS) and g.shape(u.output[0]) == shape]
-    return fitting if len(fitting) == len(users) else None
-
-
-# -- cutting what was joined
+# -- slices of a Concat
 
 
 @rewrite(op.Slice(x, ...), opset=13)
-def slice_of_joined(g: Graph, x: str, node: NodeProto) -> str | None:
-    """A Slice along the last axis that takes one of the joined values, before what follows."""
-    found, rank = cut(g, node), g.rank(x)
-    if found is None or rank is None or found[0] != rank - 1:
+def slice_of_concat(g: Graph, x: str, node: NodeProto) -> str | None:
+    """Read the operand of a Concat that a Slice takes, past elementwise operators in between.
+
+    The Slice moves past one operator at a time, and only where all users of its result are the same
+    Slice: then nothing is computed twice.
+    """
+    found = _last_axis(g, node)
+    operand = None if found is None else _operand_at(g, x, found)
+    above = g.producer(x)
+    if operand is None or found is None or above is None or nd.is_op(above, "Concat"):
+        return operand
+    users = g.users(x)
+    if any(not nd.is_op(user, "Slice") or _last_axis(g, user) != found for user in users):
         return None
-    chain = list(_chain(g, x, found[1:]))
-    join = g.producer(chain[-1].input[0] if chain else x)
-    if join is None or not nd.is_op(join, "Concat"):
-        return None
-    part = _joined_at(g, join, found[1], found[2])
-    if part is None or (chain and not _all_cut(g, x, chain, found[1:])):
-        return None
-    for step in reversed(chain):
-        values = [part if name == _varying(g, step) else name for name in step.input]
-        part = g.op(step.op_type, *values, at=node, **nd.attrs(step))
-    return part
+    source = above.input[0]
+    bounds = ((found[:1], "start"), (found[1:], "end"), ((-1,), "axis"))
+    part = g.op("Slice", source, *(int_vector(g, v, name) for v, name in bounds), at=node)
+    shape = g.shape(source) or ()
+    g.learn_type(part, TensorType(g.dtype(source), (*shape[:-1], found[1] - found[0])))
+    result = g.op(above.op_type, part, *above.input[1:], at=node, **nd.attrs(above))
+    for user in users:
+        if user is not node:
+            g.replace(user.output[0], result)
+            g.prune(user)
+    return result
 
 
-def _varying(g: Graph, node: NodeProto) -> str:
-    """The operand that a unary operator, or one with a number beside it, works on."""
+def _last_axis(g: Graph, node: NodeProto) -> tuple[int, int] | None:
+    """Return start and end of a Slice along the last axis."""
+    found = cut(g, node)
+    return None if found is None or found[0] + 1 != g.rank(node.input[0]) else found[1:]
+
+
+def _operand_at(g: Graph, value: str, taken: tuple[int, int]) -> str | None:
+    """Return the operand of the Concat above `value` that lies at this range of the last axis."""
+    node = g.producer(value)
+    for _ in range(_LONGEST_CHAIN):
+        if node is None or not _keeps_last_axis(g, node):
+            break
+        node = g.producer(node.input[0])
+    if node is None or not nd.is_op(node, "Concat"):
+        return None
+    rank = g.rank(node.output[0])
+    if rank is None or positive_axes([nd.attr(node, "axis", 0)], rank) != [rank - 1]:
+        return None
+    start = 0
     for name in node.input:
-        stored = g.tensor(name)
-        if stored is None:
+        shape = g.shape(name)
+        if not shape or not isinstance(shape[-1], int):
+            return None
+        if (start, start + shape[-1]) == taken:
             return name
-    return node.input[0]
+        start += shape[-1]
+    return None
 
 
-def _chain(g: Graph, value: str, bounds: tuple[int, int]) -> Iterator[NodeProto]:
-    """Operators above `value` that do to each element of the last axis the same."""
-    for _ in range(6):
-        node = g.producer(value)
-        if node is None or node.domain not in nd.STANDARD_DOMAINS or not _is_alike(g, node):
-            return
-        yield node
-        value = _varying(g, node)
-        if value != node.input[0]:
-            return  # keeps the rule simple: a number on the left ends the chain
-
-
-def _is_alike(g: Graph, node: NodeProto) -> bool:
+def _keeps_last_axis(g: Graph, node: NodeProto) -> bool:
+    """Return whether each element of the last axis depends on that element alone."""
+    if node.domain not in nd.STANDARD_DOMAINS or not node.input or g.is_output(node.output[0]):
+        return False
     before, after = g.shape(node.input[0]), g.shape(node.output[0])
-    if not before or not after or before[-1] != after[-1] or g.is_output(node.output[0]):
+    if not before or not after or before[-1] != after[-1]:
         return False
     if node.op_type in ELEMENTWISE and len(node.input) == 1:
         return True
@@ -281,45 +216,4 @@ def _is_alike(g: Graph, node: NodeProto) -> bool:
     return False
 
 
-def _all_cut(g: Graph, value: str, chain: list[NodeProto], bounds: tuple[int, int]) -> bool:
-    """Whether all that reads the chain takes the same part: else both would be computed."""
-    pending = [value, *(step.output[0] for step in chain[1:])]
-    seen = set(pending)
-    while pending:
-        name = pending.pop()
-        for user in g.users(name):
-            found = cut(g, user) if nd.is_op(user, "Slice") else None
-            if found is not None and found[1:] == bounds and found[0] == (g.rank(name) or 0) - 1:
-                continue
-            if not _is_alike(g, user) or user.input[0] != name or len(seen) > 16:
-                return False
-            if user.output[0] not in seen:
-                seen.add(user.output[0])
-                pending.append(user.output[0])
-    return True
-
-
-def _joined_at(g: Graph, join: NodeProto, start: int, end: int) -> str | None:
-    """The input of a Concat along the last axis that lies from start to end."""
-    rank = g.rank(join.output[0])
-    if rank is None or positive_axes([nd.attr(join, "axis", 0)], rank) != [rank - 1]:
-        return None
-    at = 0
-    for name in join.input:
-        shape = g.shape(name)
-        if not shape or not isinstance(shape[-1], int):
-            return None
-        if (at, at + shape[-1]) == (start, end):
-            return name
-        at += shape[-1]
-    return None
-
-
-RULES = (
-    gather_of_transpose,
-    transpose_of_unsqueezed,
-    transpose_of_split_axis,
-    parts_of_last_axis,
-    groups_of_last_axis,
-    slice_of_joined,
-)
+RULES = (gather_of_transpose, split_of_last_axis, slice_of_concat)

@@ -1,156 +1,176 @@
-"""Operators that only say how the same elements are arranged.
+"""Chains of views in one normal form.
 
-Reshape, Flatten, Squeeze and Unsqueeze keep the order of the elements: two in a row are one, and
-whatever ends in the shape that it started from is nothing. `cleanup` and `layout` both do this.
+Reshape, Flatten, Squeeze, Unsqueeze and Transpose split axes into factors, move them and merge
+them. `view_chain` computes where a whole chain moves the factors of its source and rewrites it with
+the fewest nodes that do the same:
+
+    no factor moves         nothing, a Squeeze, an Unsqueeze or a Reshape
+    whole axes move         a Transpose, with at most one of those before it or after it
+    anything else           the chain stays
+
+`cleanup` and `layout` both apply these rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 from onnx import NodeProto
 
-from passes.analysis.axes import positive_axes
 from passes.analysis.operands import (
     dims,
     given,
-    int_operand,
     int_vector,
-    permutation,
     reshape,
     reshape_target,
-    same_shape,
     squeeze,
     transpose,
     unsqueeze,
 )
+from passes.analysis.view_algebra import Axis, Factor, leaves, size_of, viewed
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir.op_traits import VIEWS
+from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import rewrite
-from toolkit.symbolic import Dim, Expr, is_positive
+from toolkit.symbolic import Dim, Expr, is_positive, symbol
 
 x = var("x")
 
-VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_LONGEST_CHAIN = 16
 
 
-@rewrite(op.any(*VIEWS)(x, ...))
-def view_without_effect(g: Graph, x: str, node: NodeProto) -> str | None:
-    if same_shape(g, x, node.output[0]):
-        return x
-    if nd.is_op(node, "Reshape"):
-        return x if _copies_all(g, x, node) else None
-    if nd.is_op(node, "Flatten"):
-        return x if _flat_already(g, x, node) else None
-    # A Squeeze of no axes, on the other hand, removes every dimension of size 1.
-    empty = nd.is_op(node, "Unsqueeze") and int_operand(g, node, "axes", 1) == []
-    return x if empty else None
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node of the normal form: its operator, its axes or target, and the shape of its result."""
+
+    op_type: str
+    numbers: tuple[int, ...]
+    shape: Shape
 
 
-def _copies_all(g: Graph, x: str, node: NodeProto) -> bool:
-    """A Reshape to [0, 0, -1] and the like, as long as what it reads."""
-    target = dims(g, given(node, 1)) if given(node, 1) else None
-    rank = g.rank(x)
-    if target is None or rank != len(target) or nd.attr(node, "allowzero", 0):
+@rewrite(op.any(*VIEWS, "Transpose")(var(), ...))
+def view_chain(g: Graph, node: NodeProto) -> str | None:
+    """Rewrite a chain of views with the fewest nodes.
+
+    Intermediate values with other users stay, so only the nodes below them count as removed. A
+    chain that would be rewritten with as many nodes as it removes is rewritten only if the new
+    node reads a value further up and is no costlier than the old one.
+    """
+    chain = list(_chain(g, node))
+    best: tuple[int, str, list[Step]] | None = None
+    for length in range(len(chain), 0, -1):
+        source = chain[length - 1].input[0]
+        steps = _normal_form(g, source, chain[length - 1 :: -1])
+        if steps is None:
+            continue
+        gain = _removed(g, chain[:length]) - len(steps)
+        better = gain > 0 or (gain == 0 and _is_shorter(g, node, length, steps))
+        if better and (best is None or gain > best[0]):
+            best = gain, source, steps
+    return None if best is None else _write(g, *best[1:], node)
+
+
+def _chain(g: Graph, node: NodeProto) -> Iterator[NodeProto]:
+    """Yield `node` and the views above it, nearest first."""
+    above: NodeProto | None = node
+    for _ in range(_LONGEST_CHAIN):
+        if above is None or not nd.is_op(above, *VIEWS, "Transpose"):
+            return
+        yield above
+        above = g.producer(above.input[0])
+
+
+def _removed(g: Graph, chain: Sequence[NodeProto]) -> int:
+    """Count the nodes of a chain, nearest first, that are dead once the first one is replaced."""
+    for count, node in enumerate(chain[1:], 1):
+        if g.use_count(node.output[0]) != 1:
+            return count
+    return len(chain)
+
+
+def _is_shorter(g: Graph, node: NodeProto, length: int, steps: Sequence[Step]) -> bool:
+    """Return whether one node that replaces `node` alone is worth writing."""
+    if len(steps) != 1:
         return False
-    return all(size in (0, -1) for size in target) and target.count(-1) <= 1
+    written = steps[0].op_type
+    if length == 1:  # a computed target need not be computed
+        computed = nd.is_op(node, "Reshape") and not g.is_const(given(node, 1))
+        return computed and written in ("Squeeze", "Unsqueeze")
+    return written == node.op_type or (
+        written in ("Squeeze", "Unsqueeze") and nd.is_op(node, *VIEWS)
+    )
 
 
-def _flat_already(g: Graph, x: str, node: NodeProto) -> bool:
-    return g.rank(x) == 2 and nd.attr(node, "axis", 1) in (1, -1)
+def _write(g: Graph, source: str, steps: Sequence[Step], at: NodeProto) -> str:
+    write = {
+        "Squeeze": squeeze,
+        "Unsqueeze": unsqueeze,
+        "Reshape": reshape,
+        "Transpose": transpose,
+    }
+    value = source
+    for step in steps:
+        value = write[step.op_type](g, value, step.numbers, at=at)
+        if g.shape(source) is not None:
+            g.learn_type(value, TensorType(g.dtype(source), step.shape))
+    return value
 
 
-@rewrite(op.any(*VIEWS)(op.any(*VIEWS)(x, ...).shared().named("inner"), ...))
-def view_and_back(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
-    """Two views that end in the shape that they started from."""
-    if same_shape(g, x, node.output[0]):
-        return x
-    pair = {inner.op_type, node.op_type}
-    if pair != {"Squeeze", "Unsqueeze"}:
-        return None
-    first, second = _axes(g, inner), _axes(g, node)
-    return x if first is not None and second is not None and set(first) == set(second) else None
-
-
-@rewrite(op.Reshape(op.any(*VIEWS)(x, ...).shared().named("inner"), var("shape")))
-def reshape_of_view(g: Graph, x: str, inner: NodeProto, shape: str, node: NodeProto) -> str | None:
-    """The last shape counts. Where it says "as before" (0), before must have been the same."""
-    if nd.attr(node, "allowzero", 0):
-        return g.op("Reshape", x, shape, at=node, allowzero=1)
-    target = dims(g, shape)
-    before, between = g.shape(x), g.shape(inner.output[0])
-    if target is None:
-        return None
-    written: list[int] = []
-    computed = False
-    for place, size in enumerate(target):
-        kept: Dim | None = between[place] if between and place < len(between) else None
-        copied = before is not None and place < len(before) and before[place] == kept
-        if isinstance(size, Expr):
-            # Computed at run time: 0 for an empty dimension, which then means "as before".
-            if not copied and not is_positive(size):
-                return None
-            written.append(-1)
-            computed = True
-        elif size == 0 and not copied:
-            if not isinstance(kept, int) or not kept:
-                return None
-            written.append(kept)
-        else:
-            written.append(size)
-    if any(old == 0 != new for old, new in zip(target, written, strict=True)):
-        if computed:
+def _normal_form(g: Graph, source: str, chain: Sequence[NodeProto]) -> list[Step] | None:
+    """Return the fewest steps from `source` to the result of a chain, None if they are unknown."""
+    shape = g.shape(source)
+    if shape is None:  # a permutation still tells the rank
+        perm = nd.attr(chain[0], "perm") if nd.is_op(chain[0], "Transpose") else None
+        if perm is None:
             return None
-        shape = int_vector(g, written, "shape")
-    return g.op("Reshape", x, shape, at=node)
+        shape = tuple(symbol(f"{source}?{axis}") for axis in range(len(perm)))
+    before = after = _single_factors(shape)
+    known = True  # whether `after` has the factors of `before`, so that they can be compared
+    moved = False
+    for node in chain:
+        found = viewed(g, node, after)
+        if nd.is_op(node, "Transpose"):
+            if found is None:
+                return None
+            moved = moved or _flat(found) != _flat(after)
+        elif found is None:
+            result = g.shape(node.output[0])
+            if result is None:
+                return None
+            found, known = _single_factors(result), False
+        after = found
+    sizes = tuple(size_of(axis) for axis in after)
+    if not moved or (known and _flat(before) == _flat(after)):
+        return _in_order(g, shape, sizes)
+    return _transposed(g, before, after) if known else None
 
 
-@rewrite(
-    op.Squeeze(op.Squeeze(x, ...).shared().named("inner"), ...),
-    op.Unsqueeze(op.Unsqueeze(x, ...).shared().named("inner"), ...),
-)
-def merged_axes(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
-    """One Squeeze or Unsqueeze does for two."""
-    first, second = _axes(g, inner), _axes(g, node)
-    if first is None or second is None:
-        return None
-    if nd.is_op(node, "Squeeze"):
-        return squeeze(g, x, _squeezed(first, second), at=node)
-    return unsqueeze(g, x, _unsqueezed(first, second), at=node)
+def _single_factors(shape: Shape) -> list[Axis]:
+    return [[Factor(size)] for size in shape]
 
 
-@rewrite(op.any("Flatten", "Squeeze", "Unsqueeze")(op.any(*VIEWS)(x, ...), ...), opset=5)
-def view_of_view(g: Graph, x: str, node: NodeProto) -> str | None:
-    """A Reshape does for two, if it can be told the shape."""
-    target = reshape_target(g.shape(x), g.shape(node.output[0]))
-    return None if target is None else reshape(g, x, target, at=node)
+def _flat(axes: Sequence[Axis]) -> list[Factor]:
+    return [factor for axis in axes for factor in leaves(axis)]
 
 
-@rewrite(op.Reshape(x, var("shape")), opset=13)
-def reshape_by_ones(g: Graph, x: str, shape: str, node: NodeProto) -> str | None:
-    """A computed shape that only adds axes of size 1, or only drops some, need not be computed."""
-    return None if g.is_const(shape) else _by_ones(g, x, node)
+def _in_order(g: Graph, before: Shape, after: Shape) -> list[Step] | None:
+    """Return the steps between two shapes of the same elements in the same order."""
+    if before == after:
+        return []
+    added, dropped = _ones_among(after, before), _ones_among(before, after)
+    if added is not None:
+        return [Step("Unsqueeze", added, after)]
+    if dropped is not None:
+        return [Step("Squeeze", dropped, after)]
+    target = reshape_target(before, after) if g.opset() >= 5 else None
+    return None if target is None else [Step("Reshape", tuple(target), after)]
 
 
-@rewrite(op.any(*VIEWS)(op.any(*VIEWS)(x, ...).shared(), ...), opset=13)
-def views_by_ones(g: Graph, x: str, node: NodeProto) -> str | None:
-    """Views that together only add axes of size 1, or only drop some."""
-    return _by_ones(g, x, node)
-
-
-def _by_ones(g: Graph, x: str, node: NodeProto) -> str | None:
-    before, after = g.shape(x), g.shape(node.output[0])
-    if before is None or after is None or len(before) == len(after):
-        return x if before is not None and before == after else None
-    if len(before) < len(after):
-        axes = _ones_among(after, before)
-        return None if axes is None else unsqueeze(g, x, axes, at=node)
-    axes = _ones_among(before, after)
-    return None if axes is None else squeeze(g, x, axes, at=node)
-
-
-def _ones_among(longer: Shape, shorter: Shape) -> list[int] | None:
-    """The axes of size 1 that are all that `longer` has more."""
+def _ones_among(longer: Shape, shorter: Shape) -> tuple[int, ...] | None:
+    """Return the axes of size 1 that `longer` has in addition; None if more differs."""
     axes: list[int] = []
     left = list(shorter)
     for axis, size in enumerate(longer):
@@ -160,79 +180,91 @@ def _ones_among(longer: Shape, shorter: Shape) -> list[int] | None:
             axes.append(axis)
         else:
             return None
-    return None if left else axes
+    return None if left else tuple(axes)
 
 
-def _axes(g: Graph, node: NodeProto) -> list[int] | None:
-    """The axes that a Squeeze removes from its input, or that an Unsqueeze adds to its output."""
-    whole = node.input[0] if nd.is_op(node, "Squeeze") else node.output[0]
-    return positive_axes(int_operand(g, node, "axes", 1), g.rank(whole)) or None
+def _transposed(g: Graph, before: Sequence[Axis], after: Sequence[Axis]) -> list[Step] | None:
+    """Return a Transpose of whole axes, and a view before it or after it, whichever is shorter."""
+    forms: list[list[Step]] = []
+    perm = _order(before, after)
+    if perm is not None:
+        shape = _sizes([before[axis] for axis in perm])
+        last = _in_order(g, shape, _sizes(after))
+        if last is not None:
+            forms.append([Step("Transpose", tuple(perm), shape), *last])
+    order = _order(after, before)
+    if order is not None:
+        shape = _sizes([after[axis] for axis in order])
+        first = _in_order(g, _sizes(before), shape)
+        perm = tuple(order.index(axis) for axis in range(len(order)))
+        if first is not None:
+            forms.append([*first, Step("Transpose", perm, _sizes(after))])
+    return min(forms, key=len, default=None)
 
 
-def _squeezed(first: list[int], second: list[int]) -> list[int]:
-    """The second axes count what the first Squeeze left."""
-    last = max([*first, len(first) + max(second, default=0)], default=0)
-    left = [axis for axis in range(last + 1) if axis not in first]
-    return sorted([*first, *(left[axis] for axis in second)])
+def _sizes(axes: Sequence[Axis]) -> Shape:
+    return tuple(size_of(axis) for axis in axes)
 
 
-def _unsqueezed(first: list[int], second: list[int]) -> list[int]:
-    """The first axes count what the second Unsqueeze then spreads out."""
-    last = len(second) + max(first, default=0)
-    places = [axis for axis in range(last + 1) if axis not in second]
-    return sorted([*second, *(places[axis] for axis in first)])
+def _order(axes: Sequence[Axis], other: Sequence[Axis]) -> list[int] | None:
+    """Return `axes` in the order in which `other` has their factors, None if it splits one.
+
+    Axes of size 1 take the positions of those in `other`, then the end.
+    """
+    starts = {id(leaves(axis)[0]): index for index, axis in enumerate(axes) if leaves(axis)}
+    ones = [index for index, axis in enumerate(axes) if not leaves(axis)]
+    order: list[int] = []
+    for target in other:
+        factors = leaves(target)
+        if not factors and ones:
+            order.append(ones.pop(0))
+        while factors:
+            index = starts.get(id(factors[0]))
+            if index is None:
+                return None
+            whole = leaves(axes[index])
+            if factors[: len(whole)] != whole:
+                return None
+            order.append(index)
+            factors = factors[len(whole) :]
+    order += ones
+    return order if len(order) == len(axes) else None
 
 
-@rewrite(op.Transpose(x))
-def transpose_without_effect(g: Graph, x: str, node: NodeProto) -> str | None:
-    perm = permutation(g, node)
-    return x if perm is not None and list(perm) == sorted(perm) else None
+@rewrite(op.Reshape(op.any(*VIEWS)(x, ...).shared().named("inner"), var("shape")))
+def reshape_of_view(g: Graph, x: str, inner: NodeProto, shape: str, node: NodeProto) -> str | None:
+    """The last target alone decides; a 0 in it must copy the same size from `x`.
 
-
-@rewrite(op.Transpose(op.Transpose(x).shared().named("inner")))
-def transpose_of_transpose(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
-    first, second = permutation(g, inner), permutation(g, node)
-    if first is None or second is None or len(first) != len(second):
+    `view_chain` cannot do this where the target is computed, or has sizes that only the run knows.
+    """
+    if nd.attr(node, "allowzero", 0):
+        return g.op("Reshape", x, shape, at=node, allowzero=1)
+    target = dims(g, shape)
+    before, between = g.shape(x), g.shape(inner.output[0])
+    if target is None:
         return None
-    whole = [first[axis] for axis in second]
-    return x if whole == sorted(whole) else transpose(g, x, whole, at=node)
+    numbers: list[int] = []
+    computed = False
+    for position, size in enumerate(target):
+        kept: Dim | None = between[position] if between and position < len(between) else None
+        copied = before is not None and position < len(before) and before[position] == kept
+        if isinstance(size, Expr):
+            # A computed size may be 0 for an empty dimension, and then copies.
+            if not copied and not is_positive(size):
+                return None
+            numbers.append(-1)
+            computed = True
+        elif size == 0 and not copied:
+            if not isinstance(kept, int) or not kept:
+                return None
+            numbers.append(kept)
+        else:
+            numbers.append(size)
+    if any(old == 0 != new for old, new in zip(target, numbers, strict=True)):
+        if computed:
+            return None
+        shape = int_vector(g, numbers, "shape")
+    return g.op("Reshape", x, shape, at=node)
 
 
-@rewrite(
-    op.Transpose(op.any("Squeeze", "Unsqueeze")(op.Transpose(x).named("first"), ...).named("ones"))
-)
-def transposes_around_ones(
-    g: Graph, x: str, first: NodeProto, ones: NodeProto, node: NodeProto
-) -> str | None:
-    """Two Transposes are one, where only axes of size 1 come or go between."""
-    outer, inner, axes = permutation(g, node), permutation(g, first), _axes(g, ones)
-    if outer is None or inner is None or axes is None:
-        return None
-    if nd.is_op(ones, "Unsqueeze"):
-        old = [axis for axis in range(len(outer)) if axis not in axes]
-        perm = [inner[old.index(axis)] for axis in outer if axis not in axes]
-        added = [place for place, axis in enumerate(outer) if axis in axes]
-        return unsqueeze(g, _transposed(g, x, perm, node), added, at=node)
-    kept = [axis for place, axis in enumerate(inner) if place not in axes]
-    ranks = sorted(kept)
-    less = squeeze(g, x, sorted(inner[axis] for axis in axes), at=node)
-    return _transposed(g, less, [ranks.index(kept[place]) for place in outer], node)
-
-
-def _transposed(g: Graph, x: str, perm: list[int], node: NodeProto) -> str:
-    return x if perm == sorted(perm) else transpose(g, x, perm, at=node)
-
-
-RULES = (
-    view_without_effect,
-    view_and_back,
-    reshape_of_view,
-    merged_axes,
-    view_of_view,
-    transpose_without_effect,
-    transpose_of_transpose,
-    transposes_around_ones,
-)
-
-BY_ONES = (reshape_by_ones, views_by_ones)
-"""For computed shapes: once, when all sizes are known."""
+RULES = (view_chain, reshape_of_view)

@@ -1,4 +1,4 @@
-"""Control flow that is known: an If becomes the branch that it takes, see `passes.loops` too."""
+"""Inline an If whose condition is known as the branch it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other people's rewriters as passes: they run, they are proven, and they are undone when wrong."""
+"""Third-party optimizers as passes: they run, are verified, and are undone when wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ g (float[n, 64] x) => (float[n, 64] y)
 
 @pytest.fixture
 def source(tmp_path):
-    """Two Relus in a row and a weight that is large enough to stay in the file."""
+    """Two consecutive Relus, and a weight large enough to stay external."""
     proto = onnx.parser.parse_model(TEXT)
     array = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     proto.graph.initializer.append(numpy_helper.from_array(array, "w"))
@@ -179,7 +179,7 @@ def test_what_is_not_its_business_stays(source, item):
     assert result.model.opsets == {"": 17}
     stored = result.model.graph.initializers["w"]
     assert is_external(stored)
-    assert reference(stored)[0] == "model.onnx"  # still the bytes of the original file
+    assert reference(stored)[0] == "model.onnx"  # the bytes of the original file
 
 
 def test_a_failing_function_costs_only_itself(source):

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from passes.lower import mask_floor as masks
+from passes.lower import mask_floor
 from tests.checks import check, model, text_of
 from tests.passes.lower.mask_cases import (
     CAUSAL,
@@ -28,7 +28,7 @@ FLOOR = """last = Constant <value = int64[1] {-1}> () depth = Constant <value = 
     far = Constant <value = float {-1000.0}> () none = Constant <value = float {-inf}> ()
     top = ReduceMax (m, last) below = Sub (top, depth) whole = Less (top, far)
     low = Where (whole, none, below)"""
-FLOORS = Rules("test", masks.rules())
+FLOORS = Rules("test", mask_floor.rules())
 LOW = [-1e4, float(np.finfo(np.float32).min), -np.inf]
 
 
@@ -176,7 +176,7 @@ def test_other_attention_stays(signature: str, nodes: str) -> None:
 
 
 def test_where_it_does_not_pay_it_stays() -> None:
-    slow = Rules("test", masks.rules(choice("finite", cost=1.0)))
+    slow = Rules("test", mask_floor.rules(choice("finite", cost=1.0)))
     check(slow, typed(f"{SIGNATURE} {{ {TWO} }}"), near_miss=True, run=False)
 
 
@@ -295,5 +295,5 @@ def test_numbers_of_another_type_are_not_taken_for_these() -> None:
 )
 def test_the_reason_why_it_stays(nodes: str, said: str) -> None:
     text = typed(f"{SIGNATURE} {{ y = Attention <{HEADS}> {nodes} z = Neg (y) }}")
-    found = explain(model(text), masks.rules(choice("finite", cost=1.0), only=()))
+    found = explain(model(text), mask_floor.rules(choice("finite", cost=1.0), only=()))
     assert [miss.reason for miss in found] == [said]

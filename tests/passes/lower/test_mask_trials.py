@@ -9,12 +9,21 @@ import pytest
 from onnx import numpy_helper, shape_inference
 
 import toolkit
-from passes.lower import Lower, mask_trials
-from passes.lower import mask_floor as masks
+from passes.lower import mask_floor, mask_trials
 from passes.lower.cost_query import Choice
+from passes.lower.lower import Lower
 from tests import ort
 from tests.checks import model, parse, text_of
-from tests.passes.lower.mask_cases import CAUSAL, HEADS, QKV, SIGNATURE, STORED, TWO, feeds, low_at
+from tests.passes.lower.mask_cases import (
+    CAUSAL,
+    HEADS,
+    QKV,
+    SIGNATURE,
+    STORED,
+    TWO,
+    feeds,
+    low_at,
+)
 from tests.passes.lower.tables import HEADER, choice, spelling, table, typed
 from toolkit.ir.journal import Rewrite
 from toolkit.ir.model import Model
@@ -124,7 +133,7 @@ def test_masked_scores_that_are_large_are_left_alone(sign: float, kept: list[str
     found, _, runs = shown(text, fed | {"w": np.abs(fed["k"])})
     assert found == kept
     deep = model(text)
-    masks_at_50 = Rules("test", masks.rules())
+    masks_at_50 = Rules("test", mask_floor.rules())
     masks_at_50.run(deep, Context())
     assert runs(deep), text_of(deep)
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from passes.lower import softcap_attention as capped
+from passes.lower import softcap_attention
 from tests.checks import check
 from tests.passes.lower.tables import choice, stays, typed
 from toolkit.rewriting.rule import Rules
@@ -47,11 +47,15 @@ LIMITED = "floor = Constant <value = float {-1e30}> () limited = Max (mask, floo
 )
 def test_capped_attention_is_written_out(sizes: tuple[int, int, int], nodes: str) -> None:
     before = typed(f"{signature(*sizes)} {{ {nodes} }}")
-    found = check(Rules("test", capped.rules(choice("decomposed"))), before)
+    found = check(Rules("test", softcap_attention.rules(choice("decomposed"))), before)
     count = Counter(node.op_type for node in found.graph.nodes)
     assert count["Tanh"] == count["Softmax"] == 1
     assert not count["Attention"]
-    check(Rules("test", capped.rules(choice("decomposed", cost=1.2))), before, near_miss=True)
+    check(
+        Rules("test", softcap_attention.rules(choice("decomposed", cost=1.2))),
+        before,
+        near_miss=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,30 +73,30 @@ def test_capped_attention_is_written_out(sizes: tuple[int, int, int], nodes: str
     ],
 )
 def test_other_attention_stays(nodes: str) -> None:
-    stays(capped.rules, "decomposed", signature(), nodes)
+    stays(softcap_attention.rules, "decomposed", signature(), nodes)
 
 
 def test_heads_of_one_group_with_masks_of_their_own_stay() -> None:
     nodes = FINITE + "four = Constant <value_ints = [1, 4, 1, 1]> () all = Expand (mask, four) "
     stays(
-        capped.rules,
+        softcap_attention.rules,
         "decomposed",
         signature(8, 4, 4),
         nodes + attention(4, 2, mask=", all"),
     )
     same = nodes.replace("[1, 4, 1, 1]", "[1, 2, 1, 1]") + attention(mask=", all")
     before = typed(f"{signature()} {{ {same} }}")
-    found = check(Rules("test", capped.rules(choice("decomposed"))), before)
+    found = check(Rules("test", softcap_attention.rules(choice("decomposed"))), before)
     assert "Tanh" in {node.op_type for node in found.graph.nodes}
 
 
 def test_half_precision_stays() -> None:
     text = signature(mask="float16[N, 1, S, T] m").replace("float[", "float16[")
-    stays(capped.rules, "decomposed", text, attention(mask=""), run=False)
+    stays(softcap_attention.rules, "decomposed", text, attention(mask=""), run=False)
 
 
 @pytest.mark.parametrize("heads", ["", "q_num_heads = 2, kv_num_heads = 0, "])
 def test_heads_that_are_not_said_are_left_to_the_runtime(heads: str) -> None:
     nodes = attention(mask="").replace("q_num_heads = 2, kv_num_heads = 2, ", heads)
-    rules = Rules("test", capped.rules(choice("decomposed")))
+    rules = Rules("test", softcap_attention.rules(choice("decomposed")))
     check(rules, typed(f"{signature()} {{ {nodes} }}"), near_miss=True, run=False)

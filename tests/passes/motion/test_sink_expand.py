@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from passes.analysis.shapes import Shapes
-from passes.motion import sink_expand as repeated
+from passes.motion import sink_expand
 from passes.simplify.dce import RemoveDead
 from tests import ort
 from tests.checks import check, parse
@@ -15,7 +15,7 @@ from toolkit.ir.model import Model
 from toolkit.pass_manager.pipeline import Pipeline
 from toolkit.rewriting.rule import Rules
 
-RULES = Rules("test", repeated.RULES)
+RULES = Rules("test", sink_expand.RULES)
 SIZES = "s = Constant <value_ints = [1, 1, 16]> ()"
 FEATURES = f"{SIZES} e = Expand (x, s)"
 X = "g (float[N, 7, 1] x) => (float[N, 7, 16] y)"

@@ -23,7 +23,8 @@ from tests.random_graphs import Step, build, feeds
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
 from toolkit.pass_manager.registry import parse_passes
-from toolkit.rewriting.match_failure import Misses
+from toolkit.rewriting.match_failure import NearMisses
+from toolkit.settings import Settings
 from toolkit.symbolic import minimum, symbol
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
@@ -666,7 +667,7 @@ def test_fuse_selects_before_the_last_attention(target: str) -> None:
     text = graph(SPELLED, inputs="float[B, L, 4] x, float[B, 1, 1, L] mask", stored=stored)
     subject = Model.from_proto(parse(text))
     for item in parse_passes("fuse"):
-        item.run(subject, Context(target=target))
+        item.run(subject, Context(Settings(target=target)))
     assert few(subject, "Attention")
     x = np.random.default_rng(0).standard_normal((2, 5, 4), np.float32)
     mask = np.where(np.arange(5) < [[[[3]]], [[[5]]]], 0, -1e4).astype(np.float32)
@@ -674,7 +675,7 @@ def test_fuse_selects_before_the_last_attention(target: str) -> None:
 
 
 def test_explain_says_where_it_stopped() -> None:
-    misses = Misses()
+    misses = NearMisses()
     nodes = "m = MatMul (x, w) y = Gather <axis = 1> (m, first)"
     subject = Model.from_proto(parse(graph(nodes, outputs="float[B, 4] y, float[B, L, 4] m")))
     for item in (Shapes(annotate=False), Rows()):

@@ -9,17 +9,18 @@ import numpy as np
 import onnx
 from onnx import helper, parser
 
-from passes.opset import Opset
+from passes.opset.opset import Opset
 from tests.checks import random_feeds
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
 from toolkit.runtime.session import Session
+from toolkit.settings import Settings
 
 TARGETS = (7, 9, 11, 13, 18, 21, 23, 26)
 
 
 def lift(proto: onnx.ModelProto, to: int, target: str = "ort-cpu") -> tuple[Model, list[str]]:
-    model, ctx = Model.from_proto(proto), Context(target=target)
+    model, ctx = Model.from_proto(proto), Context(Settings(target=target))
     Opset(to=to).run(model, ctx)
     return model, ctx.notes
 

@@ -1,4 +1,4 @@
-"""The table of operator changes against the schemas of onnx and the kernels of onnxruntime."""
+"""The adapter table matches the schemas of onnx and the kernels of onnxruntime."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections import defaultdict
 
 from onnx import defs
 
-from tests.passes.opset.compatible_changes import (
-    ADAPTERS,
-    EXPERIMENTAL,
-    HARMLESS,
-    NEEDS_TYPES,
-    NO_KERNEL,
-)
-from toolkit.runtime.session import MAX_OPSET
+from passes.opset.adapter_table import ADAPTERS, EXPERIMENTAL, NEEDS_TYPES
+from tests.passes.opset.compatible_changes import COMPATIBLE
+from toolkit.runtime import MAX_OPSET
+from toolkit.targets.ort_cpu import TARGET as ORT_CPU
 
 
 def transitions() -> set[tuple[str, int]]:
-    """(operator, opset) for every opset up to the newest we write that changed an operator."""
+    """Return (operator, opset) for every change of an operator up to the newest supported opset."""
     return {(op, new) for op, versions in schemas().items() for new in sorted(versions)[1:]}
 
 
@@ -29,15 +25,15 @@ def schemas() -> dict[str, dict[int, defs.OpSchema]]:
     return found
 
 
-def test_every_change_of_an_operator_is_looked_at() -> None:
+def test_every_operator_change_has_an_adapter_or_is_listed_as_compatible() -> None:
     adapted = {(op, version) for version, ops in ADAPTERS.items() for op in ops}
-    harmless = {(op, version) for version, ops in HARMLESS.items() for op in ops.split()}
-    assert not adapted & harmless
-    assert adapted | harmless == transitions()
+    compatible = {(op, version) for version, ops in COMPATIBLE.items() for op in ops.split()}
+    assert not adapted & compatible
+    assert adapted | compatible == transitions()
 
 
 def losses(old: defs.OpSchema, new: defs.OpSchema) -> list[str]:
-    """What a valid node of `old` could use that `new` takes away or reads differently."""
+    """Return the features of `old` that `new` drops or interprets differently."""
     found = ["it is deprecated"] if new.deprecated else []
     for name, attribute in old.attributes.items():
         now = new.attributes.get(name)
@@ -61,23 +57,23 @@ def losses(old: defs.OpSchema, new: defs.OpSchema) -> list[str]:
     return found
 
 
-def test_harmless_changes_take_nothing_away() -> None:
+def test_compatible_changes_take_nothing_away() -> None:
     table = schemas()
-    misspelt = {("GRU", 3): ["default of direction"]}  # "foward" was never meant
-    for version, ops in HARMLESS.items():
+    misspelt = {("GRU", 3): ["default of direction"]}  # "foward" was a typo in the schema
+    for version, ops in COMPATIBLE.items():
         for op in ops.split():
             before = max(v for v in table[op] if v < version)
             lost = losses(table[op][before], table[op][version])
             assert lost == misspelt.get((op, version), []), (op, version)
 
 
-def test_operators_that_look_at_types_are_in_the_table() -> None:
+def test_operators_that_need_types_have_adapters() -> None:
     known = {op for table in (ADAPTERS, EXPERIMENTAL) for ops in table.values() for op in ops}
     assert known >= set(NEEDS_TYPES.split())
 
 
-def test_missing_kernels_are_those_of_the_runtime() -> None:
-    """An operator that onnxruntime ran before and does not run in its new version."""
+def test_lost_kernels_lists_the_kernels_that_onnxruntime_lost() -> None:
+    """Compare it with the kernels that end where a new version of an operator begins."""
     from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
     kernels: dict[str, set[tuple[int, int]]] = defaultdict(set)
@@ -100,7 +96,7 @@ def test_missing_kernels_are_those_of_the_runtime() -> None:
         and not versions[version].has_function
         and not versions[version].has_context_dependent_function
     }
-    # Functions, which the runtime runs as their bodies, as far as it can.
+    # Functions, which the runtime expands and runs as far as it can.
     functions = {("Bernoulli", 22), ("Swish", 25)}
-    listed = {(op, v) for v, ops in NO_KERNEL.items() for op in ops.split()} - functions
+    listed = {(op, v) for v, ops in ORT_CPU.lost_kernels.items() for op in ops} - functions
     assert lost == listed

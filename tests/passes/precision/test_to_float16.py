@@ -1,4 +1,4 @@
-"""16-bit floats: what computes in them, what does not, and where the casts are."""
+"""`fp16`: float16 nodes, float32 nodes, and the Casts between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from passes.precision import Float16
+from passes.precision.to_float16 import Float16
 from tests import ort as plain
 from tests.checks import check, model, parse, random_feeds, text_of
 from tests.passes.fuse.constants import floats, stored, typed
@@ -198,7 +198,7 @@ def test_data_show_which_layers_overflow(size: float, stays: bool) -> None:
     data = CalibrationData(Samples([{"x": np.full((2, 16), size, np.float32)}]))
     subject, ctx = Model.from_proto(parse(text)), Context(calibration=data)
     HALF.run(subject, ctx)
-    assert any("beyond 65504" in note for note in ctx.notes) == stays
+    assert any("exceed 65504" in note for note in ctx.notes) == stays
     (found,) = plain.run(subject.inlined_proto(), {"x": np.full((2, 16), size, np.float32)})
     np.testing.assert_allclose(found, 1.0, atol=1e-3)
 
@@ -206,7 +206,7 @@ def test_data_show_which_layers_overflow(size: float, stays: bool) -> None:
 def test_kept_by_pattern() -> None:
     item = Float16(keep=("Tanh", "nothing*"))
     assert notes_of(X_Y, "", "a = Relu (x) y = Tanh (a)", item) == [
-        "no node matches 'nothing*'", "kept in 32 bits: Tanh 'y' (as asked for)"]  # fmt: skip
+        "no node matches 'nothing*'", "kept in 32 bits: Tanh 'y' (excluded by keep)"]  # fmt: skip
     halved(X_Y, "", "a = Relu (x) y = Tanh (a)", "Cast Relu Cast Tanh", item=item)
 
 
@@ -254,7 +254,7 @@ def test_inputs_and_outputs_in_16_bits() -> None:
     np.testing.assert_allclose(found, wanted, atol=CLOSE)
     ctx = Context()
     Float16(io="fp16", keep=("y",)).run(Model.from_proto(parse(text)), ctx)
-    assert "output 'y' stays in 32 bits: its node computes in them" in ctx.notes
+    assert "output 'y' stays in 32 bits, as its node does" in ctx.notes
 
 
 def test_storage_only() -> None:
@@ -273,10 +273,10 @@ def test_weights_that_cannot_be_stored() -> None:
     large = np.ones((16, 16))
     large[3, 3] = 1e6
     notes = notes_of(X_Y, stored("w", large), "y = MatMul (x, w)", STORED)
-    assert notes == ["weight 'w' stays in 32 bits: it has numbers beyond 65504"]
+    assert notes == ["weight 'w' stays in 32 bits: a constant beyond 65504"]
     small = np.full((16, 16), 1e-9)
     notes = notes_of(X_Y, stored("w", small), "y = MatMul (x, w)", STORED)
-    assert notes == ["weight 'w' stays in 32 bits: it has numbers of which too much vanishes"]
+    assert notes == ["weight 'w' stays in 32 bits: a constant with too much underflow"]
 
 
 def test_a_16_bit_model_stays() -> None:
@@ -297,7 +297,7 @@ def test_casts_from_16_bits_are_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("option", ["", ":storage=true"])
-def test_in_a_pipeline_behind_fusion(option: str) -> None:
+def test_in_a_pipeline_after_fusion(option: str) -> None:
     constants = f"{floats('w', 64, 64)}, {floats('b', 64)}, float half = {{0.5}}, " + (
         "float one = {1}, float root = {1.4142135}"
     )

@@ -230,13 +230,13 @@ def test_what_is_no_tensor_stays() -> None:
     check(WIDE, text, near_miss=True, run=False)
     ctx = Context()
     WIDE.run(model(text), ctx)
-    assert ctx.notes == ["the model stays as it is: 'y' is no tensor"]
+    assert ctx.notes == ["not converted: 'y' is not a tensor"]
 
 
 # -- in pipelines
 
 
-def test_a_model_in_16_bits_is_quantized_behind_it() -> None:
+def test_a_model_in_16_bits_is_quantized_after_it() -> None:
     constants = f"{halves('w', 64, 128)}, {halves('v', 128, 64)}"
     signature = "g (float16[N, 64] x) => (float16[N, 64] y)"
     nodes = "a = MatMul (x, w) r = Relu (a) y = MatMul (r, v)"
@@ -271,7 +271,7 @@ def test_what_follows_is_proven_though_the_original_does_not_run(validate: Any) 
     result = toolkit.optimize(bfloats(), "fp32,fuse,quantize", measure=False, validate=validate)
     assert result.passes[-1].status == "applied"
     assert result.quality is not None
-    assert "compared from behind fp32 on, since the original does not run: " in result.proof
+    assert "compared with the result of fp32, since the original does not run: " in result.proof
     assert "bfloat16: onnxruntime has no CPU kernel" in result.proof
 
 
@@ -286,7 +286,7 @@ class Spoil:
             model.graph.set_op(relu, "Abs")
 
 
-def test_a_pass_behind_it_that_breaks_the_model_is_undone() -> None:
+def test_a_pass_after_it_that_breaks_the_model_is_undone() -> None:
     done = Pipeline([WIDE, Spoil()]).run(bfloats()).passes
     assert [result.status for result in done] == ["applied", "reverted"]
     # Before it nobody can tell: the original does not run.

@@ -28,7 +28,7 @@ class Fed:
 
     def run(self, subject: Model, ctx: Context) -> None:
         ctx.calibration = Calib(list(self.feeds)).open(subject)
-        ctx.floats = self.floats
+        ctx.reference = self.floats
         self.item.run(subject, ctx)
 
 

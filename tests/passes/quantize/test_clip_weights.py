@@ -8,7 +8,14 @@ import pytest
 from passes.quantize import clip_weights as clipping
 from passes.quantize.clip_weights import ClipWeights, clip
 from tests import ort
-from tests.checks import assert_rollback, check, knowledge, model, random_feeds, written
+from tests.checks import (
+    assert_rollback,
+    check,
+    knowledge,
+    model,
+    random_feeds,
+    written,
+)
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import notes_of
 from toolkit.errors import UsageError

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import toolkit
-from passes.quantize import quantize as auto
-from passes.quantize.bias_correction.correct_bias import CorrectBias
-from passes.quantize.bias_correction.corrections import Corrections
+from passes.quantize import quantize
+from passes.quantize.bias_correction.correct_bias import CorrectBias, Corrections
 from passes.quantize.quantize import Quantize
 from passes.quantize.search.candidate_eval import Trials
 from tests.checks import parse, random_feeds
@@ -56,7 +55,7 @@ def feeds(model: Model, count: int = 6) -> list[Mapping[str, Any]]:
     return [random_feeds(model, seed) for seed in range(count)]
 
 
-def quantize(
+def run_quantize(
     model: Model, item: Any = AUTO, data: Sequence[Mapping[str, Any]] = (), **options: Any
 ) -> tuple[Result, PassResult]:
     """Run it, untimed; the result, and what the pass itself says."""
@@ -72,7 +71,7 @@ def ops(model: Model) -> Counter[str]:
 
 def with_data(item: Any = AUTO, **options: Any) -> tuple[Model, PassResult]:
     subject = network()
-    return subject, quantize(subject, item, feeds(subject), **options)[1]
+    return subject, run_quantize(subject, item, feeds(subject), **options)[1]
 
 
 # -- what is chosen
@@ -80,7 +79,7 @@ def with_data(item: Any = AUTO, **options: Any) -> tuple[Model, PassResult]:
 
 def test_without_data_linear_layers_alone_and_it_says_so() -> None:
     subject = network()
-    _, done = quantize(subject)
+    _, done = run_quantize(subject)
     assert done.status == "applied"
     assert ops(subject)["MatMulInteger"] == 1
     assert ops(subject)["Conv"] == 3
@@ -98,7 +97,7 @@ def test_without_data_linear_layers_alone_and_it_says_so() -> None:
             """y = Scan <num_scan_inputs = 1, body = s (r) => (o) {
                 o = If (c) <then_branch = t () => (p) { p = Conv (r, w) },
                             else_branch = e () => (q) { q = Conv (r, w) }> }> (x)""",
-            "in a subgraph inside of a Scan",
+            "in a subgraph nested in a Scan",
         ),
     ],
 )
@@ -106,7 +105,7 @@ def test_samples_are_not_asked_for_where_they_would_not_help(
     signature: str, kind: str, nodes: str, reason: str
 ) -> None:
     weights = stored("w", np.random.default_rng(0).standard_normal((64, 8, 3, 3)), kind)
-    _, done = quantize(Model.from_proto(parse(typed(signature, weights, nodes))))
+    _, done = run_quantize(Model.from_proto(parse(typed(signature, weights, nodes))))
     said = " ".join(done.notes)
     assert reason in said
     assert "--calib" not in said
@@ -117,7 +116,7 @@ def test_samples_are_asked_for_where_convolutions_are_in_branches() -> None:
     nodes = """y = If (c) <then_branch = t () => (p) { p = Conv (x, w) },
                            else_branch = e () => (q) { q = Conv (x, w) }>"""
     signature = "g (float[N,8,6,6] x, bool c) => (y)"
-    _, done = quantize(Model.from_proto(parse(typed(signature, weights, nodes))))
+    _, done = run_quantize(Model.from_proto(parse(typed(signature, weights, nodes))))
     assert any("2 convolutions stay float" in n and "--calib" in n for n in done.notes)
 
 
@@ -137,7 +136,7 @@ def test_only_the_runtime_gets_operators_of_its_own(target: str, kept: str) -> N
     constants = f"{floats('w', 1, 128, 32)}, {floats('r', 1, 128, 32)}"
     text = typed(signature, constants, "y = LSTM <hidden_size = 32> (x, w, r)", 21)
     subject = Model.from_proto(parse(text))
-    quantize(subject, target=target)
+    run_quantize(subject, target=target)
     assert ops(subject) == {kept: 1}
 
 
@@ -150,7 +149,7 @@ def test_what_is_said_is_what_was_done() -> None:
     subject = Model.from_proto(
         parse(typed(signature, constants, "y = MatMul (x, w) z = MatMul (x, v)", 21))
     )
-    _, done = quantize(subject)
+    _, done = run_quantize(subject)
     assert "in int8: 1 dynamic MatMul" in done.notes
     assert any("'z' stays float" in note for note in done.notes)
 
@@ -174,7 +173,7 @@ def test_what_is_larger_in_int8_stays_float_when_size_is_preferred() -> None:
         "y = Conv (x, w)",
     )
     subject = Model.from_proto(parse(text))
-    result, done = quantize(subject, AUTO, feeds(subject), prefer="size")
+    result, done = run_quantize(subject, AUTO, feeds(subject), prefer="size")
     assert result.after.bytes <= result.before.bytes
     assert any("static layers stay float: in int8" in note for note in done.notes)
 
@@ -194,7 +193,7 @@ def test_what_is_left_when_a_group_goes_back_has_to_keep_the_budget(monkeypatch)
     def holds(self: Trials, plan: Plan, times: float = 1.0) -> bool:
         return any(entry.scheme == "static" for entry in plan.quantized())
 
-    monkeypatch.setattr(auto, "keep_what_pays", without_static)
+    monkeypatch.setattr(quantize, "keep_what_pays", without_static)
     monkeypatch.setattr(Trials, "holds", holds)
     subject, done = with_data()
     assert any("nothing is quantized: no part of it" in note for note in done.notes)
@@ -222,17 +221,17 @@ def test_include_and_exclude() -> None:
 
 def test_a_model_of_an_old_opset_is_lifted_first() -> None:
     subject = network(opset=11)
-    _, done = quantize(subject, data=feeds(subject))
+    _, done = run_quantize(subject, data=feeds(subject))
     assert done.status == "applied", done.reason
     assert subject.opsets[""] >= 13
     subject = network(opset=11)
     with pytest.raises(UsageError, match="needs opset 13"):
-        quantize(subject, data=feeds(subject), opset="keep")
+        run_quantize(subject, data=feeds(subject), opset="keep")
 
 
 def test_a_model_that_stays_float_is_not_lifted_and_its_plan_can_be_edited(tmp_path: Path) -> None:
     subject = network(opset=11)
-    result, done = quantize(subject, Quantize(exclude=("*",)), feeds(subject))
+    result, done = run_quantize(subject, Quantize(exclude=("*",)), feeds(subject))
     assert done.status == "unchanged"
     assert subject.opsets[""] == 11
     (written,) = result.plans
@@ -240,13 +239,13 @@ def test_a_model_that_stays_float_is_not_lifted_and_its_plan_can_be_edited(tmp_p
     edited = {"output": "y", "op": "Gemm", "scheme": "dynamic", "axis": 1}
     entries = [edited if e["output"] == "y" else e for e in json.loads(written)["nodes"]]
     path.write_text(json.dumps({"version": 1, "nodes": entries}))
-    assert quantize(subject, Quantize(plan=path))[1].rules == {"quantize-linear": 1}
+    assert run_quantize(subject, Quantize(plan=path))[1].rules == {"quantize-linear": 1}
 
 
 def test_a_quantized_model_is_left_as_it_is() -> None:
     subject, _ = with_data()
     before = subject.to_proto().SerializeToString()
-    _, again = quantize(subject, data=feeds(subject))
+    _, again = run_quantize(subject, data=feeds(subject))
     assert again.status == "unchanged"
     assert "quantized already" in again.notes[0]
     assert subject.to_proto().SerializeToString() == before
@@ -254,7 +253,7 @@ def test_a_quantized_model_is_left_as_it_is() -> None:
 
 def test_a_model_with_nothing_to_quantize() -> None:
     subject = Model.from_proto(parse("g (float[N] x) => (float[N] y) { y = Exp (x) }"))
-    assert quantize(subject)[1].status == "unchanged"
+    assert run_quantize(subject)[1].status == "unchanged"
 
 
 def test_behind_fuse() -> None:
@@ -281,7 +280,7 @@ def test_samples_may_be_given_as_they_are(tmp_path: Path) -> None:
 def test_biases_are_corrected_where_layers_are_static() -> None:
     assert with_data()[1].rules.get("correct-bias")
     assert "correct-bias" not in with_data(Quantize(correct_bias=False))[1].rules
-    assert "correct-bias" not in quantize(network())[1].rules
+    assert "correct-bias" not in run_quantize(network())[1].rules
 
 
 def test_corrected_biases_that_break_the_budget_are_not_kept(
@@ -302,7 +301,7 @@ def test_biases_are_corrected_by_as_many_samples_each_time(monkeypatch: pytest.M
     """A plan that holds with corrected biases is written with those with which it was tried."""
     measured = iter((3, 5))
     monkeypatch.setattr(
-        "passes.quantize.bias_correction.corrections.affordable_samples", lambda *_: next(measured)
+        "passes.quantize.bias_correction.correct_bias.affordable_samples", lambda *_: next(measured)
     )
     taken: list[int | None] = []
     monkeypatch.setattr(CorrectBias, "run", lambda item, *_: taken.append(item.samples))
@@ -324,7 +323,7 @@ def test_weights_that_are_hard_to_quantize_are_named() -> None:
     numbers[0, 0] = 100.0
     text = typed(ROWS, stored("w", numbers), "y = MatMul (x, w)", 21)
     subject = Model.from_proto(parse(text))
-    done = quantize(subject)[1]
+    done = run_quantize(subject)[1]
     assert any("'w'" in note and "clip-weights" in note for note in done.notes)
 
 
@@ -333,12 +332,12 @@ def test_weights_that_are_hard_to_quantize_are_named() -> None:
 
 def test_the_plan_can_be_fed_back(tmp_path: Path) -> None:
     first = network()
-    result, before = quantize(first, Quantize(correct_bias=False), feeds(first))
+    result, before = run_quantize(first, Quantize(correct_bias=False), feeds(first))
     (written,) = result.plans
     path = tmp_path / "plan.json"
     path.write_text(written)
     second = network()
-    again, done = quantize(second, Quantize(plan=path))
+    again, done = run_quantize(second, Quantize(plan=path))
     assert done.status == "applied", done.reason
     (said,) = (note for note in before.notes if note.startswith("in int8: "))
     assert said in done.notes
@@ -350,10 +349,10 @@ def test_the_plan_can_be_fed_back(tmp_path: Path) -> None:
 def test_a_plan_of_weights_alone_can_be_fed_back(tmp_path: Path, target: str) -> None:
     first, second = network(), network()
     item = Quantize(mode="weight_only", weights="int4")
-    (written,) = quantize(first, item, target=target)[0].plans
+    (written,) = run_quantize(first, item, target=target)[0].plans
     path = tmp_path / "plan.json"
     path.write_text(written)
-    again, done = quantize(second, Quantize(plan=path), target=target)
+    again, done = run_quantize(second, Quantize(plan=path), target=target)
     assert done.status == "applied", done.reason
     assert ops(second) == ops(first) != ops(network())
     assert again.plans == [written]
@@ -365,7 +364,7 @@ def test_the_plan_says_what_was_done(tmp_path: Path) -> None:
     text = typed(SIGNATURE, SMALL_FIRST.replace(floats("d", 64, 128), unfit), NETWORK, 21)
     path = tmp_path / "plan.json"
     path.write_text('{"version": 1, "nodes": [{"output": "y", "scheme": "dynamic", "axis": 1}]}')
-    result, done = quantize(Model.from_proto(parse(text)), Quantize(plan=path))
+    result, done = run_quantize(Model.from_proto(parse(text)), Quantize(plan=path))
     assert any("stays float: it has infinite weights" in note for note in done.notes)
     assert '"scheme": "float"' in result.plans[0]
 
@@ -374,7 +373,7 @@ def test_a_plan_that_names_unknown_nodes(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{"version": 1, "nodes": [{"output": "zz", "scheme": "static"}]}')
     with pytest.raises(UsageError, match="no node"):
-        quantize(network(), Quantize(plan=path))
+        run_quantize(network(), Quantize(plan=path))
 
 
 # -- the budget
@@ -407,14 +406,14 @@ def test_groups_are_timed_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch)
         asked.append(plan)
         return plan
 
-    monkeypatch.setattr(auto, "keep_what_pays", keep)
+    monkeypatch.setattr(quantize, "keep_what_pays", keep)
     with_data()
     assert len(asked) == 1
 
 
 def test_timing_for_real() -> None:
     subject = network()
-    done = quantize(subject, data=feeds(subject), measure=True)[1]
+    done = run_quantize(subject, data=feeds(subject), measure=True)[1]
     assert any("the speed of floats" in note for note in done.notes)
 
 
@@ -422,7 +421,7 @@ def test_no_measure_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("timed")
 
-    monkeypatch.setattr("passes.quantize.search.candidate_eval.latency", never)
+    monkeypatch.setattr("toolkit.runtime.latency.latency", never)
     assert with_data()[1].status == "applied"
 
 
@@ -442,7 +441,7 @@ def test_no_measure_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_range_of_weights(
     monkeypatch: pytest.MonkeyPatch, vnni: bool | None, option: Any, reduced: bool, says: str
 ) -> None:
-    monkeypatch.setattr(auto, "has_vnni", lambda: vnni)
+    monkeypatch.setattr(quantize, "has_vnni", lambda: vnni)
     subject, done = with_data(Quantize(reduce_range=option))
     weights = [
         value
@@ -462,7 +461,7 @@ def test_the_range_of_weights(
 def test_weights_alone() -> None:
     pytest.importorskip("passes.quantize.schemes.weight_only.quantize_weights")
     subject = network()
-    _, done = quantize(subject, Quantize(mode="weight_only", weights="int4"))
+    _, done = run_quantize(subject, Quantize(mode="weight_only", weights="int4"))
     assert done.status == "applied", done.reason
     assert "QuantizeLinear" not in ops(subject)
 
@@ -485,7 +484,7 @@ def test_options_that_cannot_be(options: dict[str, Any], says: str) -> None:
 
 def test_static_needs_data() -> None:
     with pytest.raises(UsageError, match="calib"):
-        quantize(network(), Quantize(mode="static"))
+        run_quantize(network(), Quantize(mode="static"))
 
 
 def test_it_can_be_tuned() -> None:

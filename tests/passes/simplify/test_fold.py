@@ -41,6 +41,21 @@ def test_integer_arithmetic_and_movement() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("like", "after"),
+    [("x", ["Mystery", "Cast", "Mul"]), ("m", ["Mystery", "Cast", "CastLike", "Expand", "Mul"])],
+)
+def test_cast_like_of_a_constant_folds_if_the_type_is_known(like: str, after: list[str]) -> None:
+    model = folded(f"""
+        <ir_version: 8, opset_import: ["" : 17, "my.ops" : 1]>
+        main (float[2, 4] x) => (float[2, 4] y, float[4] n)
+        <double one = {{1}}, int64[1] shape = {{4}}>
+        {{ m = my.ops.Mystery(x)  n = Cast<to=1>(m)
+           c = CastLike(one, {like})  e = Expand(c, shape)  y = Mul(x, e) }}
+    """)
+    assert ops(model) == after
+
+
 def test_floating_point_goes_through_the_runtime() -> None:
     model = folded("""
         <ir_version: 8, opset_import: ["" : 17]>

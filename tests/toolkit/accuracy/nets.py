@@ -13,7 +13,7 @@ FEEDS = [{"x": RANDOM.standard_normal((1, 16)).astype(np.float32)} for _ in rang
 
 
 def net(nodes: str, **weights: np.ndarray) -> Model:
-    """x[N, 16] to y, with weights as named."""
+    """A model from x[N, 16] to y, with the named weights."""
     listed = ", ".join(
         f"float[{', '.join(map(str, w.shape))}] {n} = {{{', '.join(map(str, w.reshape(-1)))}}}"
         for n, w in weights.items()
@@ -26,6 +26,6 @@ def linear(w: np.ndarray, nodes: str = "y = MatMul (x, w)", **weights: np.ndarra
 
 
 def coarse(w: np.ndarray, levels: float) -> np.ndarray:
-    """Weights of so many levels on either side of zero."""
+    """Round weights to this many levels on either side of zero."""
     step = np.abs(w).max() / levels
     return (np.rint(w / step) * step).astype(np.float32)

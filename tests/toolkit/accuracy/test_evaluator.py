@@ -1,4 +1,4 @@
-"""The judge: good models pass, collapsed ones do not, and a user's metric has the last word."""
+"""The evaluator: good models pass, collapsed ones fail, and a user's metric takes precedence."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from tests.checks import model
 from tests.toolkit.accuracy.nets import FEEDS, RANDOM, W, coarse, linear, net
-from toolkit.accuracy.evaluator import Judge, _affordable
-from toolkit.accuracy.requirement import Demand
+from toolkit.accuracy.evaluator import Evaluator, _affordable
+from toolkit.accuracy.requirement import Requirement
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
 
@@ -24,64 +24,71 @@ from toolkit.ir.model import Model
 )
 @pytest.mark.parametrize("real", [True, False])
 def test_int8_passes_and_a_collapsed_model_does_not(nodes, real):
-    judge = Judge(linear(W, nodes), FEEDS, real=real)
-    same, good = judge.verdict(linear(W, nodes)), judge.verdict(linear(coarse(W, 127), nodes))
+    evaluator = Evaluator(linear(W, nodes), FEEDS, real=real)
+    same, good = (
+        evaluator.evaluate(linear(W, nodes)),
+        evaluator.evaluate(linear(coarse(W, 127), nodes)),
+    )
     assert (same.ok, same.worst.loss, same.used, same.noise) == (True, 0, 0, 0)
     assert good.ok, good.reason
     assert 0 < good.noise < 0.01
     for broken in (linear(coarse(W, 1), nodes), linear(np.zeros_like(W), nodes)):
-        bad = judge.verdict(broken)
+        bad = evaluator.evaluate(broken)
         assert not bad.ok
         assert bad.used > 1
         assert "output 'y'" in bad.reason
         assert "budget" in bad.reason
 
 
-def test_a_constant_is_no_good_model_where_values_hardly_vary():
-    """Values of 20 to 21: a constant has an SQNR of 36 dB."""
+def test_a_constant_fails_if_values_hardly_vary():
+    """On values from 20 to 21 a constant has an SQNR of 36 dB."""
     before = net("m = MatMul (x, w) s = Sigmoid (m) y = Add (s, c)",
                  w=W[:, :1], c=np.full((1, 1), 20, np.float32))  # fmt: skip
     after = net("m = MatMul (x, w) s = Sigmoid (m) y = Add (s, c)",
                 w=0 * W[:, :1], c=np.full((1, 1), 20, np.float32))  # fmt: skip
-    found = Judge(before, FEEDS).verdict(after)
+    found = Evaluator(before, FEEDS).evaluate(after)
     assert not found.ok
     assert "around the mean" in found.reason
 
 
-def test_nor_where_they_vary_by_a_thousandth():
-    """A feature that is the same everywhere must not hide what the others say."""
+def test_a_constant_channel_does_not_hide_the_others():
+    """A constant feature must not hide the others."""
     before, after = (
         net("m = MatMul (x, w) y = Add (m, c)", w=k * W[:, :1], c=np.full((1, 1), 3e3, np.float32))
         for k in (1, 0)
     )
-    found = Judge(before, FEEDS).verdict(after)
+    found = Evaluator(before, FEEDS).evaluate(after)
     assert not found.ok
     assert "around the mean" in found.reason
 
 
 @pytest.mark.parametrize("metric", [None, "sqnr", "cosine", "error"])
 def test_rounding_is_no_loss(metric):
-    """Not even where nothing may be lost: the same sums in another order are the same model."""
-    judge = Judge(linear(W, "m = MatMul (x, w) y = Sin (m)"), FEEDS, Demand.of(0, metric))
-    assert judge.verdict(linear(W * np.float32(1 + 1e-7), "m = MatMul (x, w) y = Sin (m)")).ok
-    assert not judge.verdict(linear(W * np.float32(1 + 1e-4), "m = MatMul (x, w) y = Sin (m)")).ok
+    """Even with a budget of zero, a different summation order is allowed."""
+    evaluator = Evaluator(
+        linear(W, "m = MatMul (x, w) y = Sin (m)"), FEEDS, Requirement.of(0, metric)
+    )
+    assert evaluator.evaluate(linear(W * np.float32(1 + 1e-7), "m = MatMul (x, w) y = Sin (m)")).ok
+    assert not evaluator.evaluate(
+        linear(W * np.float32(1 + 1e-4), "m = MatMul (x, w) y = Sin (m)")
+    ).ok
 
 
-def test_numbers_where_the_floats_have_numbers():
-    judge = Judge(linear(W), FEEDS)
-    assert not judge.verdict(linear(W, "m = MatMul (x, w) l = Log (m) y = Add (m, l)")).ok
+def test_nans_where_the_float_model_is_finite_fail():
+    evaluator = Evaluator(linear(W), FEEDS)
+    assert not evaluator.evaluate(linear(W, "m = MatMul (x, w) l = Log (m) y = Add (m, l)")).ok
 
 
 def test_another_shape_is_a_loss():
-    judge = Judge(linear(W), FEEDS)
-    found = judge.verdict(linear(W, "m = MatMul (x, w) y = Concat <axis = 0> (m, m)"))
+    evaluator = Evaluator(linear(W), FEEDS)
+    found = evaluator.evaluate(linear(W, "m = MatMul (x, w) y = Concat <axis = 0> (m, m)"))
     assert not found.ok
 
 
 @pytest.mark.parametrize("name", ["pitch", "start_logits"])
 @pytest.mark.parametrize("same", [0, 12])
-def test_answers_of_different_lengths(name, same):
-    """One number for each frame of a clip, or each word of a text; at first of one length."""
+def test_outputs_of_different_lengths(name, same):
+    """One number per frame of a clip or word of a text; the first ones have one length."""
 
     def frames(w: np.ndarray) -> Model:
         listed = ", ".join(map(str, w.reshape(-1)))
@@ -91,15 +98,15 @@ def test_answers_of_different_lengths(name, same):
 
     lengths = [20] * same + [10 + at % 7 for at in range(20)]
     feeds = [{"x": RANDOM.standard_normal((1, n, 16)).astype(np.float32)} for n in lengths]
-    judge = Judge(frames(W[:, :1]), feeds)
-    assert judge.verdict(frames(coarse(W[:, :1], 127))).ok
-    assert not judge.verdict(frames(coarse(W[:, :1], 1))).ok
+    evaluator = Evaluator(frames(W[:, :1]), feeds)
+    assert evaluator.evaluate(frames(coarse(W[:, :1], 127))).ok
+    assert not evaluator.evaluate(frames(coarse(W[:, :1], 1))).ok
 
 
 @pytest.mark.parametrize("last", ["Softmax", "Sigmoid", "LpNormalization", "Identity"])
 @pytest.mark.parametrize("axis", [1, 2])
-def test_answers_that_are_empty(last, axis):
-    """Nothing at all, as a loop of no steps has it: there is nothing to compare, or another shape.
+def test_empty_outputs(last, axis):
+    """Empty outputs, as of a loop without iterations, are equal or have another shape.
 
     The scale of a channel tells groups apart, which what is empty does not have.
     """
@@ -112,13 +119,13 @@ def test_answers_that_are_empty(last, axis):
 
     feeds = [{"x": RANDOM.standard_normal((4, 3, 5)).astype(np.float32), "n": np.array([n])}
              for n in (5, 0, 5, 5)]  # fmt: skip
-    judge = Judge(answers(0), feeds)
-    assert judge.verdict(answers(0)).ok
-    assert not judge.verdict(answers(1)).ok
+    evaluator = Evaluator(answers(0), feeds)
+    assert evaluator.evaluate(answers(0)).ok
+    assert not evaluator.evaluate(answers(1)).ok
 
 
-def test_a_text_is_held_to_more_than_classes():
-    """Logits of a reader: the same noise in its shares passes for single classes only."""
+def test_a_text_has_a_stricter_budget_than_classes():
+    """Logits of text recognition: the same noise passes for independent classes only."""
 
     def reader(w: np.ndarray, name: str) -> Model:
         listed = ", ".join(map(str, w.reshape(-1)))
@@ -129,42 +136,42 @@ def test_a_text_is_held_to_more_than_classes():
     rng = np.random.default_rng(1)
     feeds = [{"x": rng.standard_normal((1, 40, 16)).astype(np.float32)} for _ in range(20)]
     w = W / 2
-    judge = Judge(reader(w, "logits"), feeds)
-    assert judge.kinds["logits"].kind == "text"
-    assert judge.verdict(reader(coarse(w, 127), "logits")).ok
-    noisy = judge.verdict(reader(coarse(w, 6), "logits"))
+    evaluator = Evaluator(reader(w, "logits"), feeds)
+    assert evaluator.kinds["logits"].kind == "text"
+    assert evaluator.evaluate(reader(coarse(w, 127), "logits")).ok
+    noisy = evaluator.evaluate(reader(coarse(w, 6), "logits"))
     assert not noisy.ok
     assert "SQNR" in noisy.reason
-    close = judge.verdict(reader(coarse(w, 8), "logits"))
+    close = evaluator.evaluate(reader(coarse(w, 8), "logits"))
     assert close.ok
     assert "top-1 agreement" in close.summary()
     assert "and SQNR" in close.summary()
-    made_up = Judge(reader(w, "logits"), feeds, real=False)
-    assert made_up.verdict(reader(coarse(w, 6), "logits")).ok
+    made_up = Evaluator(reader(w, "logits"), feeds, real=False)
+    assert made_up.evaluate(reader(coarse(w, 6), "logits")).ok
 
 
 def test_few_samples_for_screening():
-    judge = Judge(linear(W), FEEDS)
-    assert judge.verdict(linear(W)).samples == 64
-    assert judge.verdict(linear(W), samples=4).samples == 4
+    evaluator = Evaluator(linear(W), FEEDS)
+    assert evaluator.evaluate(linear(W)).samples == 64
+    assert evaluator.evaluate(linear(W), samples=4).samples == 4
 
 
-def test_what_is_hopeless_is_not_looked_at_to_the_end():
-    judge = Judge(linear(W), FEEDS)
+def test_evaluation_stops_far_above_the_budget():
+    evaluator = Evaluator(linear(W), FEEDS)
     collapsed, good = linear(np.zeros_like(W)), linear(coarse(W, 127))
-    assert judge.verdict(collapsed).samples == len(FEEDS)
-    early = judge.verdict(collapsed, hopeless=3.0)
+    assert evaluator.evaluate(collapsed).samples == len(FEEDS)
+    early = evaluator.evaluate(collapsed, stop_above=3.0)
     assert early.samples == 4 < len(FEEDS)
     assert not early.ok
-    assert judge.verdict(good, hopeless=3.0) == judge.verdict(good)
+    assert evaluator.evaluate(good, stop_above=3.0) == evaluator.evaluate(good)
 
 
-def test_what_nobody_asks_for_is_never_hopeless():
-    judge = Judge(linear(W), FEEDS, Demand.of("off"))
-    assert judge.verdict(linear(np.zeros_like(W)), hopeless=3.0).samples == len(FEEDS)
+def test_evaluation_without_a_budget_does_not_stop():
+    evaluator = Evaluator(linear(W), FEEDS, Requirement.of("off"))
+    assert evaluator.evaluate(linear(np.zeros_like(W)), stop_above=3.0).samples == len(FEEDS)
 
 
-def test_samples_come_from_all_over_the_data():
+def test_samples_are_spread_over_the_data():
     class Data:
         def __init__(self):
             self.read = 0
@@ -177,33 +184,33 @@ def test_samples_come_from_all_over_the_data():
         def count(self):
             return 100
 
-    judge = Judge(linear(W), Data(), most=10)
-    firsts = [float(step.feed["x"][0, 0]) for step in judge._steps]
+    evaluator = Evaluator(linear(W), Data(), most=10)
+    firsts = [float(step.feed["x"][0, 0]) for step in map(evaluator._steps.load, evaluator._order)]
     assert sorted(firsts) == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
-    assert sorted(firsts[:3]) == [0, 40, 80]  # and so do a few of them
+    assert sorted(firsts[:3]) == [0, 40, 80]  # and so are the first few
 
 
-def test_a_slow_model_is_known_by_fewer_answers(monkeypatch):
+def test_a_slow_model_is_evaluated_on_fewer_samples(monkeypatch):
     clock = iter(range(0, 10000, 10))
     monkeypatch.setattr("toolkit.accuracy.evaluator.time.thread_time", lambda: float(next(clock)))
     ran = []
-    run = Judge._run
-    monkeypatch.setattr(Judge, "_run", lambda *a: ran.append(1) or run(*a))
-    judge = Judge(linear(W), FEEDS)
-    assert judge.verdict(linear(W)).samples == 16
+    run = Evaluator._run
+    monkeypatch.setattr(Evaluator, "_run", lambda *a: ran.append(1) or run(*a))
+    evaluator = Evaluator(linear(W), FEEDS)
+    assert evaluator.evaluate(linear(W)).samples == 16
     assert len(ran) == 4 + 16 + 16
 
 
-def test_of_a_slow_model_fewer_samples_are_taken():
+def test_slow_models_get_fewer_samples():
     assert _affordable(128, 8, 0.1) == 128
     assert _affordable(128, 8, 4) == 24
     assert _affordable(128, 8, 80) == 16
     assert _affordable(4, 8, 80) == 4
 
 
-def test_outputs_that_differ_from_run_to_run_are_not_looked_at():
-    judge = Judge(linear(W), FEEDS, ignored=["y"])
-    assert judge.verdict(linear(0 * W)).ok
+def test_nondeterministic_outputs_are_not_compared():
+    evaluator = Evaluator(linear(W), FEEDS, ignored=["y"])
+    assert evaluator.evaluate(linear(0 * W)).ok
 
 
 # -- recurrent state
@@ -219,34 +226,34 @@ def cell(factor: float) -> Model:
                      .replace("{{", "{").replace("}}", "}"))  # fmt: skip
 
 
-def test_states_are_judged_after_several_steps():
+def test_states_are_compared_after_several_steps():
     feeds = [
         {"x": RANDOM.standard_normal((1, 4)).astype(np.float32), "h0": np.zeros((1, 4), np.float32)}
         for _ in range(32)
     ]
-    judge = Judge(cell(0.9), feeds)
-    assert judge.kinds["hn"].kind == "state"
-    # From a state of zeros one step is the same whatever w is: only later ones show it.
-    one_step = Judge(cell(0.9), [{**feeds[0]}], most=1)
-    assert one_step.verdict(cell(0.9)).samples == 4
-    bad = judge.verdict(cell(-0.9))
+    evaluator = Evaluator(cell(0.9), feeds)
+    assert evaluator.kinds["hn"].kind == "state"
+    # From a zero state the first step does not depend on w: only later steps do.
+    one_step = Evaluator(cell(0.9), [{**feeds[0]}], most=1)
+    assert one_step.evaluate(cell(0.9)).samples == 4
+    bad = evaluator.evaluate(cell(-0.9))
     assert not bad.ok
-    assert judge.verdict(cell(0.905)).ok
+    assert evaluator.evaluate(cell(0.905)).ok
 
 
-# -- what users ask
+# -- requirements of users
 
 
-def figures(demand: Demand, levels: float = 127):
-    return Judge(linear(W), FEEDS, demand).verdict(linear(coarse(W, levels)))
+def figures(requirement: Requirement, levels: float = 127):
+    return Evaluator(linear(W), FEEDS, requirement).evaluate(linear(coarse(W, levels)))
 
 
-def test_off_lets_everything_pass_and_says_so():
-    found = figures(Demand.of("off"), levels=1)
+def test_off_accepts_everything_and_reports_it():
+    found = figures(Requirement.of("off"), levels=1)
     assert found.ok
     assert not found.held
-    assert "the budget does not hold, and it is switched off" in found.summary()
-    assert figures(Demand.of("off")).summary().endswith("; the budget is switched off")
+    assert "the budget is exceeded, but off" in found.summary()
+    assert figures(Requirement.of("off")).summary().endswith("; the budget is off")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +261,10 @@ def test_off_lets_everything_pass_and_says_so():
     [(None, "top1"), ("top1", "top1"), ("cosine", "cosine"), ("sqnr", "sqnr"), ("error", "error")],
 )
 def test_a_budget_by_a_metric(metric, measure):
-    generous, strict = figures(Demand.of(0.9, metric)), figures(Demand.of(1e-9, metric), 15)
+    generous, strict = (
+        figures(Requirement.of(0.9, metric)),
+        figures(Requirement.of(1e-9, metric), 15),
+    )
     assert {figure.measure for figure in generous.figures()} == {measure}
     assert generous.ok
     assert not strict.ok
@@ -264,16 +274,16 @@ def test_flips_are_all_counted_when_a_budget_is_given():
     floats = np.array([f["x"] @ W for f in FEEDS])
     others = np.array([f["x"] @ coarse(W, 7) for f in FEEDS])
     wanted = np.mean(floats.argmax(-1) != others.argmax(-1))
-    found = figures(Demand.of(0.5), 7)
+    found = figures(Requirement.of(0.5), 7)
     assert found.worst is not None
     assert found.worst.loss == pytest.approx(wanted)
     assert found.worst.allowed == 0.5
 
 
 def test_decibels():
-    assert Demand.of("20dB").most == pytest.approx(0.01)
-    assert Demand.of("30", "sqnr").most == pytest.approx(0.001)
-    assert Demand.of(0.01, "sqnr").most == 0.01
+    assert Requirement.of("20dB").most == pytest.approx(0.01)
+    assert Requirement.of("30", "sqnr").most == pytest.approx(0.001)
+    assert Requirement.of(0.01, "sqnr").most == 0.01
 
 
 @pytest.mark.parametrize(
@@ -282,7 +292,7 @@ def test_decibels():
         ("much", None, "a number"),
         (-1, None, "0 or more"),
         ("nan", None, "0 or more"),
-        (5, None, "no share"),
+        (5, None, "no fraction"),
         ("20dB", "top1", "decibels"),
         (0.1, "top2", "did you mean 'top1'"),
         (0.1, "accuracy", "module:function"),
@@ -290,9 +300,9 @@ def test_decibels():
         (0.1, "json:no_such", "no object"),
     ],
 )
-def test_what_cannot_be_asked(max_drop, metric, says):
+def test_invalid_requirements_are_refused(max_drop, metric, says):
     with pytest.raises(UsageError, match=says):
-        Demand.of(max_drop, metric)
+        Requirement.of(max_drop, metric)
 
 
 LABELS = [int((f["x"] @ W).argmax()) for f in FEEDS]
@@ -304,16 +314,16 @@ def accuracy(outputs):
 
 
 def test_a_users_metric_decides():
-    judge = Judge(linear(W), FEEDS, Demand.of(0.2, accuracy))
-    good, bad = judge.verdict(linear(coarse(W, 31))), judge.verdict(linear(0 * W))
+    evaluator = Evaluator(linear(W), FEEDS, Requirement.of(0.2, accuracy))
+    good, bad = evaluator.evaluate(linear(coarse(W, 31))), evaluator.evaluate(linear(0 * W))
     assert good.ok
     assert not bad.ok
     wanted = 1 - accuracy([{"y": np.zeros(8)} for _ in FEEDS])
     assert bad.worst.loss == pytest.approx(wanted)
     assert "accuracy" in bad.reason
-    assert "of the floats 1" in bad.reason
-    # Screening goes without it: it knows the labels of all samples only.
-    assert judge.verdict(linear(0 * W), samples=4).samples == 4
+    assert "float model 1" in bad.reason
+    # Screening skips it: it has the labels of all samples only.
+    assert evaluator.evaluate(linear(0 * W), samples=4).samples == 4
 
 
 @pytest.mark.parametrize(
@@ -326,13 +336,13 @@ def test_a_users_metric_decides():
         (lambda outputs: 1 / 0, "failed: ZeroDivisionError"),
     ],
 )
-def test_a_metric_that_is_none(metric, says):
+def test_an_invalid_metric_is_refused(metric, says):
     with pytest.raises(UsageError, match=says):
-        Judge(linear(W), FEEDS, Demand.of(0.1, metric))
+        Evaluator(linear(W), FEEDS, Requirement.of(0.1, metric))
 
 
 def test_json():
-    data = figures(Demand()).to_json()
+    data = figures(Requirement()).to_json()
     assert data["ok"] is True
     assert data["samples"] == 64
     (output,) = data["outputs"]
@@ -341,8 +351,8 @@ def test_json():
     assert "plain_loss" in output["figures"][0]
 
 
-def test_answers_that_are_all_close_calls():
-    """Weighed they hardly count; the share that changed is told all the same, and has a limit."""
+def test_flips_whose_margins_are_all_small():
+    """Weighted they hardly count; the unweighted fraction is reported and has its own limit."""
     rng = np.random.default_rng(0)
     offsets = np.array([[10.0] * 8 + [-30.0] * 2], np.float32)
     floats, other = (
@@ -350,11 +360,11 @@ def test_answers_that_are_all_close_calls():
             w=1e-3 * rng.standard_normal((16, 10)).astype(np.float32))
         for _ in range(2)
     )  # fmt: skip
-    found = Judge(floats, FEEDS).verdict(other)
+    found = Evaluator(floats, FEEDS).evaluate(other)
     top = found.outputs[0].figures[0]
     assert top.ok
     assert top.plain is not None
     assert top.plain > 0.2
     assert not found.ok
     assert f"top-1 agreement {100 * (1 - top.plain):.4g} %, " in top.text()
-    assert "where close calls count less (budget" in top.text()
+    assert "weighted by margin (budget" in top.text()

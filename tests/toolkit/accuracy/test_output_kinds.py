@@ -1,4 +1,4 @@
-"""What an output is taken for."""
+"""The kinds of outputs, inferred from names, producers and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolkit.accuracy.recurrent_state import chains, state_pairs
 RANDOM = np.random.default_rng(0)
 
 MASKED = "p = GatherND (h, x) y = Where (real, p, zero)"
-"""Rows at their places again, and nothing at those of padding."""
+"""Scatter rows back to their positions, with zeros at padding."""
 
 
 def normal(*shape: int):
@@ -41,12 +41,12 @@ def kind(nodes: str, value, name: str = "y", states=()):
         ("y = Softmax (x)", shares(2, 10), "classes", -1),
         ("s = Softmax (x) y = Squeeze (s)", shares(10), "classes", -1),
         ("y = LogSoftmax (x)", np.log(shares(2, 5, 10)), "classes", -1),
-        ("y = Relu (x)", shares(2, 10), "classes", -1),  # told by the values
+        ("y = Relu (x)", shares(2, 10), "classes", -1),  # inferred from the values
         ("y = MatMul (x, w)", normal(2, 10), "classes", -1),
         ("m = MatMul (x, w) c = Cast <to = 1> (m) y = Identity (c)", normal(2, 10), "classes", -1),
         ("y = MatMul (x, w)", normal(2, 5, 30000), "classes", -1),
         ("y = MatMul (x, w)", normal(2, 5, 9), "regression", -1),
-        ("y = Softmax (x)", shares(2, 4, 8, 8), "regression", 1),  # of attention
+        ("y = Softmax (x)", shares(2, 4, 8, 8), "regression", 1),  # attention weights
         ("y = Sigmoid (x)", shares(2, 1), "scores", -1),
         ("y = Sigmoid (x)", shares(2, 20), "scores", -1),
         ("y = LayerNormalization (x, x)", normal(2, 5, 32), "embedding", -1),
@@ -105,7 +105,7 @@ def test_channels_may_come_first():
     assert found.rows(value).shape == (500, 10)
 
 
-def test_channels_of_very_different_sizes_are_groups():
+def test_channels_of_different_scales_are_groups():
     value = normal(1, 50, 4) * np.array([1, 1, 1000, 1000], np.float32)
     found = kind("y = Concat <axis = 2> (x, x)", value)
     assert [group.channels for group in found.groups] == [(0, 1), (2, 3)]
@@ -120,13 +120,13 @@ def test_channels_of_very_different_sizes_are_groups():
         (normal(8, 1000) + 20 * np.eye(1000, dtype=np.float32)[:1], "classes"),
     ],
 )
-def test_numbers_of_which_one_is_always_the_greatest_are_no_classes(value, wanted):
-    """Ratings of a clip: the background is always better than the speech."""
+def test_numbers_with_one_constant_maximum_are_not_classes(value, wanted):
+    """Ratings of a clip: one is always larger than the other."""
     assert kind("m = MatMul (x, w) y = Add (m, x)", value).kind == wanted
 
 
 def blanks(positions: int, blank: float) -> np.ndarray:
-    """Logits of a reader, of which so many positions say nothing."""
+    """Logits of text recognition, with this many blank positions."""
     found = normal(1, positions, 12)
     found[0, : round(blank * positions), 0] += 20
     found[0, round(blank * positions) :, 3] += 20
@@ -144,12 +144,12 @@ def blanks(positions: int, blank: float) -> np.ndarray:
         (blanks(40, 0.6)[0], "classes"),
     ],
 )
-def test_classes_of_which_most_are_blank_are_a_text(value, wanted):
+def test_mostly_blank_classes_are_a_text(value, wanted):
     assert kind("logits = Relu (x)", value, "logits").kind == wanted
 
 
 @pytest.mark.parametrize("nodes", ["y = Relu (x)", "y = Sigmoid (x)"])
-def test_what_is_longer_on_one_sample_has_no_channels(nodes):
+def test_an_axis_of_varying_size_has_no_channels(nodes):
     """The pitch, or the loudness, of each frame of a clip."""
     graph = model(f"g (float[N] x) => (float[N, M] y) {{ {nodes} }}").graph
     values = [np.abs(np.tanh(normal(1, length))) for length in (90, 40)]
@@ -161,7 +161,7 @@ def test_what_is_longer_on_one_sample_has_no_channels(nodes):
 
 @pytest.mark.parametrize("lengths", [(9, 9), (9, 30)])
 def test_positions_may_be_fewer_than_channels(lengths):
-    """Notes of each frame: of clips of one length, nobody knows; of two, their number is fixed."""
+    """Notes of each frame: clips of two lengths show which axis is fixed."""
     graph = model("g (float[N] x) => (float[N, M, K] y) { y = Relu (x) }").graph
     values = [normal(1, length, 20) for length in lengths]
     assert infer_kind(graph, "y", values).axis == (1 if lengths[0] == lengths[1] else -1)
@@ -214,7 +214,7 @@ def test_two_states():
         ({"x": normal(1, 8), "state": STATE}, {"a": STATE, "b": STATE}),
     ],
 )  # fmt: skip
-def test_what_is_no_state(feed, outputs):
+def test_unpaired_values_are_not_states(feed, outputs):
     assert state_pairs(feed, outputs) == {}
 
 

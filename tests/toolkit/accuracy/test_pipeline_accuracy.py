@@ -1,4 +1,4 @@
-"""The judge in the pipeline: what passes see, what is undone, what the proof says."""
+"""The evaluator in the pipeline: for passes, for rollback, and in the proof."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.verification.tolerance import EXACT, QUANT, Tolerance
 
 @dataclass(frozen=True)
 class Coarse:
-    """Rounds weights to so many levels; each MatMul is a rewrite."""
+    """Round weights to a number of levels; each MatMul is a rewrite."""
 
     name: ClassVar[str] = "coarse"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -46,13 +46,13 @@ def calib(feeds=FEEDS) -> Calib:
     return Calib(feeds)
 
 
-def test_a_pass_gets_the_judge():
+def test_a_pass_gets_the_evaluator():
     item = Coarse()
     result = Pipeline([item], calib=calib(), prefer="size", measure=False).run(linear(W))
     (ctx,) = item.seen
-    assert ctx.judge.real
-    assert ctx.judge.verdict(ctx.floats).used == 0
-    assert (ctx.prefer, ctx.measure) == ("size", False)
+    assert ctx.evaluator.real
+    assert ctx.evaluator.evaluate(ctx.reference).used == 0
+    assert (ctx.settings.prefer, ctx.settings.measure) == ("size", False)
     assert result.passes[0].status == "applied"
     assert result.proof.startswith("top-1 agreement 100 % (budget 97.76 %) on 64 samples")
     assert result.quality is not None
@@ -60,28 +60,28 @@ def test_a_pass_gets_the_judge():
     assert result.to_json()["passes"][0]["quality"]["samples"] == 64
 
 
-def test_without_data_made_up_inputs_are_judged():
+def test_without_data_synthetic_inputs_are_used():
     item = Coarse()
     result = Pipeline([item]).run(linear(W))
-    assert not item.seen[0].judge.real
-    assert "made-up samples" in result.proof
+    assert not item.seen[0].evaluator.real
+    assert "synthetic input" in result.proof
 
 
-def test_samples_are_better_than_what_is_made_up():
+def test_samples_are_preferred_to_synthetic_inputs():
     item = Coarse()
     result = Pipeline([item], samples=FEEDS[:3]).run(linear(W))
-    assert item.seen[0].judge.real
+    assert item.seen[0].evaluator.real
     assert "on 3 samples" in result.proof
 
 
-def test_without_a_pass_that_quantizes_there_is_no_judge():
+def test_without_a_pass_that_quantizes_there_is_no_evaluator():
     result = optimize(linear(W), "simplify", calib=calib())
     assert result.quality is None
     assert "quality" not in result.to_json()
     assert result.notes == ["no pass made use of the calibration data"]
 
 
-def test_statistics_of_an_earlier_run_are_use_enough(tmp_path):
+def test_cached_statistics_count_as_use(tmp_path):
     path = tmp_path / "samples.npz"
     np.savez(path, x=np.concatenate([feed["x"] for feed in FEEDS]))
     data = Calib(path, cache=tmp_path)
@@ -93,7 +93,7 @@ def test_statistics_of_an_earlier_run_are_use_enough(tmp_path):
         assert "no pass made use of the calibration data" not in result.notes
 
 
-def test_what_does_not_hold_is_undone_alone():
+def test_only_the_failing_rewrite_is_undone():
     result = Pipeline([Coarse(hurts="m")], calib=calib()).run(two())
     (row,) = result.passes
     assert row.status == "applied"
@@ -107,15 +107,15 @@ def test_a_collapsed_model_is_not_kept():
     assert row.status == "reverted"
 
 
-def test_off_keeps_it_and_says_what_was_lost():
+def test_off_keeps_the_model_and_reports_the_loss():
     result = Pipeline([Coarse(levels=1)], calib=calib(), max_drop="off").run(linear(W))
     assert result.passes[0].status == "applied"
-    assert "the budget does not hold, and it is switched off" in result.proof
+    assert "the budget is exceeded, but off" in result.proof
     assert result.to_json()["quality"]["ok"] is False
 
 
-def test_made_up_inputs_do_not_veto_what_holds_on_real_ones():
-    """Real samples are small; made-up ones are not, and far off where the weights differ."""
+def test_synthetic_inputs_do_not_veto_a_model_that_holds_on_real_ones():
+    """Real samples are small; synthetic inputs are not, and show large errors."""
 
     @dataclass(frozen=True)
     class Clip(Coarse):
@@ -135,7 +135,7 @@ def test_made_up_inputs_do_not_veto_what_holds_on_real_ones():
     assert reverted.status == "reverted"
 
 
-def test_a_later_pass_answers_for_what_it_adds():
+def test_a_later_pass_answers_for_the_error_it_adds():
     @dataclass(frozen=True)
     class Wrong(Coarse):
         name: ClassVar[str] = "wrong"
@@ -146,7 +146,7 @@ def test_a_later_pass_answers_for_what_it_adds():
 
 
 @pytest.mark.parametrize("budget", [{"max_drop": 2}, {"metric": "best"}, {"prefer": "beauty"}])
-def test_what_cannot_be_asked(budget):
+def test_invalid_requirements_are_refused(budget):
     with pytest.raises(UsageError):
         Pipeline([Coarse()], **budget)
 
@@ -165,15 +165,15 @@ def test_plans_are_collected():
     class Planned(Coarse):
         def run(self, model: Model, ctx: Context) -> None:
             super().run(model, ctx)
-            ctx.plans.append(Plan())
+            ctx.report.plans.append(Plan())
 
     assert Pipeline([Planned()], calib=calib()).run(linear(W)).plans == ['{"version": 1}']
     assert Pipeline([Planned(levels=1)], calib=calib()).run(linear(W)).plans == []
-    # Of a pass that ran twice, only the last plan counts.
+    # of a pass that ran twice, only the last plan counts
     assert len(Pipeline([Planned(hurts="m")], calib=calib()).run(two()).plans) == 1
 
 
-# A model that refuses made-up inputs: the largest number of x is an index, minus 100.
+# A model that refuses synthetic inputs: the largest number of x is an index, minus 100.
 PICKY = """
     m = ReduceMax <keepdims = 0> (x) i = Cast <to = 7> (m)
     hundred = Constant <value_int = 100> () at = Sub (i, hundred)
@@ -187,7 +187,7 @@ def picky() -> Model:
     return linear(np.append(W[:15], 0 * W[15:], 0), PICKY)
 
 
-def test_samples_judge_a_model_that_refuses_made_up_inputs():
+def test_samples_of_a_model_that_refuses_synthetic_inputs():
     result = Pipeline([Coarse()], calib=calib(FITTING)).run(picky())
     assert result.passes[0].status == "applied"
     assert result.proof.startswith("top-1 agreement")
@@ -196,7 +196,7 @@ def test_samples_judge_a_model_that_refuses_made_up_inputs():
     assert row.status == "reverted"
 
 
-def test_what_adds_noise_to_a_model_that_refuses_made_up_inputs_is_undone():
+def test_noise_is_undone_in_a_model_that_refuses_synthetic_inputs():
     @dataclass(frozen=True)
     class Wrong(Coarse):
         tolerance: ClassVar[Tolerance] = EXACT
@@ -205,7 +205,7 @@ def test_what_adds_noise_to_a_model_that_refuses_made_up_inputs_is_undone():
     assert [row.status for row in result.passes] == ["applied", "reverted"]
 
 
-def test_what_nobody_could_judge_is_said():
+def test_an_unevaluated_model_is_reported():
     result = Pipeline([Coarse(levels=1)]).run(picky())
     assert "what quantizing costs is not known: name samples" in result.proof
     assert "not known" not in Pipeline([], validate="each").run(picky()).proof

@@ -1,4 +1,4 @@
-"""The collector: what it observes, its sweeps, its cache, and memory that does not grow."""
+"""The collector: observations, sweeps, the cache, and constant memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from tests.checks import model, parse
-from toolkit.calibrate import cache as store
+from toolkit.calibrate import cache
 from toolkit.calibrate.collector import collect, observable, sweeps_of
-from toolkit.calibrate.observers import Entropy, MinMax, MovingAverage, Mse, Percentile
+from toolkit.calibrate.observers import (
+    Entropy,
+    MinMax,
+    MovingAverage,
+    Mse,
+    Percentile,
+)
 from toolkit.calibrate.readers import ReaderOptions, reader_for
 from toolkit.calibrate.statistics import NotFinite, Range
 from toolkit.errors import SaveError, UsageError
@@ -62,7 +68,7 @@ def test_lengths_that_vary(observer):
     assert -2 <= found.low < 0 < found.high <= 2
 
 
-def test_what_cannot_be_observed():
+def test_unobservable_values_are_refused():
     with pytest.raises(UsageError, match="'two' cannot be observed"):
         observe(feeds(), {"two": MinMax()})
     with pytest.raises(UsageError, match="'q' cannot be observed"):
@@ -81,7 +87,7 @@ def test_a_feed_that_the_model_refuses():
         observe(samples, {"y": MinMax()}, text)
 
 
-def test_tensors_that_are_not_finite_are_named_and_others_go_on(tmp_path):
+def test_nonfinite_tensors_are_named_and_others_are_observed(tmp_path):
     text = "g (float[N] x) => (float[N] y) { a = Log(x) y = Abs(x) }"
     samples = [{"x": np.array([1.0], np.float32)}, {"x": np.array([-2.0], np.float32)}]
     for sweeps in (1, 0):
@@ -99,7 +105,7 @@ def test_float16():
     assert observe(samples, {"a": Mse()}, text).range("a").high == pytest.approx(3, rel=0.02)
 
 
-def test_the_model_is_left_as_it_is():
+def test_the_model_is_not_modified():
     subject = model(CHAIN)
     before = subject.to_proto().SerializeToString()
     collect(subject, reader(feeds()), {"a": MinMax()})
@@ -107,14 +113,24 @@ def test_the_model_is_left_as_it_is():
     assert not len(subject.journal)
 
 
-def test_sharding_the_data_gives_the_same():
+def test_merged_shards_equal_the_whole():
     samples = feeds(6)
     names = dict.fromkeys("abcy", Percentile())
     whole = observe(samples, names)
-    one, other = observe(samples[:2], names), observe(samples[2:], names)
-    for name in names:
-        one.statistics[name].merge(other.statistics[name])
-        assert one.range(name) == whole.range(name)
+    merged = observe(samples[:2], names).merge(observe(samples[2:], names))
+    assert merged.ranges() == whole.ranges()
+
+
+def test_merged_calibrations_keep_failures():
+    text = "g (float[N] x) => (float[N] y) { a = Log(x) y = Abs(x) }"
+    names = {"a": MinMax(), "y": MinMax()}
+    one = observe([{"x": np.array([1.0], np.float32)}], names, text)
+    other = observe([{"x": np.array([-2.0], np.float32)}], names, text)
+    for merged in (one.merge(other), other.merge(one)):
+        assert list(merged.failed) == ["a"]
+        assert merged.ranges() == {"y": Range(0.0, 2.0)}
+    with pytest.raises(UsageError, match="different observers"):
+        one.merge(observe([{"x": np.ones(1, np.float32)}], {"y": MinMax()}, text))
 
 
 # Sweeps, cache and progress ----------------------------------------------------------------------
@@ -150,7 +166,7 @@ def test_sizes_are_known_after_one_run(monkeypatch):
     assert len(runs) == 1
 
 
-def test_a_sequence_is_no_obstacle():
+def test_a_sequence_does_not_prevent_observation():
     text = """g (float[2] x) => (float[2] y)
         { s = SequenceConstruct (x, x) i = Constant <value_int = 1> () y = SequenceAt (s, i) }"""
     found = observe([{"x": np.ones(2, np.float32)}], dict.fromkeys("xsy", MinMax()), text)
@@ -204,9 +220,9 @@ def test_a_damaged_cache_is_collected_again(tmp_path):
     assert observe(feeds(), {"a": MinMax()}, cache=tmp_path).sweeps == 0
 
 
-def test_a_folder_that_cannot_be_is_named(tmp_path):
+def test_an_unwritable_cache_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"nothing can be kept in '.*file/inside'"):
+    with pytest.raises(UsageError, match=r"cache '.*file/inside' is not writable"):
         observe(feeds(), {"a": MinMax()}, cache=tmp_path / "file" / "inside")
 
 
@@ -214,7 +230,7 @@ def test_a_full_disk_costs_nothing_but_the_cache(tmp_path, monkeypatch):
     def full(files):
         raise SaveError("no space left on device")
 
-    monkeypatch.setattr(store, "write_files", full)
+    monkeypatch.setattr(cache, "write_files", full)
     found = observe(feeds(), {"a": MinMax()}, cache=tmp_path)
     assert found.sweeps == 1
     assert found.ranges() == observe(feeds(), {"a": MinMax()}).ranges()
@@ -236,7 +252,7 @@ def test_an_interruption_costs_one_sweep(tmp_path):
 
 
 @pytest.mark.parametrize("observer", [MinMax(), Percentile(), MovingAverage()])
-def test_a_long_sweep_is_taken_up_where_it_was(tmp_path, monkeypatch, observer):
+def test_an_interrupted_sweep_is_resumed(tmp_path, monkeypatch, observer):
     monkeypatch.setattr("toolkit.calibrate.collector.PAUSE_SECONDS", 0.0)
     names = dict.fromkeys(("a", "b", "c"), observer)
     data = feeds(20)
@@ -253,7 +269,7 @@ def test_a_long_sweep_is_taken_up_where_it_was(tmp_path, monkeypatch, observer):
     run = Session.run
     monkeypatch.setattr(Session, "run", lambda *a: (ran.append(1), run(*a))[1])
     rest = observe(data, names, cache=tmp_path)
-    # A few to plan the sweep, and those that were not counted yet.
+    # a few to plan the sweep, and the feeds not counted yet
     assert len(ran) <= 5
     assert rest.ranges() == observe(data, names).ranges()
     assert not list(tmp_path.glob("*.part.npz"))
@@ -280,7 +296,7 @@ def test_a_sweep_of_other_tensors_starts_over(tmp_path, monkeypatch):
 def test_memory_does_not_grow_with_samples(tmp_path, save):
     def peak(count):
         path = tmp_path / f"{count}.npz"
-        # The same values again and again: how many bins there are depends on the extremes.
+        # repeated values, since the number of bins depends on the extremes
         values = np.random.default_rng(0).normal(size=(16, 20_000)).astype(np.float32)
         values = np.tile(values, (count // 16, 1))
         save(path, x=values)
@@ -297,7 +313,7 @@ def test_memory_does_not_grow_with_samples(tmp_path, save):
     assert peak(512) <= 1.1 * peak(16)
 
 
-def test_feeds_that_can_be_read_once_are_not_held(tmp_path):
+def test_one_time_feeds_are_not_held_in_memory(tmp_path):
     def peak(count):
         random = np.random.default_rng(0)
         made = ({"x": random.normal(size=(1, 20_000)).astype(np.float32)} for _ in range(count))

@@ -1,4 +1,4 @@
-"""What the collector sees of the bodies of If, Loop and Scan."""
+"""Values observed in the subgraphs of If, Loop and Scan."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def floats(*values: Any) -> Any:
     return np.array(values, np.float32)
 
 
-def test_the_branch_that_runs_is_seen_and_the_other_is_not() -> None:
+def test_only_the_executed_branch_is_seen() -> None:
     samples = [{"c": np.array(True), "x": floats(1, 2)}, {"c": np.array(True), "x": floats(-3)}]
     found = observe(BRANCHES, samples, "y", "p", "a", "q")
     assert found.range("p") == Range(-2.0, 3.0)
@@ -84,7 +84,7 @@ def test_all_steps_of_a_loop_whose_shapes_change() -> None:
     assert found.range("s") == Range(-20.0, 0.0)
 
 
-def test_a_loop_without_steps_is_not_seen() -> None:
+def test_a_loop_without_iterations_is_unseen() -> None:
     found = observe(GROWING, [{"n": np.array(0), "x": floats([1, 2])}], "d", "y")
     assert found.unseen == {"d"}
     assert found.range("y") == Range(0.0, 2.0)
@@ -129,17 +129,17 @@ def test_channels_of_each_step() -> None:
     assert (found.low.tolist(), found.high.tolist()) == ([1, 2], [20, 40])
 
 
-def test_what_can_be_observed() -> None:
+def test_observable_values() -> None:
     assert observable(model(BRANCHES)) == ["c", "x", "y", "p", "q"]  # `a` may be anything
     assert set(inner_values(model(BRANCHES))) == {"p", "a", "q"}
     twice = BRANCHES.replace("a =", "p =").replace("(a)", "(p)")
     assert set(inner_values(model(twice))) == {"q"}
     samples = [{"c": np.array(True), "x": floats(1, 2)}]
-    with pytest.raises(UsageError, match="'p' cannot be observed: no node makes it, or several do"):
+    with pytest.raises(UsageError, match="'p' cannot be observed: it has no producer, or several"):
         observe(twice, samples, "p")
 
 
-def test_what_cannot_be_seen() -> None:
+def test_obstacles_to_observation() -> None:
     inside = """g (bool c, float[T, 2] x) => (float[T, 2] y) {
         y = Scan <num_scan_inputs = 1, body = b (float[2] r) => (float[2] o) {
             m = Neg (r)
@@ -149,7 +149,7 @@ def test_what_cannot_be_seen() -> None:
     bodies = list(model(inside).graphs())[1:]
     assert [obstacle(body)[:33] for body in bodies] == [
         "",
-        *["in a subgraph inside of a Scan, w"] * 2,
+        *["in a subgraph nested in a Scan, w"] * 2,
     ]
     old = f'<ir_version: 8, opset_import: ["" : 12]>\n{BRANCHES}'
     assert not inner_values(model(old))
@@ -163,12 +163,12 @@ def test_a_scan_that_cannot_be_stacked() -> None:
             o = ReduceSum <keepdims = 0> (m) }> (x) }"""
     feed = {"x": floats([1, 0, 2], [0, 0, 3])}
     found = observe(text, [feed], "m", "o")
-    assert "'m' changes its shape from step to step" in found.failed["m"]
+    assert "'m' changes its shape between iterations" in found.failed["m"]
     assert found.range("o") == Range(0.0, 3.0)
 
 
 @pytest.mark.parametrize(("budget", "sweeps"), [(1 << 20, 1), (1, 4)])
-def test_all_steps_count_for_the_budget(budget: int, sweeps: int) -> None:
+def test_all_iterations_count_for_the_memory_budget(budget: int, sweeps: int) -> None:
     feed = {"n": np.array(3), "x": floats([1, 2])}
     found = observe(GROWING, [feed], "v", "d", "u", "y", budget=budget)
     assert found.sweeps == sweeps
@@ -179,7 +179,7 @@ def test_all_steps_count_for_the_budget(budget: int, sweeps: int) -> None:
     assert sweeps_of(model(GROWING), [feed], names, 95, ()) == [["v"], ["d"], ["u"]]
 
 
-def test_what_is_kept_is_not_collected_again(tmp_path: Any) -> None:
+def test_cached_values_are_not_collected_again(tmp_path: Any) -> None:
     samples = [{"c": np.array(True), "x": floats(1, 2)}]
     first = observe(BRANCHES, samples, "p", "a", cache=tmp_path)
     again = observe(BRANCHES, samples, "p", "a", cache=tmp_path)
@@ -190,7 +190,7 @@ def test_what_is_kept_is_not_collected_again(tmp_path: Any) -> None:
     assert observe(other, samples, "p", cache=tmp_path).sweeps == 1
 
 
-def test_halves_and_what_nobody_knows_the_type_of() -> None:
+def test_half_precision_and_unknown_types() -> None:
     text = """g (bool c, float16[N] x) => (float16[N] y) {
         y = If (c) <then_branch = t () => (p) { a = Neg (x) p = Neg (a) },
                     else_branch = e () => (q) { q = Abs (x) }> }"""
@@ -207,7 +207,7 @@ def test_a_feed_that_the_model_refuses() -> None:
         observe(text, samples, "a")
 
 
-def test_the_model_is_left_as_it_is() -> None:
+def test_the_model_is_not_modified() -> None:
     subject = model(NESTED)
     before = subject.to_proto().SerializeToString(deterministic=True)
     feed = {"n": np.array(2), "c": np.array(True), "x": floats(1, 2)}

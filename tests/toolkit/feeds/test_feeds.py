@@ -1,4 +1,4 @@
-"""Feeds: domains told by use, sizes that the model takes, and the user's own samples."""
+"""Feeds: domains inferred from uses, accepted sizes, and the user's samples."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.checks import model, parse
 from toolkit.errors import UsageError
 from toolkit.feeds import make_feeds
-from toolkit.feeds.domains import Anything, Choice, Ids, Length, Mask, Parameter, Positive
-from toolkit.feeds.generate import analysed
+from toolkit.feeds.domains import Anything, Ids, Length, Mask, OneOf, Parameter, Positive
+from toolkit.feeds.generate import analyzed
 from toolkit.feeds.infer_domain import infer_domain
 from toolkit.ir.model import Model
 from toolkit.symbolic import symbol
 
 
 def domain(text: str, name: str = "x"):
-    return infer_domain(analysed(model(text)), name)
+    return infer_domain(analyzed(model(text)), name)
 
 
 def feeds(text: str, **options):
-    """The feeds of a model, which must run on them."""
+    """Return feeds for a model; it must run on them."""
     found = make_feeds(model(text), **options)
     assert len(found), found.refusal
     return found
@@ -62,7 +62,7 @@ def test_ids_stay_below_the_rows():
     assert set(drawn.tolist()) == {0, 1, 2, 3, 4}
 
 
-def test_ids_are_padded_with_what_the_graph_compares_with():
+def test_ids_are_padded_with_the_compared_constant():
     text = f"""g (int64[B,S] x) => (float[B,S,2] y, bool[B,S] valid) {TABLE} {{
         pad = Constant<value = int64 {{4}}>() is_pad = Equal(x, pad) valid = Not(is_pad)
         y = Gather(table, x) }}"""
@@ -86,7 +86,7 @@ def test_a_choice_covers_every_branch():
         rate = Constant<value = int64 {16000}>() high = Equal(x, rate)
         y = If (high) <then_branch = t () => (float[N] a) { a = Neg(v) },
                        else_branch = e () => (float[N] b) { b = Abs(v) }> }"""
-    assert isinstance(domain(text), Choice)
+    assert isinstance(domain(text), OneOf)
     drawn = [int(feed["x"]) for feed in feeds(text).feeds]
     assert 16000 in drawn
     assert set(drawn) != {16000}
@@ -123,7 +123,7 @@ def test_masks(nodes):
     assert len(set(first.sum(axis=-1))) > 1, "rows of different lengths"
 
 
-def test_a_float_mask_and_a_float_that_is_none():
+def test_float_masks_are_recognized():
     consts = "<float one = {1}, float low = {-10000}>"
     mask = f"g (float[B,S] x) => (float[B,S] y) {consts} {{ i = Sub(one, x) y = Mul(i, low) }}"
     assert domain(mask) == Mask()
@@ -146,7 +146,7 @@ def test_lengths_of_a_recurrent_layer():
     for name, shape in weights.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
     made = Model.from_proto(proto)
-    assert infer_domain(analysed(made), "x") == Length(symbol("S"))
+    assert infer_domain(analyzed(made), "x") == Length(symbol("S"))
     found = make_feeds(made)
     assert len(found) == 3
     for feed in found.feeds:
@@ -172,11 +172,11 @@ def test_lengths_of_a_recurrent_layer():
         ("string[N] x", "y = Identity(x)", Anything()),
     ],
 )
-def test_parameters_and_plain_values(signature, nodes, expected):
+def test_parameters_and_unconstrained_values(signature, nodes, expected):
     proto = parse(f"g ({signature}) => (float y) {{ {nodes} }}")
     proto.graph.output[0].CopyFrom(onnx.ValueInfoProto(name="y"))
     made = Model.from_proto(proto)
-    assert infer_domain(analysed(made), "x") == expected
+    assert infer_domain(analyzed(made), "x") == expected
     found = make_feeds(made)
     assert len(found), found.refusal
 
@@ -222,7 +222,7 @@ def test_a_total_is_a_sum():
     assert len(feeds(text)) == 3
 
 
-def test_a_sum_that_no_name_tells():
+def test_a_sum_of_sizes_is_found_without_names():
     """A decoder's cache, with a symbol for each of its tensors, and a mask over all of it."""
     text = """g (float[B,s] a, float[B,p] p0, float[B,q] p1, float[B,t] m) => (float[B,?] y) {
         c = Concat<axis = 1>(p0, a) d = Concat<axis = 1>(p1, a) y = Sum(c, d, m) }"""
@@ -239,7 +239,7 @@ def test_dimensions_without_a_name_are_tied_when_they_have_to_be():
     assert len(found.sizes["a.0"]) == 3
 
 
-def test_equal_names_that_are_no_names():
+def test_placeholder_names_are_different_dimensions():
     proto = parse("g (float[n,m] a) => (float[n,m] y) { y = Neg(a) }")
     for dim in proto.graph.input[0].type.tensor_type.shape.dim:
         dim.dim_param = "?"
@@ -247,7 +247,7 @@ def test_equal_names_that_are_no_names():
         assert feed["a"].shape[0] != feed["a"].shape[1]
 
 
-def test_sizes_that_only_running_the_model_tells():
+def test_sizes_that_only_a_run_reveals():
     baked = """g (float[B,S] x) => (float[?,?] y) {
         shape = Constant<value = int64[2] {-1, 512}>() r = Reshape(x, shape) y = Add(r, x) }"""
     assert set(feeds(baked).sizes["S"]) == {512}
@@ -256,7 +256,7 @@ def test_sizes_that_only_running_the_model_tells():
     assert len(set(feeds(square).sizes["h"])) > 1
 
 
-def test_sizes_that_the_weights_dictate():
+def test_sizes_fixed_by_the_weights():
     proto = parse("g (float[?,?,?,?] x) => (float[?,?,?,?] y) { r = Relu(x) y = Conv(r, w) }")
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 7, 3, 3), np.float32), "w"))
     found = make_feeds(Model.from_proto(proto))
@@ -339,10 +339,10 @@ def test_a_sample_comes_first(tmp_path):
     ("change", "reason"),
     [
         ({"i": None}, "lacks 'i'; the model takes: x float32[B, 3], i int64[B]"),
-        ({"z": np.ones(2)}, "has 'z', which is no input"),
+        ({"z": np.ones(2)}, "has 'z', which is not an input"),
         ({"x": np.ones((4, 3))}, "'x' is float64; the model takes float32[B, 3]"),
         ({"x": np.ones((4, 2), np.float32)}, "'x' has shape [4, 2]; the model takes float32[B, 3]"),
-        ({"x": np.ones(3, np.float32)}, "'x' has shape [3]"),
+        ({"x": np.ones(3, np.float32)}, "'x' has rank 1"),
     ],
 )
 def test_samples_that_do_not_fit(tmp_path, change, reason):
@@ -354,10 +354,14 @@ def test_samples_that_do_not_fit(tmp_path, change, reason):
     assert "s.npz" in str(caught.value)
 
 
-def test_samples_that_are_no_archives(tmp_path):
+def test_samples_that_are_not_archives(tmp_path):
     np.save(tmp_path / "one.npy", np.ones(3))
     (tmp_path / "junk.npz").write_bytes(b"junk")
-    for name, reason in (("one.npy", "single array"), ("junk.npz", "no .npz"), ("gone", "exist")):
+    for name, reason in (
+        ("one.npy", "single array"),
+        ("junk.npz", ".npz"),
+        ("gone", "exist"),
+    ):
         with pytest.raises(UsageError, match=reason):
             make_feeds(model(TAKES_TWO), samples=[tmp_path / name])
 
@@ -369,18 +373,18 @@ def test_a_sample_that_the_model_refuses():
 
 
 def test_a_feed_without_nans_is_preferred():
-    """Padding on the left leaves nothing for the first rows of a causal softmax."""
+    """Padding on the left masks all keys of the first rows of a causal softmax."""
     text = """g (float[B,S,S] s, int64[B,S] mask) => (float[B,S,S] y)
         <float zero = {0}, float low = {-inf}, int64[1] axis = {1}, int64 none = {0}> {
         k = Greater(mask, none) rows = Unsqueeze(k, axis) ones = Cast<to = 1>(rows)
         n = Neg(zero) f = Shape(s) full = Expand(ones, f) tri = Trilu<upper = 0>(full)
         keep = Greater(tri, zero) m = Where(keep, s, low) y = Softmax<axis = -1>(m)
     }"""
-    for feed in feeds(text, count=3).trials:
+    for feed in feeds(text, count=3).runs:
         assert not np.isnan(feed.outputs[0]).any()
         assert not feed.feed["mask"].all()
 
 
 def test_nans_that_no_feed_avoids_stay():
     text = "g (float[B,4] x) => (float[B,4] y) { a = Abs(x) n = Neg(a) y = Sqrt(n) }"
-    assert all(np.isnan(trial.outputs[0]).all() for trial in feeds(text).trials)
+    assert all(np.isnan(trial.outputs[0]).all() for trial in feeds(text).runs)

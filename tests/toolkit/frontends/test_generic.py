@@ -88,7 +88,7 @@ def test_a_graph_locked_to_its_batch_is_left_so_and_said_to_be():
     assert graph.dynamic == {}
     assert graph.model.graph.shape("x") == (1, 10)
     assert "batch" in graph.failures[0].reason
-    assert "size that was traced" in graph.failures[0].reason
+    assert "which was traced" in graph.failures[0].reason
 
 
 def test_a_batch_that_was_asked_for_must_hold():

@@ -27,6 +27,7 @@ from toolkit import (
     var,
 )
 from toolkit.calibrate.observers import MinMax
+from toolkit.errors import PostconditionFailed, PreconditionFailed
 from toolkit.runtime.session import Session
 from toolkit.verification.reference import Reference
 
@@ -208,6 +209,29 @@ def test_an_idempotent_pass_is_skipped_when_nothing_changed() -> None:
     assert [p.status for p in twice.passes] == ["applied", "unchanged"]
 
 
+def test_a_pass_is_skipped_when_its_precondition_fails() -> None:
+    @dataclass(frozen=True)
+    class OnlyForSmall(Spoil):
+        def requires(self, model: Model, ctx: Context) -> None:
+            raise PreconditionFailed("more than 3 nodes")
+
+    (skipped,) = run(tower(), OnlyForSmall(())).passes
+    assert (skipped.status, skipped.reason) == ("skipped", "more than 3 nodes")
+
+
+def test_a_pass_is_undone_when_its_postcondition_fails() -> None:
+    @dataclass(frozen=True)
+    class Broken(Spoil):
+        def ensures(self, model: Model, ctx: Context) -> None:
+            raise PostconditionFailed(f"{len(swapped(model))} products are swapped")
+
+    before = tower()
+    result = run(before.copy(), Broken(()))
+    assert result.passes[0].status == "reverted"
+    assert "products are swapped" in result.passes[0].reason
+    assert not swapped(result.model)
+
+
 def test_a_model_that_does_not_run_is_checked_in_structure_only() -> None:
     graph = helper.make_graph(
         [
@@ -356,7 +380,7 @@ def test_passes_know_the_opset_limit():
         tolerance: ClassVar[Tolerance] = EXACT
 
         def run(self, model: Model, ctx: Context) -> None:
-            seen.append(ctx.opset)
+            seen.append(ctx.settings.opset)
 
     for limit in (None, 13, "keep"):
         toolkit.optimize(tower(), [Look()], validate="off", opset=limit)
@@ -420,9 +444,9 @@ class Observing:
 
     def run(self, model: Model, ctx: Context) -> None:
         assert ctx.calibration is not None
-        assert ctx.floats is not None
-        (made,) = ctx.floats.graph.nodes
-        found = ctx.calibration.collect(ctx.floats, {made.output[0]: MinMax()})
+        assert ctx.reference is not None
+        (made,) = ctx.reference.graph.nodes
+        found = ctx.calibration.collect(ctx.reference, {made.output[0]: MinMax()})
         ctx.note(f"{made.op_type} reaches {found.range(made.output[0]).high:.0f}")
 
 
@@ -472,7 +496,7 @@ class Twice:
 def test_what_a_pass_redefines_is_proven_as_such(validate: Any) -> None:
     result = run(tower(), Twice(2.0), Spoil(()), validate=validate)
     assert [r.status for r in result.passes] == ["applied", "applied"]
-    assert "compared with what a pass has made of it: 'y'" in result.proof
+    assert "redefined by a pass: 'y'" in result.proof
 
 
 def test_what_is_not_as_redefined_is_reverted_as_a_whole() -> None:
@@ -505,7 +529,7 @@ def _in_place(feed: Any, answer: Any) -> Any:
 def test_a_redefinition_that_raises_is_a_pass_that_does_not_hold() -> None:
     result = run(tower(), Twice(_boom))
     assert [r.status for r in result.passes] == ["reverted"]
-    expected = "output 'y' cannot be what it is to be: ValueError: no such thing"
+    expected = "output 'y' cannot be redefined: ValueError: no such thing"
     assert result.passes[0].reason == expected
     with pytest.raises(ToolkitError, match=expected):
         run(tower(), Twice(_boom), validate="final")
@@ -523,15 +547,15 @@ def test_what_the_original_does_by_itself_is_redefined_too() -> None:
     """What it gives at places that are 0 now says nothing of the others."""
     before = tower()
     plain = Reference.of(before)
-    assert plain.sensitivity(Session(before))["y"].relative > 0
+    assert plain.differences(Session(before), True, perturbed=True)["y"].relative > 0
     zeros = plain.redefined({"y": lambda feed, answer: 0 * answer})
-    assert zeros.sensitivity(Session(before))["y"].relative == 0
+    assert zeros.differences(Session(before), True, perturbed=True)["y"].relative == 0
     assert zeros.differences(Session(before, True), original=True)["y"].relative == 0
     assert zeros.differences(Session(before, True))["y"].relative > 0
 
 
 class Quantized(Spoil):
-    """What is judged from here on."""
+    """What is evaluated from here on."""
 
     name: ClassVar[str] = "quantized"
     tolerance: ClassVar[Tolerance] = QUANT

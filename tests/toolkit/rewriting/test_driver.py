@@ -11,9 +11,9 @@ from checks import check, model
 from onnx import helper, numpy_helper
 
 from tests.steps import steps
-from toolkit import Context, Miss, Rules, explain, number, op, product, rewrite, total, var
+from toolkit import Context, MatchFailure, Rules, explain, number, op, product, rewrite, total, var
 from toolkit.ir.model import Model
-from toolkit.rewriting.rule import Misses, apply_rules
+from toolkit.rewriting.rule import NearMisses, apply_rules
 
 x, y = var("x"), var("y")
 
@@ -203,7 +203,7 @@ def test_reasons_of_functions_and_conditions():
 
     @rewrite(op.Relu(x))
     def declines(g, x):
-        raise Miss("too small to pay")
+        raise MatchFailure("too small to pay")
 
     def is_large(g, x):
         return False
@@ -224,14 +224,14 @@ def test_explaining_changes_nothing():
 
 
 def test_misses_are_recorded_on_request():
-    ctx = Context(misses=Misses())
+    ctx = Context(misses=NearMisses())
     text = GELU.replace("y = Mul(d, half)", "e = Mul(d, half) f = Neg(e) y = Abs(f)")
     assert apply_rules(model(text), [gelu, cancel], ctx) == 1
     assert [(m.rule, m.root) for m in ctx.misses.list()] == [("cancel", "Neg 'f'")]
 
 
 def test_a_pass_of_rules_records_too():
-    ctx = Context(misses=Misses())
+    ctx = Context(misses=NearMisses())
     gelu.run(model(GELU.replace("{0.5}", "{0.4}")), ctx)
     assert len(ctx.misses.list()) == 2
 

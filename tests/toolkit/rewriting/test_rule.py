@@ -16,7 +16,7 @@ from toolkit import (
     FLOAT,
     QUANT,
     Context,
-    Miss,
+    MatchFailure,
     Rules,
     const,
     maybe_cast,
@@ -251,7 +251,7 @@ def test_one_of_several_outputs():
     @rewrite(op.Split(x, num_outputs=2)[1])
     def second(g, x, node):
         if not g.is_unused(node.output[0]):
-            raise Miss("the first half is needed")
+            raise MatchFailure("the first half is needed")
         start, end = g.constant(np.array([2])), g.constant(np.array([4]))
         return g.op("Slice", x, start, end)
 
@@ -305,7 +305,7 @@ def test_edits_before_declining_are_undone(how):
         g.constant(np.zeros(3, np.float32))
         g.replace(node.output[0], x)
         if how == "miss":
-            raise Miss("changed my mind")
+            raise MatchFailure("changed my mind")
 
     subject = model("g (float[2] a) => (float[2] y) { b = Tanh(a) c = Relu(b) y = Abs(c) }")
     before = subject.to_proto().SerializeToString(deterministic=True)
@@ -321,7 +321,7 @@ def test_declining_leaves_earlier_and_later_rewrites_alone():
     def first_only(g, x, node):
         new = g.op("Tanh", x)
         if node.output[0] == "c":
-            raise Miss("not this one")
+            raise MatchFailure("not this one")
         return new
 
     text = "g (float[2] a) => (float[2] y) { b = Relu(a) c = Relu(b) d = Relu(c) y = Abs(d) }"

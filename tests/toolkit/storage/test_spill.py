@@ -14,7 +14,7 @@ from onnx import TensorProto
 from tests.checks import model, parse
 from toolkit.ir.model import Model
 from toolkit.runtime.session import Session
-from toolkit.storage import spill as scratch
+from toolkit.storage import spill
 from toolkit.storage.spill import allocate, place_of
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -64,7 +64,7 @@ def test_a_file_goes_with_its_last_array():
 
 
 def test_a_full_file_is_followed_by_another(monkeypatch):
-    monkeypatch.setattr(scratch, "_SHARED", 1 << 18)
+    monkeypatch.setattr(spill, "_SHARED", 1 << 18)
     arrays = [allocate((70_000,), np.int8) for _ in range(8)]
     for value, array in enumerate(arrays):
         array[:] = value

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from toolkit.storage import serialize as storage
-from toolkit.storage import wire
+from toolkit.storage import serialize, wire
 
 
 def small_model(*tensors: TensorProto) -> ModelProto:
@@ -33,7 +32,7 @@ def test_varints_read_back(value: int) -> None:
 def test_small_tensors_stay_inside() -> None:
     model = small_model(numpy_helper.from_array(np.arange(8, dtype=np.float32), "w"))
     data = model.SerializeToString()
-    assert storage.strip(memoryview(data), "model.onnx") == data
+    assert serialize.strip(memoryview(data), "model.onnx") == data
 
 
 @pytest.mark.parametrize("typed", [True, False])
@@ -44,7 +43,7 @@ def test_large_tensor_becomes_a_reference(typed: bool) -> None:
     else:
         tensor = numpy_helper.from_array(array, "w")
     data = small_model(tensor).SerializeToString()
-    stripped = ModelProto.FromString(storage.strip(memoryview(data), "model.onnx"))
+    stripped = ModelProto.FromString(serialize.strip(memoryview(data), "model.onnx"))
     entry = {e.key: e.value for e in stripped.graph.initializer[0].external_data}
     offset, length = int(entry["offset"]), int(entry["length"])
     assert entry["location"] == "model.onnx"
@@ -55,7 +54,7 @@ def test_large_tensor_becomes_a_reference(typed: bool) -> None:
 @given(st.binary(max_size=200))
 def test_garbage_is_an_error_or_passes_through(data: bytes) -> None:
     try:
-        stripped = storage.strip(memoryview(data), "x")
+        stripped = serialize.strip(memoryview(data), "x")
     except wire.WireError:
         return
     assert stripped == data, "nothing in it is large enough to be taken out"
@@ -67,7 +66,7 @@ def test_a_flipped_byte_is_an_error_or_changes_as_little(position: int, byte: in
     whole = bytearray(LARGE)
     whole[position % HEADER_BYTES] = byte
     try:
-        stripped = ModelProto.FromString(storage.strip(memoryview(bytes(whole)), "x"))
+        stripped = ModelProto.FromString(serialize.strip(memoryview(bytes(whole)), "x"))
         wanted = ModelProto.FromString(bytes(whole))
     except (wire.WireError, DecodeError):
         return
@@ -80,7 +79,7 @@ def test_a_flipped_byte_is_an_error_or_changes_as_little(position: int, byte: in
 @given(st.integers(0, len(LARGE) - 1))
 def test_truncation_never_goes_unnoticed(cut: int) -> None:
     try:
-        proto = ModelProto.FromString(storage.strip(memoryview(LARGE[:cut]), "x"))
+        proto = ModelProto.FromString(serialize.strip(memoryview(LARGE[:cut]), "x"))
     except (wire.WireError, DecodeError):
         return
     assert proto != ModelProto.FromString(LARGE)

@@ -1,4 +1,4 @@
-"""What running a graph against its framework shows, and how it is said."""
+"""The export proof: outcomes, findings and summaries."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 from onnx import parser
 
 from toolkit.errors import UsageError
-from toolkit.frontends.export import Draft, Request, prove
-from toolkit.frontends.request import parse_dynamic, resolve_axes
+from toolkit.frontends.protocol import Draft
+from toolkit.frontends.request import Request, parse_dynamic, resolve_axes
 from toolkit.frontends.test_inputs import axes_of, cases_from, resized, sizes_in
 from toolkit.ir.model import Model
+from toolkit.verification.framework import prove
 
 DOUBLE = """
 <ir_version: 10, opset_import: ["": 18]>
@@ -52,16 +53,16 @@ def test_a_model_that_changes_with_a_size(draft):
         return {"y": feed["x"] * (2 if feed["x"].shape[1] <= 10 else 3)}
 
     made = draft(reference)
-    words = "dimension 'length': it differs from size 13 on, and holds up to 6"
+    words = "dimension 'length': it differs from size 13 on, and is correct up to 6"
     assert words in found(made)
     assert prove(made, Request()).failing == {"length"}
 
 
-def test_a_model_that_holds_for_what_was_traced_only(draft):
+def test_a_graph_that_is_correct_for_the_traced_size_only(draft):
     def reference(feed):
         return {"y": feed["x"] * (2 if feed["x"].shape[0] == 2 else 3)}
 
-    assert "dimension 'batch': it differs for any but 2, the size that was traced" in found(
+    assert "dimension 'batch': it differs for any size but 2, which was traced" in found(
         draft(reference)
     )
 
@@ -75,7 +76,7 @@ def test_a_model_that_changes_with_its_values(draft):
     assert "all positive" in said
 
 
-def test_a_graph_that_refuses_what_the_model_takes(draft):
+def test_a_graph_that_refuses_inputs_of_the_model(draft):
     text = """
     <ir_version: 10, opset_import: ["": 18]>
     g (float[batch, length] x) => (float[a, b] y) <int64[2] s = {2, -1}> { y = Reshape(x, s) }
@@ -83,7 +84,7 @@ def test_a_graph_that_refuses_what_the_model_takes(draft):
     assert "dimension 'batch': it" in found(draft(lambda feed: {"y": feed["x"]}, text))
 
 
-def test_sizes_that_the_model_itself_refuses_are_not_held_against_the_graph(draft):
+def test_sizes_that_the_framework_refuses_do_not_fail_the_graph(draft):
     def reference(feed):
         assert feed["x"].shape[1] <= 6
         return {"y": feed["x"] * 2}
@@ -91,7 +92,7 @@ def test_sizes_that_the_model_itself_refuses_are_not_held_against_the_graph(draf
     proof = prove(draft(reference), Request())
     assert proof.ok
     assert proof.sizes["length"] == [1, 3, 6]
-    assert any("the model itself refuses batch 2, length 13" in note for note in proof.notes)
+    assert any("the model itself fails for batch 2, length 13" in note for note in proof.notes)
 
 
 def test_a_dimension_of_one_size_is_not_dynamic(draft):
@@ -100,7 +101,7 @@ def test_a_dimension_of_one_size_is_not_dynamic(draft):
         return {"y": feed["x"] * 2}
 
     made = draft(reference)
-    assert "dimension 'length': the model itself takes no size but 6" in found(made)
+    assert "dimension 'length': the model itself supports no size but 6" in found(made)
     assert prove(made, Request()).failing == {"length"}
 
 
@@ -126,7 +127,7 @@ def test_an_example_that_the_model_refuses(draft):
         prove(draft(reference), Request())
 
 
-def test_positions_among_equal_values_may_come_in_any_order(draft):
+def test_indices_of_equal_values_may_be_permuted(draft):
     text = """
     <ir_version: 10, opset_import: ["": 18]>
     g (float[batch, length] x) => (int64[batch] y)
@@ -136,14 +137,14 @@ def test_positions_among_equal_values_may_come_in_any_order(draft):
     assert proof.ok
     flat = np.ones((2, 6), np.float32)
     said = found(draft(lambda feed: {"y": feed["x"].argmax(1)}, text, feed={"x": flat}))
-    assert "output 'y'" in said  # the user's own values are no excuse
+    assert "output 'y'" in said  # it fails on the user's own values too
 
 
 def test_an_input_that_the_graph_has_dropped(draft):
     feed = {"x": np.ones((2, 6), np.float32), "unused": np.ones((2, 6), np.float32)}
     proof = prove(draft(lambda feed: {"y": feed["x"] * 2}, feed=feed), Request())
     assert proof.ok
-    assert proof.notes == ("input 'unused' is not used: the graph does not take it",)
+    assert proof.notes == ("input 'unused' is unused and was dropped from the graph",)
 
 
 def test_a_graph_that_does_not_load(draft):
@@ -158,7 +159,7 @@ def test_a_graph_that_does_not_load(draft):
 # Cases -------------------------------------------------------------------------------------------
 
 
-def test_sizes_change_by_repeating_and_cutting():
+def test_sizes_change_by_tiling_and_slicing():
     x = np.arange(6).reshape(2, 3)
     grown = resized({"x": x}, {"x": {0: "a", 1: "b"}}, {"a": 3, "b": 2})["x"]
     assert grown.tolist() == [[0, 1], [3, 4], [0, 1]]
@@ -192,7 +193,7 @@ def test_masks_are_padded_on_both_sides():
 
 
 @pytest.mark.parametrize(("kind", "error"), [("float16", 4e-3), ("float32", 1e-5)])
-def test_no_type_is_held_to_more_digits_than_it_has(draft, kind, error):
+def test_tolerances_respect_the_precision_of_a_type(draft, kind, error):
     text = DOUBLE.replace("float two = {2}", "").replace("Mul(x, two)", "Add(x, x)")
     text = text.replace("float", kind if kind == "float16" else "float")
     x = np.random.default_rng(0).standard_normal((2, 6)).astype(kind)
@@ -232,7 +233,7 @@ def test_axes_in_text(texts, axes):
     assert parse_dynamic(texts) == axes
 
 
-def test_axes_on_the_inputs_there_are():
+def test_axes_of_existing_inputs():
     ranks = {"x": 3, "y": 1}
     assert resolve_axes({"*": {0: "n", 1: "m"}}, ranks) == {"x": {0: "n", 1: "m"}, "y": {0: "n"}}
     assert resolve_axes({"x": {-1: "m"}}, ranks) == {"x": {2: "m"}}

@@ -1,4 +1,4 @@
-"""The proof: what a check lets pass, what it does not, and what it says when it cannot tell."""
+"""The validator: models that pass, models that fail, and models that cannot be checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.checks import model, parse
 from toolkit.errors import ModelError, RuntimeRefused, UsageError
-from toolkit.feeds import generate as search
+from toolkit.feeds import generate
 from toolkit.ir.model import Model
 from toolkit.runtime.session import Session
 from toolkit.verification import reference
@@ -38,7 +38,7 @@ def test_tolerances_are_ordered():
     assert sorted([FLOAT, QUANT, EXACT]) == [EXACT, FLOAT, QUANT]
 
 
-def test_half_precision_is_allowed_its_own_steps():
+def test_half_precision_is_allowed_its_own_rounding():
     half = model("g (float16[2] x) => (float16[2] y) { y = Neg(x) }")
     assert EXACT.allowed(epsilon_of(half)) == 4 * 2**-10
     assert FLOAT.allowed(epsilon_of(half)) == 8 * 2**-10
@@ -124,7 +124,7 @@ def test_the_same_model_holds_as_written_and_as_deployed():
     ("constant", "held"),
     [(0.5 + 1e-8, EXACT), (0.500002, FLOAT), (0.501, QUANT), (0.8, None)],
 )
-def test_tolerance_classes(constant, held):
+def test_the_tolerance_classes(constant, held):
     for tolerance in (EXACT, FLOAT, QUANT):
         found = verdict(CHAIN.format(0.5), CHAIN.format(constant), tolerance)
         assert found.ok is (held is not None and not tolerance < held)
@@ -134,7 +134,7 @@ def test_tolerance_classes(constant, held):
 
 
 def test_an_error_at_one_size_only_is_found():
-    """Wrong unless the batch is 2, which is the first size that is tried."""
+    """The model is wrong unless the batch is 2, the first size that is tried."""
     wrong = """g (float[B,S] x) => (float[B,S] y) {
         shape = Shape(x) zero = Constant<value = int64 {0}>() two = Constant<value = int64 {2}>()
         batch = Gather(shape, zero) d = Div(batch, two) f = Cast<to = 1>(d) y = Mul(x, f) }"""
@@ -187,7 +187,7 @@ def test_an_error_at_one_size_only_is_found():
         ),
     ],
 )
-def test_what_does_not_hold(before, after, reason):
+def test_invalid_output_is_refused(before, after, reason):
     found = verdict(before, after, QUANT)
     assert not found.ok
     assert reason in found.reason
@@ -210,7 +210,7 @@ def test_a_graph_that_is_not_valid_is_not_run():
     assert validator.check(original, EXACT).ok
 
 
-def test_initializers_that_were_inputs_may_stop_being_so():
+def test_inputs_with_defaults_may_become_initializers():
     proto = parse(
         "g (float[2] x, float[2] c) => (float[2] y) <float[2] c = {1, 2}> { y = Add(x, c) }"
     )
@@ -227,7 +227,7 @@ def test_defaults_stay_inputs():
     assert "the inputs are x instead of x, c" in verdict(text, without).reason
 
 
-# What cannot be shown ----------------------------------------------------------------------------
+# Models that cannot run --------------------------------------------------------------------------
 
 UNKNOWN = """<ir_version: 10, opset_import: ["" : 21, "my.domain" : 1]>
     g (float[2] x) => (float[2] y) { a = my.domain.Foo(x) y = Neg(a) }"""
@@ -254,7 +254,7 @@ def test_no_feed_that_it_runs_on():
     assert validator.check(model(text), EXACT).ok
 
 
-def test_random_outputs_are_left_out_and_named():
+def test_nondeterministic_outputs_are_excluded_and_named():
     text = """g (float[B] x) => (float[B] y, float[B] z) {{
         r = RandomNormalLike(x) y = Add(x, r) z = {}(x) }}"""
     validator = Validator(model(text.format("Neg")))
@@ -270,8 +270,8 @@ def test_a_library_that_does_not_load(tmp_path):
         Validator(model(CHAIN.format(0.5)), custom_ops=[str(library)])
 
 
-def test_what_the_runtime_does_to_the_original_is_not_held_against_the_result():
-    """Every other sum lies halfway between two steps, and the fused kernel rounds its own way."""
+def test_errors_of_the_runtime_on_the_original_are_allowed():
+    """Every other sum lies halfway between two steps, where the fused kernel rounds differently."""
 
     def made(scale):
         proto = parse(f"""g (float[B,8] x) => (float[B,8] y)
@@ -294,8 +294,8 @@ def test_what_the_runtime_does_to_the_original_is_not_held_against_the_result():
     assert not validator.check(made(0.13), FLOAT, deployed=True).ok
 
 
-def test_another_order_may_do_what_rounding_the_inputs_does():
-    """Of a steep model: up to ten times what is allowed elsewhere."""
+def test_reordering_may_cost_as_much_as_perturbed_inputs():
+    """A steep model is allowed up to ten times the usual tolerance."""
 
     def wave(slope, offset):
         return model(f"""g (float[64] x) => (float[64] y)
@@ -384,7 +384,7 @@ def test_sequence_outputs():
     assert not validator.check(made("Abs"), EXACT).ok
 
 
-def test_large_weights_are_run_where_they_are(tmp_path):
+def test_large_weights_are_not_copied(tmp_path):
     proto = parse("g (float[B,64] x) => (float[B,64] y) { y = MatMul(x, w) }")
     weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
@@ -406,7 +406,7 @@ def test_large_weights_are_run_where_they_are(tmp_path):
 
 @pytest.mark.parametrize("declared", [False, True], ids=["initializer", "default of an input"])
 @pytest.mark.parametrize("optimize", [False, True])
-def test_large_weights_that_nobody_reads_do_not_keep_a_model_from_running(declared, optimize):
+def test_unused_large_weights_do_not_prevent_a_run(declared, optimize):
     proto = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), "w"))
     if declared:
@@ -415,7 +415,7 @@ def test_large_weights_that_nobody_reads_do_not_keep_a_model_from_running(declar
     np.testing.assert_array_equal(session.run({"x": np.ones(2, np.float32)})[0], [-1, -1])
 
 
-def test_large_weights_are_lent_where_only_a_subgraph_reads_them():
+def test_large_weights_used_only_in_a_subgraph_are_mapped():
     proto = parse("""g (bool c) => (float[64, 64] y) {
         y = If <then_branch = t () => (float[64, 64] a) { a = Identity(w) },
                 else_branch = e () => (float[64, 64] b) { b = Neg(w) }> (c) }""")
@@ -433,14 +433,14 @@ def test_large_weights_are_lent_where_only_a_subgraph_reads_them():
         "(float[2] x) => (int64[2] y) { y = Relu(x) }",
     ],
 )
-def test_what_runtime_and_checker_call_invalid_is_refused(body: str) -> None:
+def test_models_that_runtime_and_checker_reject_are_refused(body: str) -> None:
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {body}')
     with pytest.raises(ModelError, match="invalid"):
         Validator(Model.from_proto(proto))
 
 
 @pytest.mark.parametrize("op", ["NoSuchOperator", "Gelu"])
-def test_an_operator_that_nobody_knows_is_checked_in_structure(op: str) -> None:
+def test_an_unknown_operator_is_checked_in_structure(op: str) -> None:
     body = f"g (float[2] x) => (float[2] y) {{ y = {op}(x) }}"
     text = f'<ir_version: 8, opset_import: ["" : 17]> {body}'
     assert "structure only" in Validator(Model.from_proto(onnx.parser.parse_model(text))).note
@@ -456,16 +456,16 @@ def test_a_model_without_any_stable_output() -> None:
     assert "'y'" in validator.note
 
 
-# What is held in memory --------------------------------------------------------------------------
+# Memory of the analysis --------------------------------------------------------------------------
 
 
-def test_the_analysed_graph_is_gone_before_a_session_is_opened(monkeypatch):
+def test_the_analyzed_graph_is_freed_before_a_session_opens(monkeypatch):
     seen = []
-    monkeypatch.setattr(search, "_LARGE_GRAPH", 1)
-    analysed = search.analysed
+    monkeypatch.setattr(generate, "_LARGE_GRAPH", 1)
+    analyzed = generate.analyzed
 
     def watched(original):
-        graph = analysed(original)
+        graph = analyzed(original)
         seen.append(weakref.ref(graph))
         return graph
 
@@ -473,16 +473,16 @@ def test_the_analysed_graph_is_gone_before_a_session_is_opened(monkeypatch):
         assert [ref() for ref in seen] == [None]
         return Session(*args, **options)
 
-    monkeypatch.setattr(search, "analysed", watched)
+    monkeypatch.setattr(generate, "analyzed", watched)
     monkeypatch.setattr(reference, "Session", opened)
     assert len(Validator(model(CHAIN.format(0.5))).feeds) == 3
 
 
-def test_the_runtime_speaks_before_a_search_that_stumbles(monkeypatch):
+def test_the_runtime_error_is_preferred_to_that_of_the_analysis(monkeypatch):
     def stumbles(*_):
         raise IndexError("an operator without its inputs")
 
-    monkeypatch.setattr(reference, "Search", stumbles)
+    monkeypatch.setattr(reference, "FeedGenerator", stumbles)
     with pytest.raises(RuntimeRefused):
         Reference.of(model("g (float[2] x) => (float[2] y) { y = Unknown(x) }"))
     with pytest.raises(IndexError):

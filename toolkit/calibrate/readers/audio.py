@@ -1,4 +1,4 @@
-"""Folders of .wav files: PCM of 8 to 32 bits, as one channel of floats from -1 to 1."""
+"""Folders of .wav files: PCM of 8 to 32 bits, mixed down to one channel in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.calibrate.readers.fit import describe
-from toolkit.calibrate.readers.reader import file_bytes
+from toolkit.calibrate.readers.reader import SampleSource, file_bytes, sole_input
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError
+from toolkit.feeds.user_samples import describe
 from toolkit.ir.model import Model
 from toolkit.ir.tensor_type import FLOATS
 
@@ -23,37 +23,33 @@ class AudioOptions:
     """How clips are read."""
 
     rate: int | None = None
-    """Samples a second that every file must have; nothing is resampled."""
+    """The sample rate in Hz that every file must have; nothing is resampled."""
     seconds: float = 30.0
-    """What is read of a clip at most, where the model leaves the length open."""
+    """The longest clip, in seconds, for a model with a dynamic length."""
 
     def __post_init__(self) -> None:
         if not self.seconds > 0 or (self.rate is not None and self.rate < 1):
             raise UsageError("the rate and the seconds of audio must be above 0")
 
 
-class AudioFolder:
-    """Clips, one file a sample.
+class AudioFolder(SampleSource):
+    """A folder of clips, one sample per file.
 
-    A model of fixed length gets each clip in windows of that length, without overlap: what is left
-    at the end is dropped, and a clip that is shorter is padded with silence.
+    For a model with a fixed length, each clip is split into windows of that length without overlap:
+    the remainder is dropped, and a shorter clip is padded with silence.
     """
 
     def __init__(self, files: Sequence[Path], model: Model, options: AudioOptions) -> None:
-        self.notes: list[str] = []
+        super().__init__()
         self._files, self._options = files, options
-        graph = model.graph
-        if len(graph.feeds) != 1:
-            listed = ", ".join(graph.feeds) or "nothing"
-            raise UsageError(
-                f"sounds fit a model with one input, this takes {listed}; use module:function"
-            )
-        self._name = graph.feeds[0]
-        declared = graph.type(self._name)
+        self._name = sole_input(model, "sounds")
+        declared = model.graph.type(self._name)
         sizes = declared.shape if declared is not None else None
         others = [d for d in (sizes or ())[:-1] if isinstance(d, int) and d != 1]
         if declared is None or declared.dtype not in FLOATS or not sizes or others:
-            raise UsageError(f"input '{self._name}' takes no clip: it is {describe(declared)}")
+            raise UsageError(
+                f"input '{self._name}' does not take audio: it is {describe(declared)}"
+            )
         self._rank = len(sizes)
         last = sizes[-1]
         self._length = last if isinstance(last, int) and last > 0 else None
@@ -87,11 +83,11 @@ class AudioFolder:
                     short = (self._length or window.size) - window.size
                     yield np.pad(window, (0, short)) if short > 0 else window
         except (wave.Error, EOFError, OSError) as error:
-            raise UsageError(f"'{path}' is no .wav file of plain PCM: {error}") from error
+            raise UsageError(f"'{path}' is not a .wav file of plain PCM: {error}") from error
 
 
 def _decode(data: bytes, clip: wave.Wave_read) -> Array:
-    """Floats from -1 to 1, the mean of all channels."""
+    """Return the mean of all channels as floats in [-1, 1]."""
     width, channels = clip.getsampwidth(), clip.getnchannels()
     raw = np.frombuffer(data, np.uint8)
     raw = raw[: raw.size // (width * channels) * width * channels].reshape(-1, width)
@@ -99,6 +95,6 @@ def _decode(data: bytes, clip: wave.Wave_read) -> Array:
         values = raw[:, 0].astype(np.float64) / 128 - 1
     else:
         padded = np.zeros((raw.shape[0], 4), np.uint8)
-        padded[:, 4 - width :] = raw  # at the top, so that the sign is where it belongs
+        padded[:, 4 - width :] = raw  # in the most significant bytes, to keep the sign
         values = padded.view("<i4")[:, 0].astype(np.float64) / 2.0**31
     return values.reshape(-1, channels).mean(axis=1).astype(np.float32)

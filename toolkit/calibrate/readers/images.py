@@ -1,7 +1,7 @@
-"""Folders of images, prepared as the model was trained.
+"""Folders of images, preprocessed as the model expects them.
 
-pixel = (value * scale - mean) / std, by channel; the layout (NCHW or NHWC), the size and the number
-of channels come from the model's input. Needs Pillow, which the extra `calibrate` installs.
+pixel = (value * scale - mean) / std, per channel. The layout (NCHW or NHWC), the size and the
+number of channels come from the model's input. Needs Pillow (extra `calibrate`).
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any, Literal
 import numpy as np
 from onnx import TensorProto
 
-from toolkit.calibrate.readers.fit import describe
-from toolkit.calibrate.readers.reader import file_bytes
+from toolkit.calibrate.readers.reader import SampleSource, file_bytes, sole_input
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError, summarize
 from toolkit.extras import require
+from toolkit.feeds.user_samples import describe
 from toolkit.ir.model import Model
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 _DEFAULT_SIZE = 224
-"""Height and width where both the model and the options leave them open."""
+"""Height and width in pixels if neither the model nor the options set them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preprocess:
-    """What is done to an image before the model sees it; by default it is scaled to 0..1.
+    """The preprocessing of images; by default they are scaled to [0, 1].
 
-    fit `stretch` resizes to the model's size, `crop` cuts it out of the middle of an image whose
-    shorter side was resized, `letterbox` keeps the proportions and fills up with `fill`.
+    `fit` is one of: `stretch` resizes to the model's size; `crop` resizes the shorter side and cuts
+    out the center; `letterbox` keeps the aspect ratio and pads with the value `fill`.
     """
 
     fit: Literal["stretch", "crop", "letterbox"] = "stretch"
     size: tuple[int, int] | None = None
-    """Height and width, where the model leaves them open."""
+    """Height and width, for a model with dynamic sizes."""
     resize: int | None = None
-    """The shorter side before a crop; by default 256/224 of the size that is cut out."""
+    """The shorter side before the crop; by default 256/224 of the cropped size."""
     scale: float = 1 / 255
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -55,7 +55,7 @@ class Preprocess:
 
     @classmethod
     def preset(cls, name: str) -> Preprocess:
-        """`imagenet`: what most classifiers of photographs were trained with."""
+        """Return a named preset: `imagenet` is that of most image classifiers."""
         if name != "imagenet":
             raise UsageError(f"no image preset is called '{name}'; there is imagenet")
         return cls(fit="crop", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -63,7 +63,7 @@ class Preprocess:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the model's image input looks like."""
+    """The layout and size of the model's image input."""
 
     name: str
     height: int
@@ -72,16 +72,16 @@ class _Target:
     channels_last: bool
     batch: int
     raw: bool
-    """Whether it takes bytes: those are neither scaled nor normalized."""
+    """Whether the input has type uint8, so that images are neither scaled nor normalized."""
     any_size: bool
-    """Whether the model leaves the height or the width open."""
+    """Whether the height or the width is dynamic."""
 
 
-class ImageFolder:
-    """Image files, one a sample; a model with a fixed batch gets as many at once."""
+class ImageFolder(SampleSource):
+    """A folder of images, one sample per file; a fixed batch takes several files per feed."""
 
     def __init__(self, files: Sequence[Path], model: Model, options: Preprocess) -> None:
-        self.notes: list[str] = []
+        super().__init__()
         self._files, self._options = files, options
         self._target = _target(model, options)
         for what, numbers in (("mean", options.mean), ("std", options.std)):
@@ -93,10 +93,10 @@ class ImageFolder:
         self.notes += _assumed(self._target, options)
         left = len(files) % self._target.batch
         if len(files) < self._target.batch:
-            raise UsageError(f"{len(files)} images make no batch of {self._target.batch}")
+            raise UsageError(f"{len(files)} images do not fill a batch of {self._target.batch}")
         if left:
-            self.notes.append(f"the last {left} images make no batch of {self._target.batch}")
-        self._pillow = _pillow()
+            self.notes.append(f"the last {left} images do not fill a batch of {self._target.batch}")
+        self._pillow = require("PIL.Image", "calibrate", "images need Pillow")
 
     def count(self) -> int | None:
         return len(self._files) // self._target.batch
@@ -116,7 +116,7 @@ class ImageFolder:
         try:
             with self._pillow.open(path) as opened:
                 image = opened.convert("L" if target.channels == 1 else "RGB")
-        except Exception as error:  # damaged files raise whatever their decoder does
+        except Exception as error:  # decoders may raise anything for damaged files
             raise UsageError(f"image '{path}' cannot be read: {summarize(error)}") from error
         pixels: Array = np.asarray(self._placed(image))
         pixels = pixels.reshape(target.height, target.width, target.channels)
@@ -128,47 +128,34 @@ class ImageFolder:
         return np.ascontiguousarray(pixels if target.channels_last else np.moveaxis(pixels, 2, 0))
 
     def _placed(self, image: Any) -> Any:
-        """The image in the model's height and width."""
+        """Resize an image to the model's height and width."""
         height, width = self._target.height, self._target.width
         bilinear = self._pillow.Resampling.BILINEAR
         if self._options.fit == "stretch":
             return image.resize((width, height), bilinear)
         if self._options.fit == "letterbox":
-            ratio = min(width / image.width, height / image.height)
-            inner = _scaled(image.size, ratio)
-            fill: Any = self._options.fill
-            empty = self._pillow.new(
-                image.mode, (width, height), fill if image.mode == "L" else (fill,) * 3
-            )
-            empty.paste(image.resize(inner, bilinear), (0, 0))
-            return empty
+            fill: Any = self._options.fill if image.mode == "L" else (self._options.fill,) * 3
+            pad = require("PIL.ImageOps", "calibrate", "images need Pillow").pad
+            return pad(image, (width, height), bilinear, fill, centering=(0, 0))
         shorter = self._options.resize or round(min(height, width) * 256 / 224)
         ratio = shorter / min(image.size)
         ratio = max(ratio, width / image.width, height / image.height)
-        resized = image.resize(_scaled(image.size, ratio), bilinear)
+        resized = image.resize([max(round(side * ratio), 1) for side in image.size], bilinear)
         left, top = max(resized.width - width, 0) // 2, max(resized.height - height, 0) // 2
         return resized.crop((left, top, left + width, top + height))
 
 
-def _scaled(size: tuple[int, int], ratio: float) -> tuple[int, int]:
-    return max(round(size[0] * ratio), 1), max(round(size[1] * ratio), 1)
-
-
 def _target(model: Model, options: Preprocess) -> _Target:
-    graph = model.graph
-    if len(graph.feeds) != 1:
-        listed = ", ".join(graph.feeds) or "nothing"
-        raise UsageError(f"images fit a model with one input, this takes {listed}; save .npz files")
-    name = graph.feeds[0]
-    declared = graph.type(name)
+    name = sole_input(model, "images")
+    declared = model.graph.type(name)
     takes = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8)
     if declared is None or declared.dtype not in takes or declared.rank != 4:
-        raise UsageError(f"input '{name}' takes no images: it is {describe(declared)}")
+        raise UsageError(f"input '{name}' does not take images: it is {describe(declared)}")
     sizes = [d if isinstance(d, int) and d > 0 else None for d in declared.shape or ()]
     last = sizes[3] in (1, 3) and sizes[1] not in (1, 3)
     channels, height, width = (sizes[3], *sizes[1:3]) if last else (sizes[1], *sizes[2:])
     if channels not in (None, 1, 3):
-        raise UsageError(f"input '{name}' takes no images: it has {channels} channels")
+        raise UsageError(f"input '{name}' does not take images: it has {channels} channels")
     wanted = options.size or (height or _DEFAULT_SIZE, width or _DEFAULT_SIZE)
     if wanted != (height or wanted[0], width or wanted[1]):
         size = f"{wanted[0]}x{wanted[1]}"
@@ -186,25 +173,19 @@ def _target(model: Model, options: Preprocess) -> _Target:
 
 
 def _assumed(target: _Target, options: Preprocess) -> list[str]:
-    """What nobody said of the images, and a model does not tell: ranges of images that it was not
-    trained with hold for no others."""
+    """Return notes on preprocessing that was assumed: the model does not specify it."""
     usual = Preprocess()
-    untold = all(getattr(options, n) == getattr(usual, n) for n in ("scale", "mean", "std"))
-    said: list[str] = []
-    if untold and not target.raw:
-        said.append(
+    is_default = all(getattr(options, n) == getattr(usual, n) for n in ("scale", "mean", "std"))
+    notes: list[str] = []
+    if is_default and not target.raw:
+        notes.append(
             "images are read as 0 to 1, without mean and std; if the model was trained otherwise: "
             "--calib-option preset=imagenet, or scale, mean and std one by one"
         )
     if target.any_size and options.size is None:
         size = f"{target.height}x{target.width}"
-        said.append(
+        notes.append(
             f"images are resized to {size}, as the model takes any size; for another: "
             "--calib-option size=HxW"
         )
-    return said
-
-
-def _pillow() -> Any:
-    """Pillow's module of images; imported by name, since it is an extra."""
-    return require("PIL.Image", "calibrate", "images need Pillow")
+    return notes

@@ -1,4 +1,4 @@
-"""Reader: a source of samples, checked against the model feed by feed."""
+"""Reader: the feeds of a source, checked against a model's inputs one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,44 +15,45 @@ from toolkit.errors import UsageError
 from toolkit.feeds import Feed
 from toolkit.ir.model import Model
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
+"""Bytes of a file read at once."""
 
 
-class Source(Protocol):
-    """Where samples come from; iterating again starts over.
+class SampleSource:
+    """Raw feeds from one kind of calibration data; each iteration starts over."""
 
-    Gives each raw feed with the words that an error names it by.
-    """
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        """Remarks for the user: ignored inputs, samples that were left out."""
 
-    notes: list[str]
-    """What the user should know: inputs that were ignored, samples that were left out."""
-
-    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]: ...
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield each feed with its name for error messages."""
+        raise NotImplementedError
 
     def count(self) -> int | None:
-        """How many feeds there are; None when only reading them tells."""
-        ...
+        """Return the number of feeds, or None if it is unknown before reading them."""
+        return None
 
     def fingerprint(self) -> Iterable[bytes] | None:
-        """Bytes that tell these data and options from others; None: only the feeds do."""
-        ...
+        """Return bytes that identify the data and options; None: the feeds identify them."""
+        return None
 
 
 class Reader:
-    """Feeds for one model; can be iterated again, and reads one feed at a time."""
+    """The feeds of a source for one model, read one at a time; each iteration starts over."""
 
-    def __init__(self, source: Source, model: Model, most: int | None = None) -> None:
+    def __init__(self, source: SampleSource, model: Model, most: int | None = None) -> None:
         self._source, self._most = source, most
         self.was_used = False
-        self._inputs = Inputs.of(model)
+        self._inputs = Inputs(model)
 
     @property
     def notes(self) -> list[str]:
-        """What was ignored or left out, in the order of its discovery."""
+        """Remarks on ignored inputs and samples, in the order of their discovery."""
         return list(dict.fromkeys((*self._source.notes, *self._inputs.notes)))
 
     def __iter__(self) -> Iterator[Feed]:
-        """The feeds; raises UsageError for one that does not fit, or when there is none."""
+        """Yield the feeds; raises UsageError if one does not fit the model, or if there is none."""
         empty = self.was_used = True
         for what, raw in islice(iter(self._source), self._most):
             empty = False
@@ -61,13 +62,13 @@ class Reader:
             raise UsageError("the calibration data are empty: there is no sample to observe")
 
     def count(self) -> int | None:
-        """How many feeds there are, where that is known before they are read."""
+        """Return the number of feeds, or None if it is unknown before reading them."""
         total = self._source.count()
         return total if total is None or self._most is None else min(total, self._most)
 
     def digest(self) -> str:
-        """A name for the data: the same for the same feeds, whenever and wherever it is asked."""
-        self.was_used = True  # by whoever has statistics of them
+        """Return a digest of the data, equal for equal feeds."""
+        self.was_used = True  # cached statistics of the data will be used
         digest = hashlib.blake2b(digest_size=16)
         chunks = self._source.fingerprint()
         kind = type(self._source).__name__ if chunks is not None else "feeds"
@@ -78,12 +79,23 @@ class Reader:
 
 
 def file_bytes(paths: Iterable[Path]) -> Iterator[bytes]:
-    """The contents of files, each behind its name and size."""
+    """Yield the contents of files, each after its name and size."""
     for path in paths:
         yield f"{path.name} {path.stat().st_size}\n".encode()
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                yield piece
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+
+def sole_input(model: Model, what: str) -> str:
+    """Return the only input of a model; raises UsageError if there are others."""
+    inputs = model.graph.feeds
+    if len(inputs) != 1:
+        listed = ", ".join(inputs) or "nothing"
+        raise UsageError(
+            f"{what} fit a model with one input, this takes {listed}; use .npz or module:function"
+        )
+    return inputs[0]
 
 
 def _feed_bytes(feeds: Iterable[Feed]) -> Iterator[bytes]:
@@ -91,5 +103,5 @@ def _feed_bytes(feeds: Iterable[Feed]) -> Iterator[bytes]:
         for name in sorted(feed):
             array = np.asarray(feed[name])
             yield f"{name} {array.dtype} {array.shape}\n".encode()
-            textual = array.dtype.kind == "O"
-            yield repr(array.tolist()).encode() if textual else array.tobytes()
+            is_text = array.dtype.kind == "O"
+            yield repr(array.tolist()).encode() if is_text else array.tobytes()

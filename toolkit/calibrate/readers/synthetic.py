@@ -1,26 +1,28 @@
-"""Made-up feeds, drawn inside each input's domain: for a first try, not for real ranges."""
+"""Synthetic calibration inputs, drawn from each input's domain: for a first try only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from toolkit.calibrate.readers.objects import Spool
+from toolkit.calibrate.readers.reader import SampleSource
 from toolkit.errors import UsageError
-from toolkit.feeds import Search
+from toolkit.feeds import Feed, FeedGenerator
 from toolkit.ir.model import Model
+from toolkit.storage.spool import Spool
 
-_AT_ONCE = 8
-"""Feeds of one search; it holds all of them in memory."""
+_BATCH = 8
+"""Feeds generated at once, which are all in memory."""
 
 
-class RandomFeeds:
-    """`count` seeded feeds that the model takes."""
+class RandomFeeds(SampleSource):
+    """`count` seeded random feeds on which the model runs."""
 
     def __init__(self, model: Model, seed: int, count: int) -> None:
-        self.notes = ["random feeds: ranges of made-up values say little about real ones"]
+        super().__init__()
+        self.notes.append("random feeds: their ranges say little about those of real data")
         self._model, self._seed, self._count = model, seed, count
-        self._spool = Spool(self._draw())
+        self._spool = Spool(self._generate())
 
     def count(self) -> int | None:
         return self._count
@@ -32,18 +34,18 @@ class RandomFeeds:
         for index, feed in enumerate(self._spool):
             yield f"random feed {index}", feed
 
-    def _draw(self) -> Iterator[dict[str, Any]]:
+    def _generate(self) -> Iterator[Feed]:
         from toolkit.runtime.session import Session
 
         session = Session(self._model)
 
-        def run(feed: dict[str, Any]) -> list[Any]:
+        def run(feed: Feed) -> list[Any]:
             session.run(feed)
-            return []  # the search would keep the outputs of all feeds
+            return []  # the generator keeps outputs, which are not needed here
 
-        for start in range(0, self._count, _AT_ONCE):
-            search = Search(self._model, self._seed + start)
-            trials = search.find(run, min(_AT_ONCE, self._count - start))
-            if not trials:
-                raise UsageError(f"no random feed runs: {search.refusal}; give real samples")
-            yield from (trial.feed for trial in trials)
+        for start in range(0, self._count, _BATCH):
+            generator = FeedGenerator(self._model, self._seed + start)
+            runs = generator.find(run, min(_BATCH, self._count - start))
+            if not runs:
+                raise UsageError(f"no random feed runs: {generator.refusal}; give real samples")
+            yield from (run.feed for run in runs)

@@ -1,7 +1,7 @@
-"""Texts through a tokenizer: a line of .txt, a row of .csv or a record of .jsonl is a sample.
+"""Tokenized texts: each line of .txt, row of .csv or record of .jsonl is a sample.
 
-The tokenizer is a folder on this machine, as `save_pretrained` writes it; nothing is downloaded.
-A model of fixed length gets padded rows; of any other, rows are as long as their texts.
+The tokenizer is a local folder, as `save_pretrained` writes it; nothing is downloaded. Samples are
+padded only for a model with a fixed length.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from toolkit.calibrate.readers.reader import file_bytes
+from toolkit.calibrate.readers.reader import SampleSource, file_bytes
 from toolkit.errors import UsageError, one_line, summarize
 from toolkit.extras import require
 from toolkit.ir.model import Model
 
 TEXT_ENDINGS = (".txt", ".csv", ".jsonl")
 
-_LOOKED_AT, _ENOUGH, _UNKNOWN = 8, 32, 0.9
-"""Samples and tokens to tell by whether a tokenizer fits, and the share that it need not know."""
+_CHECKED_SAMPLES, _MIN_TOKENS, _MAX_UNKNOWN = 8, 32, 0.9
+"""A tokenizer is rejected if more than the share _MAX_UNKNOWN of the tokens of the first samples is
+unknown, once there are _MIN_TOKENS of them."""
 
 _USUAL_COLUMNS = ("text", "sentence", "content", "question", "review")
 
@@ -34,14 +35,14 @@ class TextOptions:
     """How texts are found and tokenized."""
 
     tokenizer: str | None = None
-    """The tokenizer's folder."""
+    """The folder of the tokenizer."""
     columns: tuple[str, ...] = ()
-    """The column or field of the text, or two for a pair; by default `text` or the like.
+    """The column or field of the text, or two for a pair; by default `text` or a similar name.
 
-    Numbers name the columns of a .csv without a header, from 0.
+    Numbers from 0 select columns of a .csv without a header.
     """
     max_length: int = 128
-    """Tokens of a sample at most, where the model leaves the length open."""
+    """The largest number of tokens per sample, for a model with a dynamic length."""
 
     def __post_init__(self) -> None:
         if len(self.columns) > 2:
@@ -50,11 +51,11 @@ class TextOptions:
             raise UsageError(f"max_length is {self.max_length}; it must be 1 or more")
 
 
-class TextFile:
-    """A file of texts."""
+class TextFile(SampleSource):
+    """A file of texts, one sample each."""
 
     def __init__(self, path: Path, model: Model, options: TextOptions) -> None:
-        self.notes: list[str] = []
+        super().__init__()
         self._path, self._options = path, options
         if options.tokenizer is None:
             raise UsageError(
@@ -70,9 +71,6 @@ class TextFile:
         if self._length is not None or self._batch > 1:
             self._require_padding()
 
-    def count(self) -> int | None:
-        return None
-
     def fingerprint(self) -> Iterable[bytes] | None:
         options = (self._options.columns, self._options.max_length, self._batch, self._length)
         yield repr(options).encode()
@@ -85,11 +83,11 @@ class TextFile:
         seen: list[Any] = []
         while group := list(islice(texts, self._batch)):
             if len(group) < self._batch:
-                left = f"the last {len(group)} texts make no batch of {self._batch}"
+                left = f"the last {len(group)} texts do not fill a batch of {self._batch}"
                 self.notes.append(left)
                 return
             tokens = self._tokens(group)
-            if index < _LOOKED_AT:
+            if index < _CHECKED_SAMPLES:
                 seen.append(tokens.get("input_ids"))
                 self._require_words(seen)
             yield f"'{self._path}', sample {index}", tokens
@@ -106,20 +104,20 @@ class TextFile:
                 padding=padding,
                 return_tensors="np",
             )
-        except Exception as error:  # tokenizers raise whatever they like
+        except Exception as error:  # tokenizers may raise anything
             raise UsageError(f"'{self._folder}' cannot tokenize: {summarize(error)}") from error
         return {str(name): made[name] for name in made}
 
     def _require_words(self, seen: list[Any]) -> None:
-        """UsageError where the tokenizer knows next to none of the first texts' words."""
+        """Raise UsageError if nearly all words of the first texts are unknown to the tokenizer."""
         unknown = self._tokenizer.unk_token_id
         ids = [int(token) for each in seen if each is not None for token in np.ravel(each)]
         special = set(self._tokenizer.all_special_ids) - {unknown}
         words = [token for token in ids if token not in special]
-        if len(words) >= _ENOUGH and words.count(unknown) > _UNKNOWN * len(words):
+        if len(words) >= _MIN_TOKENS and words.count(unknown) > _MAX_UNKNOWN * len(words):
             raise UsageError(
-                f"tokenizer '{self._folder}' knows none of the words in '{self._path}': is it that "
-                "of the model?"
+                f"tokenizer '{self._folder}' knows none of the words in '{self._path}': is it the "
+                "tokenizer of this model?"
             )
 
     def _texts(self) -> Iterator[tuple[str, ...]]:
@@ -129,10 +127,14 @@ class TextFile:
             with self._path.open(encoding="utf-8-sig", newline=newline) as f:
                 if ending == ".txt":
                     yield from ((line.strip(),) for line in f if line.strip())
-                elif ending == ".csv" and self._by_number():
-                    yield from (self._pick(_numbered(row)) for row in csv.reader(f) if row)
                 elif ending == ".csv":
-                    yield from map(self._pick, csv.DictReader(f))
+                    columns = self._options.columns
+                    numbered = columns and all(name.isdigit() for name in columns)
+                    rows = csv.reader(f)
+                    header = None if numbered else next(rows, list[str]())
+                    for row in filter(None, rows):
+                        names = map(str, range(len(row))) if header is None else header
+                        yield self._pick(dict(zip(names, row, strict=False)))
                 else:
                     yield from map(self._pick, self._records(f))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -144,16 +146,12 @@ class TextFile:
                 if line.strip():
                     yield json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise UsageError(f"'{self._path}': line {number} is no JSON") from error
-
-    def _by_number(self) -> bool:
-        columns = self._options.columns
-        return bool(columns) and all(name.isdigit() for name in columns)
+                raise UsageError(f"'{self._path}': line {number} is not JSON") from error
 
     def _pick(self, row: Any) -> tuple[str, ...]:
-        """The text of a row, or the two of a pair."""
+        """Return the text of a row, or the two texts of a pair."""
         if not isinstance(row, dict):
-            raise UsageError(f"'{self._path}' holds a line that is no record of named fields")
+            raise UsageError(f"'{self._path}' holds a line that is not a JSON object")
         record = cast("dict[str, Any]", row)
         columns = self._options.columns
         if not columns:
@@ -162,8 +160,8 @@ class TextFile:
         listed = ", ".join(map(str, record))
         if not columns:
             raise UsageError(
-                f"'{self._path}' has the columns {one_line(listed, 80)}: name that of the text, or "
-                "its number where there is no header (--calib-option columns=0)"
+                f"'{self._path}' has the columns {one_line(listed, 80)}: name the column of the "
+                "text, or its number if there is no header (--calib-option columns=0)"
             )
         absent = next((name for name in columns if not isinstance(record.get(name), str)), None)
         if absent is not None:
@@ -171,26 +169,22 @@ class TextFile:
         return tuple(record[name] for name in columns)
 
     def _require_padding(self) -> None:
-        """Rows of one length need a padding token; decoders often have none of their own."""
+        """Ensure that there is a padding token; decoders often have only an end token."""
         if self._tokenizer.pad_token is None:
             if self._tokenizer.eos_token is None:
                 raise UsageError(f"tokenizer '{self._folder}' has no padding token")
             self._tokenizer.pad_token = self._tokenizer.eos_token
 
 
-def _numbered(row: list[str]) -> dict[str, str]:
-    return {str(number): text for number, text in enumerate(row)}
-
-
 def _load_tokenizer(folder: Path) -> Any:
     if not folder.is_dir():
-        raise UsageError(f"tokenizer '{folder}' is no folder on this machine")
+        raise UsageError(f"tokenizer '{folder}' is not a local folder")
     transformers = require("transformers", "export", "texts need transformers")
     try:
         found: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         words = set(found.get_vocab()) - set(found.all_special_tokens)
-    except Exception as error:  # anything may be in that folder
+    except Exception as error:  # a folder of anything else may raise anything
         raise UsageError(f"'{folder}' holds no tokenizer: {summarize(error)}") from error
-    if not words:  # made up from nothing but a config.json
+    if not words:  # transformers builds an empty tokenizer from a config.json alone
         raise UsageError(f"'{folder}' holds no vocabulary of a tokenizer, or an empty one")
     return found

@@ -18,24 +18,23 @@ from toolkit.errors import UsageError
 from toolkit.extras import install
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.generic import follow
-from toolkit.frontends.protocol import Draft, Failure, Plan
-from toolkit.frontends.pytorch import exporters as writers
-from toolkit.frontends.pytorch import sources
+from toolkit.frontends.protocol import Draft, ExportPlan, Failure
+from toolkit.frontends.pytorch import exporters, sources
 from toolkit.frontends.pytorch.axes import find_axes
-from toolkit.frontends.pytorch.call_signature import Call, bind, training_notes
+from toolkit.frontends.pytorch.call_signature import ModuleCall, bind, training_notes
 from toolkit.frontends.pytorch.custom_ops import CustomOp, Translations, translations_of
 from toolkit.frontends.pytorch.exporters import DYNAMO, TORCHSCRIPT
 from toolkit.frontends.request import Axes, Request, resolve_axes
 from toolkit.frontends.test_inputs import cases_from, resized, sizes_in
 
-__all__ = ["FRONT_END", "CustomOp", "PyTorch"]
+__all__ = ["FRONT_END", "CustomOp", "PyTorchFrontEnd"]
 
 
-class PyTorch:
+class PyTorchFrontEnd:
     """The front end of torch."""
 
     name = "pytorch"
-    answers = ("exporter", "weights", "translations")
+    supports = ("exporter", "weights", "translations")
 
     def takes(self, source: object) -> bool:
         if isinstance(source, Path):
@@ -47,7 +46,7 @@ class PyTorch:
         kinds = (torch.nn.Module, *((export.ExportedProgram,) if export else ()))
         return isinstance(source, kinds)
 
-    def plan(self, source: Any, request: Request, scratch: Path) -> Plan:
+    def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
         torch = require_torch()
         if isinstance(source, Path):
             source = sources.load_source(source)
@@ -71,11 +70,11 @@ class PyTorch:
         else:
             request.progress("finding the sizes that may change")
             axes, found = find_axes(call, feed)
-        part = ModulePart(call, request, scratch, exporters, axes, translations)
-        return Plan([part], notes=(*notes, *found))
+        part = ModuleGraphPlan(call, request, scratch, exporters, axes, translations)
+        return ExportPlan([part], notes=(*notes, *found))
 
 
-FRONT_END = PyTorch()
+FRONT_END = PyTorchFrontEnd()
 
 
 def require_torch() -> Any:
@@ -102,13 +101,13 @@ def _exporters(module: Any, request: Request) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class ModulePart:
+class ModuleGraphPlan:
     """One module as a graph: dynamo, then TorchScript; then again with fewer axes open.
 
     Axes that the user asked for are never given up.
     """
 
-    call: Call
+    call: ModuleCall
     request: Request
     scratch: Path
     exporters: Sequence[str]
@@ -183,7 +182,7 @@ def traced_sizes(feed: Feed, axes: Axes) -> Feed:
 
 def write(
     exporter: str,
-    call: Call,
+    call: ModuleCall,
     feed: Feed,
     axes: Axes,
     request: Request,
@@ -192,8 +191,8 @@ def write(
 ) -> None:
     """Write a call's graph with one of the exporters."""
     if exporter == DYNAMO:
-        writers.write_dynamo(call, feed, axes, request.opset, path, translations)
+        exporters.write_dynamo(call, feed, axes, request.opset, path, translations)
         return
     output_axes = follow(call, feed, axes)
     opset = request.opset
-    writers.write_torchscript(call, feed, axes, output_axes, opset, path, translations)
+    exporters.write_torchscript(call, feed, axes, output_axes, opset, path, translations)

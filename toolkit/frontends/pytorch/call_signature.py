@@ -37,7 +37,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """A module, the arguments of its example, and the names of all tensors in and out."""
 
     module: Any
@@ -105,7 +105,7 @@ class Call:
         return {name: to_numpy(tensor) for name, (_, tensor) in pairs}
 
 
-def bind(module: Any, request: Request) -> Call:
+def bind(module: Any, request: Request) -> ModuleCall:
     """The call that the example stands for; raises UsageError when it does not fit `forward`."""
     args, kwargs = _as_arguments(module, request.example)
     try:
@@ -122,7 +122,7 @@ def bind(module: Any, request: Request) -> Call:
 
 def bind_arguments(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], request: Request
-) -> Call:
+) -> ModuleCall:
     """The same for arguments that are known to be by position or by name."""
     arguments, kinds = _bound(module, args, kwargs)
     arguments = {name: _with_tensors(value) for name, value in arguments.items()}
@@ -138,22 +138,22 @@ def bind_arguments(
         Leaf(renamed.get(leaf.name, leaf.name), leaf.parameter, leaf.path, leaf.tensor)
         for leaf in leaves
     ]
-    call = Call(module, arguments, kinds, leaves, ())
+    call = ModuleCall(module, arguments, kinds, leaves, ())
     result = _answer(call)
     names = _output_names(result)
     given = new_names("output", names, request.output_names)
     outputs = tuple(_apart(given.get(name, name), call.inputs) for name in names)
-    return Call(module, arguments, kinds, leaves, outputs, _is_plain(call, result))
+    return ModuleCall(module, arguments, kinds, leaves, outputs, _is_plain(call, result))
 
 
-def _is_plain(call: Call, result: Any) -> bool:
+def _is_plain(call: ModuleCall, result: Any) -> bool:
     args, kwargs = call.arranged([leaf.tensor for leaf in call.leaves])
     goes_in = not kwargs and len(args) == len(call.leaves)
     comes_out = type(result) is tuple and len(tensors_in(result)) == len(result)
     return goes_in and (comes_out or isinstance(result, _torch().Tensor))
 
 
-def _answer(call: Call) -> Any:
+def _answer(call: ModuleCall) -> Any:
     """What the module returns for the example."""
     torch = _torch()
     args, kwargs = call.arranged([leaf.tensor for leaf in call.leaves])

@@ -24,8 +24,8 @@ from toolkit.errors import ToolkitError
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.operator_map import origin_of
 from toolkit.frontends.protocol import ExportFailed
-from toolkit.frontends.pytorch import external_weights as outside
-from toolkit.frontends.pytorch.call_signature import Call, evaluating, tensors_in
+from toolkit.frontends.pytorch import external_weights
+from toolkit.frontends.pytorch.call_signature import ModuleCall, evaluating, tensors_in
 from toolkit.frontends.pytorch.custom_ops import Translations
 from toolkit.frontends.pytorch.errors import (
     exporters_homes,
@@ -43,13 +43,18 @@ _TORCHSCRIPT_DEFAULT = 18
 
 
 def write_dynamo(
-    call: Call, feed: Feed, axes: Axes, opset: int | None, path: Path, translations: Translations
+    call: ModuleCall,
+    feed: Feed,
+    axes: Axes,
+    opset: int | None,
+    path: Path,
+    translations: Translations,
 ) -> None:
     """Write `path` (and `path.data`) with torch.export and its ONNX translation."""
     write_program(capture(call, feed, axes), call, axes, opset, path, translations)
 
 
-def capture(call: Call, feed: Feed, axes: Axes) -> Any:
+def capture(call: ModuleCall, feed: Feed, axes: Axes) -> Any:
     """The ExportedProgram of a call, with the axes left open."""
     torch = importlib.import_module("torch")
     args, kwargs = call.arranged(call.tensors(feed))
@@ -69,7 +74,7 @@ def capture(call: Call, feed: Feed, axes: Axes) -> Any:
     raise ExportFailed(DYNAMO, reason_of(errors[0])) from errors[0]
 
 
-def _dynamic_shapes(call: Call, feed: Feed, axes: Axes) -> dict[str, Any]:
+def _dynamic_shapes(call: ModuleCall, feed: Feed, axes: Axes) -> dict[str, Any]:
     """What torch.export is told of every argument: which axes may change."""
     torch = importlib.import_module("torch")
     auto = torch.export.Dim.AUTO
@@ -119,7 +124,7 @@ def tensor_inputs(program: Any) -> list[str]:
     return [node.name for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
 
 
-def _require_open(program: Any, call: Call, axes: Axes, feed: Feed) -> None:
+def _require_open(program: Any, call: ModuleCall, axes: Axes, feed: Feed) -> None:
     """Raise when torch.export has fixed a size that was to stay open."""
     own = dict(zip(call.inputs, tensor_inputs(program), strict=False))
     left = open_axes(program)
@@ -141,7 +146,7 @@ def _require_open(program: Any, call: Call, axes: Axes, feed: Feed) -> None:
 
 def write_program(
     program: Any,
-    call: Call,
+    call: ModuleCall,
     axes: Axes,
     opset: int | None,
     path: Path,
@@ -241,7 +246,7 @@ def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
 
 
 def write_torchscript(
-    call: Call,
+    call: ModuleCall,
     feed: Feed,
     axes: Axes,
     output_axes: Axes,
@@ -254,7 +259,7 @@ def write_torchscript(
     low, high = _TORCHSCRIPT_OPSETS
     version = min(max(opset or _TORCHSCRIPT_DEFAULT, low), high)
     module, args = _flat(call, feed)
-    large = outside.is_large(module)
+    large = external_weights.is_large(module)
     with (
         quiet(),
         evaluating(call.module),
@@ -280,13 +285,13 @@ def write_torchscript(
             )
             move_labels(path, module)
             if large:
-                outside.attach(path, module)
+                external_weights.attach(path, module)
         except Exception as error:  # the exporter raises a dozen unrelated classes
             listed = unsupported_in_trace(module, args, version)
             raise ExportFailed(TORCHSCRIPT, listed or reason_of(error)) from error
 
 
-def _flat(call: Call, feed: Feed) -> tuple[Any, tuple[Any, ...]]:
+def _flat(call: ModuleCall, feed: Feed) -> tuple[Any, tuple[Any, ...]]:
     """The module as one of plain tensors: tracing takes no other arguments, and no dataclasses."""
     tensors = call.tensors(feed)
     return (call.module if call.plain else _flat_class()(call)), tuple(tensors)
@@ -297,7 +302,7 @@ def _flat_class() -> Any:
     torch = importlib.import_module("torch")
 
     class Flat(torch.nn.Module):
-        def __init__(self, call: Call) -> None:
+        def __init__(self, call: ModuleCall) -> None:
             super().__init__()
             self.model = call.module
             self._call = call

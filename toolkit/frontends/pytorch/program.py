@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import UsageError
-from toolkit.frontends.protocol import Draft, InOrder, Plan
-from toolkit.frontends.pytorch import exporters as writers
-from toolkit.frontends.pytorch.call_signature import Call, bind, bind_arguments
+from toolkit.frontends.protocol import AttemptList, Draft, ExportPlan
+from toolkit.frontends.pytorch import exporters
+from toolkit.frontends.pytorch.call_signature import ModuleCall, bind, bind_arguments
 from toolkit.frontends.pytorch.custom_ops import Translations
 from toolkit.frontends.request import Axes, Request, resolve_axes
 from toolkit.frontends.test_inputs import cases_from, sizes_in
 
 
-def plan_program(program: Any, request: Request, scratch: Path, translations: Translations) -> Plan:
+def plan_program(
+    program: Any, request: Request, scratch: Path, translations: Translations
+) -> ExportPlan:
     """One graph with the axes that the program leaves open."""
     if request.exporter == "torchscript":
         raise UsageError("an ExportedProgram is dynamo's: --exporter torchscript does not take it")
@@ -24,15 +26,15 @@ def plan_program(program: Any, request: Request, scratch: Path, translations: Tr
     def draft() -> Draft:
         path = scratch / "model.onnx"
         request.progress("model: translating the program")
-        writers.write_program(program, call, axes, request.opset, path, translations)
+        exporters.write_program(program, call, axes, request.opset, path, translations)
         feed = call.feed()
         cases = cases_from(feed, axes, request.seed)
-        return Draft(path, call, cases, writers.DYNAMO, axes, sizes_in(feed, axes))
+        return Draft(path, call, cases, exporters.DYNAMO, axes, sizes_in(feed, axes))
 
-    return Plan([InOrder("model", [draft])])
+    return ExportPlan([AttemptList("model", [draft])])
 
 
-def _call(program: Any, request: Request) -> Call:
+def _call(program: Any, request: Request) -> ModuleCall:
     module = program.module()
     if request.example is not None:
         return bind(module, request)
@@ -42,10 +44,10 @@ def _call(program: Any, request: Request) -> Call:
     return bind_arguments(module, tuple(args), dict(kwargs), request)
 
 
-def _axes(program: Any, call: Call, request: Request) -> Axes:
+def _axes(program: Any, call: ModuleCall, request: Request) -> Axes:
     """The axes that the program leaves open, under the user's names where there are some."""
-    own = dict(zip(writers.tensor_inputs(program), call.inputs, strict=True))
-    left = {own[name]: dims for name, dims in writers.open_axes(program).items()}
+    own = dict(zip(exporters.tensor_inputs(program), call.inputs, strict=True))
+    left = {own[name]: dims for name, dims in exporters.open_axes(program).items()}
     axes = _named(left)
     if request.dynamic is None:
         return axes

@@ -24,11 +24,11 @@ import numpy as np
 
 from toolkit.errors import UsageError
 from toolkit.feeds.user_samples import Feed
-from toolkit.frontends.protocol import Case, Draft, InOrder, Plan
+from toolkit.frontends.protocol import AttemptList, Case, Draft, ExportPlan
 from toolkit.frontends.request import Axes, Request, resolve_axes
 from toolkit.frontends.signature import new_names, renamed
 from toolkit.frontends.sklearn.converter import written
-from toolkit.frontends.sklearn.input_columns import Kind, Table, installed
+from toolkit.frontends.sklearn.input_columns import InputTable, Kind, installed
 from toolkit.frontends.sklearn.reference_outputs import (
     answers_of,
     as_declared,
@@ -41,11 +41,11 @@ from toolkit.ir.model import Model
 _PICKLES = (".pkl", ".pickle", ".joblib")
 
 
-class ScikitLearn:
+class SklearnFrontEnd:
     """The front end of scikit-learn."""
 
     name = "sklearn"
-    answers = ()
+    supports = ()
 
     def takes(self, source: object) -> bool:
         if isinstance(source, Path):
@@ -53,7 +53,7 @@ class ScikitLearn:
         modules = (each.__module__ for each in type(source).__mro__)
         return any(module.split(".")[0] == "sklearn" for module in modules)
 
-    def plan(self, source: Any, request: Request, scratch: Path) -> Plan:
+    def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
         if isinstance(source, Path):
             raise UsageError(
                 f"'{source}' is a pickle, which runs code when it is read: load it in a function "
@@ -62,7 +62,7 @@ class ScikitLearn:
         for package in ("sklearn", "skl2onnx"):
             installed(package)
         _require_fitted(source)
-        table = Table.of(source, request.example)
+        table = InputTable.of(source, request.example)
         dynamic = {name: {0: "batch"} for name in table.columns}
         if request.dynamic is not None:
             ranks = {name: value.ndim for name, value in table.feed(np.float32).items()}
@@ -71,10 +71,10 @@ class ScikitLearn:
             _way(source, table, dynamic, request, scratch, kind)
             for kind in (np.float32, np.float64)
         ]
-        return Plan([InOrder("model", ways)])
+        return ExportPlan([AttemptList("model", ways)])
 
 
-FRONT_END = ScikitLearn()
+FRONT_END = SklearnFrontEnd()
 
 
 def _require_fitted(model: Any) -> None:
@@ -87,7 +87,7 @@ def _require_fitted(model: Any) -> None:
 
 def _way(
     model: Any,
-    table: Table,
+    table: InputTable,
     dynamic: Axes,
     request: Request,
     scratch: Path,

@@ -27,7 +27,7 @@ def installed(package: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class InputTable:
     """The example: rows of one matrix, or of columns that have types of their own."""
 
     columns: Mapping[str, Array]
@@ -36,7 +36,7 @@ class Table:
     """What scikit-learn takes, of a feed."""
 
     @classmethod
-    def of(cls, model: Any, example: Any) -> Table:
+    def of(cls, model: Any, example: Any) -> InputTable:
         if isinstance(example, tuple) and len(cast("tuple[Any, ...]", example)) == 1:
             (example,) = cast("tuple[Any]", example)
         if hasattr(example, "columns") and hasattr(example, "dtypes"):
@@ -59,7 +59,7 @@ class Table:
         return cls({_INPUT: values}, lambda feed: feed[_INPUT])
 
     @classmethod
-    def _of_frame(cls, frame: Any) -> Table:
+    def _of_frame(cls, frame: Any) -> InputTable:
         """A frame of numbers alone is a matrix; else each column is an input."""
         names = [str(name) for name in frame.columns]
         kinds = {np.asarray(frame[name]).dtype.kind for name in frame.columns}

@@ -18,14 +18,16 @@ from onnx import helper
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import Case
 from toolkit.frontends.request import Request
-from toolkit.frontends.sklearn.input_columns import Array, Kind, Table
+from toolkit.frontends.sklearn.input_columns import Array, InputTable, Kind
 from toolkit.frontends.test_inputs import BATCH_SIZES
 from toolkit.ir.graph import Graph
 
 _LAST_BITS = 1e-6
 
 
-def cases_of(model: Any, table: Table, kind: Kind, dynamic: bool, request: Request) -> list[Case]:
+def cases_of(
+    model: Any, table: InputTable, kind: Kind, dynamic: bool, request: Request
+) -> list[Case]:
     """Rows of the example, in batches of several sizes; then rows that were not in it."""
     feed = table.feed(kind)
     if not dynamic:
@@ -44,7 +46,7 @@ def cases_of(model: Any, table: Table, kind: Kind, dynamic: bool, request: Reque
     return cases
 
 
-def _decided(model: Any, table: Table, feed: Feed, tolerance: float) -> Feed:
+def _decided(model: Any, table: InputTable, feed: Feed, tolerance: float) -> Feed:
     """The rows whose answer does not depend on the last bits of the numbers.
 
     A value that equals a tree's threshold, or a support vector on the border of an outlier

@@ -29,10 +29,10 @@ from toolkit.errors import UsageError, summarize
 from toolkit.extras import require
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.generic import follow
-from toolkit.frontends.protocol import Draft, ExportFailed, InOrder, Plan
+from toolkit.frontends.protocol import AttemptList, Draft, ExportFailed, ExportPlan
 from toolkit.frontends.request import Axes, Request, resolve_axes
 from toolkit.frontends.signature import new_names, opened, renamed
-from toolkit.frontends.tensorflow.tflite import Lite, Value, plain_names
+from toolkit.frontends.tensorflow.tflite import InputSpec, TfliteModel, plain_names
 from toolkit.frontends.test_inputs import cases_from, sizes_in
 from toolkit.ir.model import Model
 
@@ -47,11 +47,11 @@ _OPEN_SIZES = (2, 8)
 """Of an example that nobody gave: the batch, and any other open size."""
 
 
-class TensorFlow:
+class TensorFlowFrontEnd:
     """The front end of TensorFlow, Keras and TFLite."""
 
     name = "tensorflow"
-    answers = ()
+    supports = ()
 
     def takes(self, source: object) -> bool:
         if isinstance(source, Path):
@@ -61,7 +61,7 @@ class TensorFlow:
         packages = {each.__module__.split(".")[0] for each in type(source).__mro__}
         return not packages.isdisjoint(_PACKAGES)
 
-    def plan(self, source: Any, request: Request, scratch: Path) -> Plan:
+    def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         with _quiet():
             tensorflow, tf2onnx = _require("tensorflow"), _require("tf2onnx")
@@ -71,10 +71,10 @@ class TensorFlow:
         def draft() -> Draft:
             return _draft(model, feed, axes, request, scratch)
 
-        return Plan([InOrder("model", [draft])])
+        return ExportPlan([AttemptList("model", [draft])])
 
 
-FRONT_END = TensorFlow()
+FRONT_END = TensorFlowFrontEnd()
 
 
 def _require(package: str) -> Any:
@@ -101,7 +101,7 @@ class _Source(Protocol):
     """A model as a function of arrays that tf2onnx can write."""
 
     @property
-    def inputs(self) -> Sequence[Value]: ...
+    def inputs(self) -> Sequence[InputSpec]: ...
 
     @property
     def outputs(self) -> Sequence[str]: ...
@@ -116,7 +116,7 @@ class _Source(Protocol):
 def _open(tensorflow: Any, tf2onnx: Any, source: Any, example: Any) -> _Source:
     if isinstance(source, Path):
         if source.suffix.lower() == ".tflite":
-            return Lite(tensorflow, tf2onnx, source)
+            return TfliteModel(tensorflow, tf2onnx, source)
         try:
             if source.is_dir():
                 return _of_signature(tensorflow, tf2onnx, tensorflow.saved_model.load(str(source)))
@@ -139,7 +139,7 @@ class _Function:
     owner: Any
     """What the variables belong to: TensorFlow frees them with it."""
     call: Callable[..., list[Any]]
-    inputs: Sequence[Value]
+    inputs: Sequence[InputSpec]
     outputs: Sequence[str]
 
     def __call__(self, feed: Feed) -> Mapping[str, Any]:
@@ -184,13 +184,13 @@ def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Funct
     if tensors:
         names = plain_names([tensor.name for tensor in tensors], "input")
         values = [
-            Value(name, tuple(tensor.shape), np.dtype(tensor.dtype))
+            InputSpec(name, tuple(tensor.shape), np.dtype(tensor.dtype))
             for name, tensor in zip(names, tensors, strict=True)
         ]
     elif given and callable(model):
         names = plain_names([], "input", len(given))
         values = [
-            Value(name, (None, *array.shape[1:]), array.dtype)
+            InputSpec(name, (None, *array.shape[1:]), array.dtype)
             for name, array in zip(names, map(np.asarray, given), strict=True)
         ]
     else:
@@ -223,7 +223,7 @@ def _of_signature(tensorflow: Any, tf2onnx: Any, loaded: Any) -> _Function:
     specs: dict[str, Any] = signature.structured_input_signature[1]
     keys = list(specs)
     values = [
-        Value(name, tuple(specs[key].shape), np.dtype(specs[key].dtype.as_numpy_dtype))
+        InputSpec(name, tuple(specs[key].shape), np.dtype(specs[key].dtype.as_numpy_dtype))
         for name, key in zip(plain_names(keys, "input"), keys, strict=True)
     ]
     outputs = list(signature.structured_outputs)
@@ -266,7 +266,7 @@ def _example(model: _Source, request: Request) -> tuple[Feed, Axes]:
 
 def _tie(model: _Source, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
     """Give one name to open sizes that the model does not take one without the other."""
-    if isinstance(model, Lite):  # whose sizes are set by hand, and stay so after a failure
+    if isinstance(model, TfliteModel):  # whose sizes are set by hand, and stay so after a failure
         return
     places = [(name, axis) for name, dims in axes.items() for axis in dims if axis]
     left = [place for place in places if not _runs(model, feed, [place])]
@@ -326,7 +326,7 @@ def _given(model: _Source, example: Any) -> Feed:
 def _drawn(model: _Source, seed: int) -> Feed:
     random = np.random.default_rng(seed)
 
-    def draw(value: Value) -> Array:
+    def draw(value: InputSpec) -> Array:
         shape = [_size(value, axis) for axis in range(len(value.shape))]
         if value.dtype.kind == "f":
             return random.standard_normal(shape).astype(value.dtype)
@@ -336,7 +336,7 @@ def _drawn(model: _Source, seed: int) -> Feed:
     return {value.name: draw(value) for value in model.inputs}
 
 
-def _size(value: Value, axis: int) -> int:
+def _size(value: InputSpec, axis: int) -> int:
     size = value.shape[axis]
     return _OPEN_SIZES[min(axis, 1)] if size is None else size
 

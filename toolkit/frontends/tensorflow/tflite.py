@@ -21,7 +21,7 @@ _NAMELESS = re.compile(r"^keras_tensor(_\d+)?$")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class InputSpec:
     """An input: its name in the graph, and its sizes, None where they are open."""
 
     name: str
@@ -39,7 +39,7 @@ def plain_names(names: Sequence[str], kind: str, count: int | None = None) -> li
     return chosen if len(set(chosen)) == wanted else plain
 
 
-class Lite:
+class TfliteModel:
     """A TFLite file, run by its interpreter."""
 
     def __init__(self, tensorflow: Any, tf2onnx: Any, path: Path) -> None:
@@ -53,8 +53,8 @@ class Lite:
         self._out = list(self._interpreter.get_output_details())
         names = self._signature_names()
         inputs = plain_names([names.get(d["index"], "") for d in self._in], "input", len(self._in))
-        self.inputs: Sequence[Value] = [
-            Value(name, _open_sizes(detail), np.dtype(detail["dtype"]))
+        self.inputs: Sequence[InputSpec] = [
+            InputSpec(name, _open_sizes(detail), np.dtype(detail["dtype"]))
             for name, detail in zip(inputs, self._in, strict=True)
         ]
         found = [

@@ -20,7 +20,7 @@ from toolkit.errors import UsageError, summarize
 from toolkit.frontends.transformers import inputs as fed
 from toolkit.frontends.transformers import wrappers
 from toolkit.frontends.transformers.checkpoint import Checkpoint
-from toolkit.frontends.transformers.inputs import Input, Interface, Setting, Words
+from toolkit.frontends.transformers.inputs import GraphInterface, Input, Setting, Vocabulary
 from toolkit.frontends.transformers.pooling import head_of
 from toolkit.frontends.transformers.tasks import Outputs
 
@@ -31,7 +31,7 @@ class Blueprint:
 
     name: str
     wrapper: wrappers.Wrapper
-    interface: Interface
+    interface: GraphInterface
     notes: tuple[str, ...] = ()
 
 
@@ -45,7 +45,7 @@ def blueprints(checkpoint: Checkpoint) -> list[Blueprint]:
     return [_one(checkpoint)]
 
 
-def run(wrapper: wrappers.Wrapper, interface: Interface, setting: Setting) -> list[Any]:
+def run(wrapper: wrappers.Wrapper, interface: GraphInterface, setting: Setting) -> list[Any]:
     """The wrapper's outputs on a feed of this setting."""
     feed = interface.feed(setting)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def _one(checkpoint: Checkpoint) -> Blueprint:
     return Blueprint("model", wrapper, interface, tuple(filter(None, [*notes, note])))
 
 
-def _interface(checkpoint: Checkpoint, model: Any) -> Interface:
+def _interface(checkpoint: Checkpoint, model: Any) -> GraphInterface:
     """By what the model takes first: text, images, audio, or text with images."""
     main = str(getattr(model, "main_input_name", "input_ids"))
     if "image_embeds" in checkpoint.choice.head.outputs:
@@ -91,20 +91,20 @@ def _interface(checkpoint: Checkpoint, model: Any) -> Interface:
         return _audio(checkpoint, model)
     words = fed.words_of(model, checkpoint.tokenizer)
     given = fed.text_inputs(model, checkpoint.tokenizer)
-    return Interface(given, fed.text_settings(words, model), words)
+    return GraphInterface(given, fed.text_settings(words, model), words)
 
 
-_NO_WORDS = Words(2, 0)
+_NO_WORDS = Vocabulary(2, 0)
 
 
-def _images(checkpoint: Checkpoint, model: Any) -> Interface:
+def _images(checkpoint: Checkpoint, model: Any) -> GraphInterface:
     rows, columns = fed.image_size(model, checkpoint.settings)
     pixels = fed.image_input(model, checkpoint.settings)
     settings = tuple(
         Setting({"batch": batch, "height": height, "width": width})
         for batch, (height, width) in zip((2, 1, 5, 2, 1), _image_sizes(rows, columns), strict=True)
     )
-    return Interface((pixels,), settings, _NO_WORDS, frozenset({"height", "width"}))
+    return GraphInterface((pixels,), settings, _NO_WORDS, frozenset({"height", "width"}))
 
 
 def _image_sizes(rows: int, columns: int) -> list[tuple[int, int]]:
@@ -113,7 +113,7 @@ def _image_sizes(rows: int, columns: int) -> list[tuple[int, int]]:
     return [(rows, columns)] * 3 + [(rows + step, columns + 2 * step), (rows + step, columns)]
 
 
-def _audio(checkpoint: Checkpoint, model: Any) -> Interface:
+def _audio(checkpoint: Checkpoint, model: Any) -> GraphInterface:
     given, length = fed.audio_inputs(model, checkpoint.settings)
     dim = next(d for d in given[0].shape if isinstance(d, str) and d != "batch")
     masked = len(given) > 1
@@ -122,10 +122,10 @@ def _audio(checkpoint: Checkpoint, model: Any) -> Interface:
         Setting({"batch": batch, dim: size}, "right" if masked and batch > 1 else "none")
         for batch, size in zip((2, 1, 5, 2, 1), lengths, strict=True)
     )
-    return Interface(given, settings, _NO_WORDS, frozenset({dim}))
+    return GraphInterface(given, settings, _NO_WORDS, frozenset({dim}))
 
 
-def _pair(checkpoint: Checkpoint, model: Any) -> Interface:
+def _pair(checkpoint: Checkpoint, model: Any) -> GraphInterface:
     words = fed.words_of(model, checkpoint.tokenizer)
     text = fed.text_inputs(model, checkpoint.tokenizer, "text_batch")
     pixels = fed.image_input(model, checkpoint.settings, "image_batch")
@@ -140,12 +140,12 @@ def _pair(checkpoint: Checkpoint, model: Any) -> Interface:
     )
     # texts are not padded on the left here: the end of the text is looked for
     settings = tuple(replace(s, padding="right") if s.padding == "left" else s for s in settings)
-    return Interface((*text, pixels), settings, words, frozenset({"height", "width"}))
+    return GraphInterface((*text, pixels), settings, words, frozenset({"height", "width"}))
 
 
 def _encoder_alone(
     checkpoint: Checkpoint, whole: wrappers.Wrapper
-) -> tuple[wrappers.Wrapper, Interface] | None:
+) -> tuple[wrappers.Wrapper, GraphInterface] | None:
     """The same task on the encoder, for models such as T5 that do not run without a decoder."""
     model = checkpoint.model
     wanted = "last_hidden_state" in whole.outputs or isinstance(whole, wrappers.Pooled)
@@ -164,7 +164,7 @@ def _encoder_alone(
     return made, interface
 
 
-def _refusal(checkpoint: Checkpoint, interface: Interface, error: Exception) -> str:
+def _refusal(checkpoint: Checkpoint, interface: GraphInterface, error: Exception) -> str:
     name = type(checkpoint.model).__name__
     if isinstance(error, KeyError):
         return f"{name} gives no output {error} for task '{checkpoint.choice.task}'"
@@ -172,7 +172,7 @@ def _refusal(checkpoint: Checkpoint, interface: Interface, error: Exception) -> 
     return f"{name} does not run on {taken} alone: {summarize(error)}"
 
 
-def settled(wrapper: wrappers.Wrapper, interface: Interface) -> tuple[Interface, str]:
+def settled(wrapper: wrappers.Wrapper, interface: GraphInterface) -> tuple[GraphInterface, str]:
     """Without the optional dimensions in which the model itself takes one size only."""
     first = interface.settings[0].sizes
     for setting in interface.settings:
@@ -187,7 +187,7 @@ def settled(wrapper: wrappers.Wrapper, interface: Interface) -> tuple[Interface,
     return interface, ""
 
 
-def without(interface: Interface, dims: frozenset[str]) -> Interface:
+def without(interface: GraphInterface, dims: frozenset[str]) -> GraphInterface:
     """The interface with these dimensions fixed at the sizes of the first setting."""
     sizes = {dim: interface.settings[0].sizes[dim] for dim in dims}
 
@@ -227,7 +227,7 @@ def _cached(checkpoint: Checkpoint) -> Blueprint:
             name = f"past_key_values.{layer}.{kind}"
             past.append(Input(name, ("batch", heads, "past", width), "noise"))
             outputs[f"present.{layer}.{kind}"] = {0: "batch", 2: "total"}
-    interface = Interface(
+    interface = GraphInterface(
         inputs=(
             Input("input_ids", ("batch", "sequence"), "ids"),
             Input("attention_mask", ("batch", "total"), "mask"),
@@ -342,7 +342,7 @@ def _is_audio(encoder: Blueprint) -> bool:
     return "input_ids" not in encoder.interface.names
 
 
-def _decoder(model: Any, width: int, masked: bool, words: Words) -> Blueprint:
+def _decoder(model: Any, width: int, masked: bool, words: Vocabulary) -> Blueprint:
     given = [
         Input("input_ids", ("batch", "sequence"), "ids"),
         Input("encoder_hidden_states", ("batch", "source", width), "noise"),
@@ -354,7 +354,7 @@ def _decoder(model: Any, width: int, masked: bool, words: Words) -> Blueprint:
         Setting({"batch": batch, "sequence": sequence, "source": source}, pad)
         for batch, sequence, source in ((2, 4, 11), (1, 1, 3), (5, 3, 7), (2, 6, 41))
     )
-    interface = Interface(tuple(given), settings, replace(words, last=None))
+    interface = GraphInterface(tuple(given), settings, replace(words, last=None))
     wrapper = wrappers.Decoder(model, interface.names, {}).eval()
     return Blueprint("decoder", wrapper, interface)
 
@@ -363,7 +363,7 @@ _LATER_STEPS = ((2, 3, 5, 11), (1, 1, 1, 3), (5, 1, 4, 7), (2, 1, 12, 41))
 
 
 def _decoder_with_past(
-    model: Any, caches: Sequence[Any], width: int, masked: bool, words: Words
+    model: Any, caches: Sequence[Any], width: int, masked: bool, words: Vocabulary
 ) -> Blueprint:
     given = [Input("input_ids", ("batch", "sequence"), "ids")]
     if masked:
@@ -380,6 +380,6 @@ def _decoder_with_past(
         Setting({"batch": batch, "sequence": sequence, "past": past, "source": source}, pad)
         for batch, sequence, past, source in _LATER_STEPS
     )
-    interface = Interface(tuple(given), settings, replace(words, last=None))
+    interface = GraphInterface(tuple(given), settings, replace(words, last=None))
     wrapper = wrappers.DecoderWithPast(model, interface.names, outputs, width).eval()
     return Blueprint("decoder_with_past", wrapper, interface)

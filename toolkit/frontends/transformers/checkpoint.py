@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from toolkit.errors import UsageError, summarize
 from toolkit.frontends.pytorch.exporters import quiet
-from toolkit.frontends.transformers.tasks import Choice, choose, class_names
+from toolkit.frontends.transformers.tasks import TaskChoice, choose, class_names
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -57,7 +57,7 @@ class Checkpoint:
     """A model with what belongs to it, loaded for a task."""
 
     model: Any
-    choice: Choice
+    choice: TaskChoice
     tokenizer: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the image processor or feature extractor: sizes, sampling rate."""
@@ -154,7 +154,7 @@ def _config(folder: Path, options: Mapping[str, Any], trust: bool) -> Any:
 
 
 def _model(
-    folder: Path, choice: Choice, config: Any, options: Mapping[str, Any]
+    folder: Path, choice: TaskChoice, config: Any, options: Mapping[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
     if not _any(folder, _WEIGHTS):
         raise UsageError(f"'{folder}' has no weights: no .safetensors, .bin or .gguf file is there")

@@ -5,7 +5,7 @@ architectures traceable, and cost some nodes: they are for what does not export 
 """
 
 # Runs only where torch and transformers are; types end at their border.
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ import onnx
 
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import ExportFailed
-from toolkit.frontends.pytorch import exporters as writers
-from toolkit.frontends.pytorch.call_signature import Call
+from toolkit.frontends.pytorch import exporters
+from toolkit.frontends.pytorch.call_signature import ModuleCall
 from toolkit.frontends.pytorch.custom_ops import Translations
 from toolkit.frontends.request import Axes
 
 
 def write_patched(
-    call: Call, feed: Feed, axes: Axes, opset: int | None, path: Path, translations: Translations
+    call: ModuleCall,
+    feed: Feed,
+    axes: Axes,
+    opset: int | None,
+    path: Path,
+    translations: Translations,
 ) -> None:
     """As `writers.write_dynamo`, with transformers' patches as long as it lasts."""
     with _patches() as table:
         both = Translations({**table, **translations.table})
-        writers.write_dynamo(call, feed, axes, opset, path, both)
+        exporters.write_dynamo(call, feed, axes, opset, path, both)
 
 
 def declare_outputs(path: Path, shapes: Mapping[str, Sequence[int | str]]) -> None:
@@ -56,6 +61,6 @@ def _patches() -> Iterator[dict]:
         table = exporter_onnx._ONNX_TRANSLATION_TABLE
         del exporter_dynamo
     except (ImportError, AttributeError) as error:
-        raise ExportFailed(writers.DYNAMO, f"transformers has no patches: {error}") from error
+        raise ExportFailed(exporters.DYNAMO, f"transformers has no patches: {error}") from error
     with apply_patches("dynamo"), apply_patches("onnx"):
         yield table

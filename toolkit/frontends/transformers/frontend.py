@@ -12,23 +12,23 @@ from typing import Any
 
 from toolkit.errors import UsageError
 from toolkit.extras import install
-from toolkit.frontends.protocol import Plan
+from toolkit.frontends.protocol import ExportPlan
 from toolkit.frontends.request import Request
 from toolkit.frontends.transformers.checkpoint import is_checkpoint, load
 from toolkit.frontends.transformers.tasks import WITH_PAST
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class TransformersFrontEnd:
     """Exports what transformers can load."""
 
     name: str = "transformers"
-    answers: tuple[str, ...] = ("task", "exporter", "translations")
+    supports: tuple[str, ...] = ("task", "exporter", "translations")
 
     def takes(self, source: object) -> bool:
         return is_checkpoint(source)
 
-    def plan(self, source: Any, request: Request, scratch: Path) -> Plan:
+    def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
         """The graphs of the task that is asked for, or of the one that the config tells."""
         _require_installed()
         request.progress("loading the checkpoint")
@@ -39,18 +39,20 @@ class Hub:
         from toolkit.frontends.transformers.blueprints import blueprints, keeps_cache
         from toolkit.frontends.transformers.missing_weights import require_weights
         from toolkit.frontends.transformers.sample_text import feeds_for
-        from toolkit.frontends.transformers.strategies import HubPart
+        from toolkit.frontends.transformers.strategies import CheckpointGraphPlan
 
         with quiet():
             graphs = blueprints(checkpoint)
             require_weights(checkpoint, graphs)
             texts = {graph.name: feeds_for(graph, checkpoint, request.example) for graph in graphs}
             cached = request.task is None and keeps_cache(checkpoint)
-        parts = [HubPart(graph, request, scratch, texts[graph.name]) for graph in graphs]
+        parts = [
+            CheckpointGraphPlan(graph, request, scratch, texts[graph.name]) for graph in graphs
+        ]
         task = "" if request.task else f"task {checkpoint.choice.task}, by the config"
         more = f"it has no cache: --task {WITH_PAST} exports one with it" if cached else ""
         notes = tuple(filter(None, [task, more, *checkpoint.notes]))
-        return Plan(parts, checkpoint.companions, notes)
+        return ExportPlan(parts, checkpoint.companions, notes)
 
 
 def _require_installed() -> None:
@@ -61,4 +63,4 @@ def _require_installed() -> None:
         )
 
 
-FRONT_END = Hub()
+FRONT_END = TransformersFrontEnd()

@@ -38,7 +38,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Vocabulary:
     """The token ids that a model knows."""
 
     count: int
@@ -61,7 +61,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class GraphInterface:
     """All inputs of one graph, and the settings that it is to be proven in; the first is traced.
 
     `optional` dimensions are given up when no exporter keeps them: those of images and audio.
@@ -69,7 +69,7 @@ class Interface:
 
     inputs: tuple[Input, ...]
     settings: tuple[Setting, ...]
-    words: Words
+    words: Vocabulary
     optional: frozenset[str] = field(default_factory=frozenset[str])
 
     @property
@@ -79,7 +79,7 @@ class Interface:
     def axes(self) -> dict[str, dict[int, str]]:
         return {each.name: each.axes for each in self.inputs if each.axes}
 
-    def renamed(self, names: Mapping[str, str]) -> Interface:
+    def renamed(self, names: Mapping[str, str]) -> GraphInterface:
         """The same with other names for the dynamic dimensions."""
         inputs = tuple(
             replace(each, shape=tuple(names.get(str(d), d) for d in each.shape))
@@ -106,7 +106,7 @@ def _values(
     wanted: Input,
     shape: list[int],
     padding: Padding,
-    words: Words,
+    words: Vocabulary,
     made: Mapping[str, NDArray[Any]],
     random: np.random.Generator,
 ) -> NDArray[Any]:
@@ -137,7 +137,7 @@ def _mask(shape: list[int], padding: Padding, random: np.random.Generator) -> ND
 
 
 def _ids(
-    shape: list[int], words: Words, mask: NDArray[Any] | None, random: np.random.Generator
+    shape: list[int], words: Vocabulary, mask: NDArray[Any] | None, random: np.random.Generator
 ) -> NDArray[Any]:
     """Random words; the last real one ends the text, and stands nowhere else."""
     ids = random.integers(0, words.count, shape, dtype=np.int64)
@@ -153,7 +153,7 @@ def _ids(
 # Texts -------------------------------------------------------------------------------------------
 
 
-def words_of(model: Any, tokenizer: Any) -> Words:
+def words_of(model: Any, tokenizer: Any) -> Vocabulary:
     """What the model's embedding and config say about token ids and lengths."""
     config = text_config(model.config)
     count = _first(config, ("vocab_size",)) or 0
@@ -165,7 +165,7 @@ def words_of(model: Any, tokenizer: Any) -> Words:
         pad = _known_id(tokenizer, "pad_token_id")
     last = _id(config, "eos_token_id")
     count = max(count, 2)
-    return Words(
+    return Vocabulary(
         count=count,
         pad=pad if pad is not None and pad < count else 0,
         last=last if last is not None and last < count else None,
@@ -193,7 +193,7 @@ def text_inputs(model: Any, tokenizer: Any, batch: str = "batch") -> tuple[Input
     return tuple(found)
 
 
-def text_settings(words: Words, model: Any, batch: str = "batch") -> tuple[Setting, ...]:
+def text_settings(words: Vocabulary, model: Any, batch: str = "batch") -> tuple[Setting, ...]:
     """Batch 1, 2 and 5, short and long, without padding and with it on either side."""
     long = long_text(words, model)
     middle, short = min(11, long), min(3, long)
@@ -206,7 +206,7 @@ def text_settings(words: Words, model: Any, batch: str = "batch") -> tuple[Setti
     )
 
 
-def long_text(words: Words, model: Any) -> int:
+def long_text(words: Vocabulary, model: Any) -> int:
     """Beyond the window of local attention where there is one, within what positions allow."""
     config = text_config(model.config)
     windows = (_first(config, (name,)) for name in ("sliding_window", "local_attention"))

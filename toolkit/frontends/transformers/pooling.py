@@ -1,7 +1,7 @@
 """How a checkpoint makes one vector of a text: pooling, dense layers, normalization.
 
 sentence-transformers writes it into `modules.json`, and the settings of each module into a folder
-of its own. `Head` computes the same from hidden states h and mask m, for instance
+of its own. `PoolingHead` computes the same from hidden states h and mask m, for instance
 mean = sum(h * m) / max(sum(m), 1e-9), then v / |v|.
 """
 
@@ -70,7 +70,7 @@ class Normalize(nn.Module):
         return functional.normalize(vectors, p=2, dim=1)
 
 
-class Head(nn.Module):
+class PoolingHead(nn.Module):
     """Pooling, and what comes after it."""
 
     def __init__(self, pooling: Pooling, after: list[nn.Module]) -> None:
@@ -81,11 +81,11 @@ class Head(nn.Module):
         return self.after(self.pooling(states, mask))
 
 
-def head_of(folder: Path | None) -> tuple[Head, str]:
+def head_of(folder: Path | None) -> tuple[PoolingHead, str]:
     """The checkpoint's own pooling, and what is to be said about it."""
     listed = folder / "modules.json" if folder is not None else None
     if folder is None or listed is None or not listed.is_file():
-        return Head(Pooling(("mean",)), []), "the checkpoint does not say how it pools: mean"
+        return PoolingHead(Pooling(("mean",)), []), "the checkpoint does not say how it pools: mean"
     pooling: Pooling | None = None
     after: list[nn.Module] = []
     for module in _json(listed):
@@ -103,7 +103,7 @@ def head_of(folder: Path | None) -> tuple[Head, str]:
     if pooling is None:
         raise UsageError(f"'{listed}' names no Pooling module: use task default")
     said = [*pooling.modes, *(type(each).__name__.lower() for each in after if not _plain(each))]
-    return Head(pooling, after).eval(), f"pooling as the checkpoint says: {', '.join(said)}"
+    return PoolingHead(pooling, after).eval(), f"pooling as the checkpoint says: {', '.join(said)}"
 
 
 def _plain(module: nn.Module) -> bool:
@@ -123,7 +123,7 @@ def _modes(path: Path) -> tuple[str, ...]:
     return modes
 
 
-class Dense(nn.Module):
+class DenseLayer(nn.Module):
     """activation(x W + b)"""
 
     def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
@@ -134,7 +134,7 @@ class Dense(nn.Module):
         return self.activation(self.linear(vectors))
 
 
-def _dense(folder: Path) -> Dense:
+def _dense(folder: Path) -> DenseLayer:
     settings: dict[str, Any] = _json(folder / "config.json")
     bias = bool(settings.get("bias", True))
     linear = nn.Linear(settings["in_features"], settings["out_features"], bias=bias)
@@ -153,7 +153,7 @@ def _dense(folder: Path) -> Dense:
         raise UsageError(
             f"the weights in '{folder}' cannot be loaded: {summarize(error)}"
         ) from error
-    return Dense(linear, activation())
+    return DenseLayer(linear, activation())
 
 
 def _json(path: Path) -> Any:

@@ -19,7 +19,7 @@ import torch
 from toolkit.errors import UsageError, one_line
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import Case, Draft, ExportFailed, Failure
-from toolkit.frontends.pytorch.call_signature import Call, bind_arguments
+from toolkit.frontends.pytorch.call_signature import ModuleCall, bind_arguments
 from toolkit.frontends.pytorch.custom_ops import translations_of
 from toolkit.frontends.pytorch.exporters import (
     DYNAMO,
@@ -33,11 +33,11 @@ from toolkit.frontends.signature import new_names
 from toolkit.frontends.test_inputs import sizes_in
 from toolkit.frontends.transformers.blueprints import Blueprint, run, without
 from toolkit.frontends.transformers.exporters import declare_outputs, write_patched
-from toolkit.frontends.transformers.inputs import Interface, Sizes
+from toolkit.frontends.transformers.inputs import GraphInterface, Sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Strategy:
     """An exporter, an attention implementation, and whether optional dimensions are fixed."""
 
     exporter: str
@@ -51,14 +51,14 @@ class Way:
         )
 
 
-def ways_of(model: Any, optional: bool, request: Request) -> list[Way]:
+def ways_of(model: Any, optional: bool, request: Request) -> list[Strategy]:
     """All ways, the best first; with `optional` dimensions, all once more with these fixed."""
     attentions = ("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",)
     plain = [
-        Way(DYNAMO, attentions[0]),
-        Way(DYNAMO, attentions[0], patched=True),
-        *(Way(DYNAMO, attention) for attention in attentions[1:]),
-        *(Way(TORCHSCRIPT, attention) for attention in attentions),
+        Strategy(DYNAMO, attentions[0]),
+        Strategy(DYNAMO, attentions[0], patched=True),
+        *(Strategy(DYNAMO, attention) for attention in attentions[1:]),
+        *(Strategy(TORCHSCRIPT, attention) for attention in attentions),
     ]
     if request.exporter != "auto":
         plain = [way for way in plain if way.exporter == request.exporter]
@@ -66,7 +66,7 @@ def ways_of(model: Any, optional: bool, request: Request) -> list[Way]:
     return [*plain, *fixed]
 
 
-class HubPart:
+class CheckpointGraphPlan:
     """One graph of a checkpoint, tried way by way."""
 
     def __init__(
@@ -81,7 +81,7 @@ class HubPart:
         self._extra = extra
         self._optional = blueprint.interface.optional if request.dynamic is None else frozenset()
         self._left = ways_of(blueprint.wrapper.model, bool(self._optional), request)
-        self._tried: Way | None = None
+        self._tried: Strategy | None = None
         wrapper = blueprint.wrapper
         self._inputs = _renamed("input", wrapper.inputs, request.input_names)
         self._outputs = _renamed("output", tuple(wrapper.outputs), request.output_names)
@@ -98,7 +98,7 @@ class HubPart:
         folder.mkdir()
         return self._draft(way, folder / f"{self.name}.onnx")
 
-    def _draft(self, way: Way, path: Path) -> Draft:
+    def _draft(self, way: Strategy, path: Path) -> Draft:
         interface = self._blueprint.interface
         if way.fixed:
             interface = without(interface, self._optional)
@@ -124,7 +124,7 @@ class HubPart:
             notes=(*self._blueprint.notes, *self._notes(way)),
         )
 
-    def _notes(self, way: Way) -> Iterator[str]:
+    def _notes(self, way: Strategy) -> Iterator[str]:
         if way.fixed:
             sizes = self._blueprint.interface.settings[0].sizes
             shown = " and ".join(f"{dim} {sizes[dim]}" for dim in sorted(self._optional))
@@ -134,7 +134,9 @@ class HubPart:
         ):
             yield "plain attention (eager): with the fused one it did not hold"
 
-    def _write(self, way: Way, path: Path, interface: Interface, axes: Axes, feed: Feed) -> None:
+    def _write(
+        self, way: Strategy, path: Path, interface: GraphInterface, axes: Axes, feed: Feed
+    ) -> None:
         opset, translations = self._request.opset, translations_of(self._request.translations)
         with quiet():
             call, open_ = self._call(feed), self._public(axes)
@@ -152,7 +154,7 @@ class HubPart:
         else:
             write_dynamo(call, feed, open_, opset, path, translations)
 
-    def _call(self, feed: Feed) -> Call:
+    def _call(self, feed: Feed) -> ModuleCall:
         """The wrapper with its example, under the graph's names."""
         names = replace(
             self._request,
@@ -162,7 +164,7 @@ class HubPart:
         values = tuple(torch.from_numpy(value) for value in feed.values())
         return bind_arguments(self._blueprint.wrapper, values, {}, names)
 
-    def _reference(self, way: Way) -> Callable[[Feed], Mapping[str, Any]]:
+    def _reference(self, way: Strategy) -> Callable[[Feed], Mapping[str, Any]]:
         """Runs the wrapper.
 
         Rows that attend to nothing, as of padding on the left, mean nothing, but have values: the
@@ -179,7 +181,7 @@ class HubPart:
 
         return reference
 
-    def _cases(self, interface: Interface, axes: Axes) -> list[Case]:
+    def _cases(self, interface: GraphInterface, axes: Axes) -> list[Case]:
         return [
             Case(self._feed(interface, place), _shown(setting.sizes, axes), setting.label)
             for place, setting in enumerate(interface.settings)
@@ -196,7 +198,7 @@ class HubPart:
         sizes = self._public(axes)
         return [Case(feed, sizes_in(feed, sizes), label) for label, feed in named.items()]
 
-    def _feed(self, interface: Interface, place: int) -> Feed:
+    def _feed(self, interface: GraphInterface, place: int) -> Feed:
         made = interface.feed(interface.settings[place], self._request.seed + place)
         return {self._inputs[name]: value for name, value in made.items()}
 
@@ -209,7 +211,7 @@ def _renamed(kind: str, have: Sequence[str], asked: Sequence[str]) -> dict[str, 
     return {name: name for name in have} | new_names(kind, have, asked)
 
 
-def _helps(way: Way, tried: Way, failure: Failure) -> bool:
+def _helps(way: Strategy, tried: Strategy, failure: Failure) -> bool:
     """Whether a way may lead further than one that failed so."""
     if failure.proof is not None and way.patched:
         return False  # patches help tracing
@@ -228,7 +230,7 @@ def attend(model: Any, implementation: str) -> None:
         switch(implementation)
 
 
-def _asked(interface: Interface, request: Request) -> tuple[Interface, Axes]:
+def _asked(interface: GraphInterface, request: Request) -> tuple[GraphInterface, Axes]:
     """The interface with those dimensions only that the user wants dynamic, under their names."""
     axes = interface.axes()
     if request.dynamic is None:
@@ -247,7 +249,7 @@ def _asked(interface: Interface, request: Request) -> tuple[Interface, Axes]:
 
 
 def output_shapes(
-    blueprint: Blueprint, interface: Interface, axes: Axes
+    blueprint: Blueprint, interface: GraphInterface, axes: Axes
 ) -> dict[str, list[int | str]]:
     """The shapes of the outputs, found by running in all settings.
 

@@ -26,7 +26,7 @@ _BATCH = {0: "batch"}
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class TaskHead:
     """One way to serve a task. `table` is a constant of transformers' `modeling_auto`."""
 
     auto: str
@@ -38,13 +38,13 @@ class Head:
 _BASE = "MODEL_MAPPING_NAMES"
 _PAIRS = "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES"
 _STATES: Outputs = {"last_hidden_state": {0: "batch", 1: "sequence"}}
-_CLASSIFIER = Head(
+_CLASSIFIER = TaskHead(
     "AutoModelForSequenceClassification",
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     {"logits": _BATCH},
 )
 _GENERATOR = ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {"logits": _TOKENS})
-_PAIR = Head(
+_PAIR = TaskHead(
     "AutoModel",
     _PAIRS,
     {
@@ -57,12 +57,12 @@ _PAIR = Head(
 
 WITH_PAST = "text-generation-with-past"
 
-TASKS: Mapping[str, tuple[Head, ...]] = {
-    "default": (Head("AutoModel", _BASE, _STATES),),
-    "pooling": (Head("AutoModel", _BASE, {"embeddings": _BATCH}, "pooled"),),
-    "feature-extraction": (_PAIR, Head("AutoModel", _BASE, _STATES)),
+TASKS: Mapping[str, tuple[TaskHead, ...]] = {
+    "default": (TaskHead("AutoModel", _BASE, _STATES),),
+    "pooling": (TaskHead("AutoModel", _BASE, {"embeddings": _BATCH}, "pooled"),),
+    "feature-extraction": (_PAIR, TaskHead("AutoModel", _BASE, _STATES)),
     "question-answering": (
-        Head(
+        TaskHead(
             "AutoModelForQuestionAnswering",
             "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
             {"start_logits": _TOKENS, "end_logits": _TOKENS},
@@ -71,19 +71,19 @@ TASKS: Mapping[str, tuple[Head, ...]] = {
     "text-classification": (_CLASSIFIER,),
     "zero-shot-classification": (_CLASSIFIER,),
     "token-classification": (
-        Head(
+        TaskHead(
             "AutoModelForTokenClassification",
             "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
             {"logits": _TOKENS},
         ),
     ),
     "fill-mask": (
-        Head("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", {"logits": _TOKENS}),
+        TaskHead("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", {"logits": _TOKENS}),
     ),
-    "text-generation": (Head(*_GENERATOR),),
-    WITH_PAST: (Head(*_GENERATOR, "cached"),),
+    "text-generation": (TaskHead(*_GENERATOR),),
+    WITH_PAST: (TaskHead(*_GENERATOR, "cached"),),
     "text2text-generation": (
-        Head(
+        TaskHead(
             "AutoModelForSeq2SeqLM",
             "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
             {"logits": _TOKENS},
@@ -91,7 +91,7 @@ TASKS: Mapping[str, tuple[Head, ...]] = {
         ),
     ),
     "image-to-text": (
-        Head(
+        TaskHead(
             "AutoModelForImageTextToText",
             "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
             {"logits": _TOKENS},
@@ -99,26 +99,26 @@ TASKS: Mapping[str, tuple[Head, ...]] = {
         ),
     ),
     "image-classification": (
-        Head(
+        TaskHead(
             "AutoModelForImageClassification",
             "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
             {"logits": _BATCH},
         ),
     ),
     "object-detection": (
-        Head(
+        TaskHead(
             "AutoModelForObjectDetection",
             "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
             {"logits": _BATCH, "pred_boxes": _BATCH},
         ),
     ),
     "semantic-segmentation": (
-        Head(
+        TaskHead(
             "AutoModelForSemanticSegmentation",
             "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
             {"logits": {0: "batch", 2: "rows", 3: "columns"}},
         ),
-        Head(
+        TaskHead(
             "AutoModelForUniversalSegmentation",
             "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
             {
@@ -127,21 +127,21 @@ TASKS: Mapping[str, tuple[Head, ...]] = {
             },
         ),
     ),
-    "image-feature-extraction": (Head("AutoModel", _BASE, _STATES),),
+    "image-feature-extraction": (TaskHead("AutoModel", _BASE, _STATES),),
     "audio-classification": (
-        Head(
+        TaskHead(
             "AutoModelForAudioClassification",
             "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
             {"logits": _BATCH},
         ),
     ),
     "automatic-speech-recognition": (
-        Head(
+        TaskHead(
             "AutoModelForCTC",
             "MODEL_FOR_CTC_MAPPING_NAMES",
             {"logits": {0: "batch", 1: "frames"}},
         ),
-        Head(
+        TaskHead(
             "AutoModelForSpeechSeq2Seq",
             "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
             {"logits": _TOKENS},
@@ -186,11 +186,11 @@ _TELLING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TaskChoice:
     """A task that an architecture has, and the head that serves it."""
 
     task: str
-    head: Head
+    head: TaskHead
 
 
 def canonical(task: str) -> str:
@@ -206,13 +206,13 @@ def tasks_of(config: Any) -> list[str]:
     return [task for task in TASKS if head_of(task, config) is not None]
 
 
-def head_of(task: str, config: Any) -> Head | None:
+def head_of(task: str, config: Any) -> TaskHead | None:
     """The head of the architecture that serves the task; None when it has none."""
     fits = (head for head in TASKS[task] if class_names(head, config))
     return next((head for head in fits if _sensible(task, head, config)), None)
 
 
-def choose(task: str | None, config: Any, *, sentences: bool = False) -> Choice:
+def choose(task: str | None, config: Any, *, sentences: bool = False) -> TaskChoice:
     """The task that is asked for, or the one that the config tells.
 
     `sentences`: the checkpoint says how it pools. Raises UsageError with the tasks that there are.
@@ -228,7 +228,7 @@ def choose(task: str | None, config: Any, *, sentences: bool = False) -> Choice:
             f"architecture '{kind}' has no task '{task}'; "
             + (f"it has: {have}" if have else "none of the tasks is known for it")
         )
-    return Choice(task, head)
+    return TaskChoice(task, head)
 
 
 def infer(config: Any, *, sentences: bool = False) -> str:
@@ -254,7 +254,7 @@ def infer(config: Any, *, sentences: bool = False) -> str:
     raise UsageError(f"no task is known for this architecture ({shown})")
 
 
-def class_names(head: Head, config: Any) -> list[str]:
+def class_names(head: TaskHead, config: Any) -> list[str]:
     """The classes that serve the head for this architecture; of remote code too."""
     remote: Mapping[str, Any] = getattr(config, "auto_map", None) or {}
     found = list(_names(_tables().__dict__.get(head.table, {}).get(_model_type(config), ())))
@@ -275,7 +275,7 @@ def modality_of(config: Any) -> Literal["text", "image", "audio", "pair"]:
     return "audio" if main in ("input_values", "input_features") else "text"
 
 
-def _sensible(task: str, head: Head, config: Any) -> bool:
+def _sensible(task: str, head: TaskHead, config: Any) -> bool:
     """Whether a head that the tables know is one that a user would want."""
     if task == "pooling":
         return modality_of(config) == "text"

@@ -8,7 +8,7 @@ own, `past_key_values.N.decoder.key` and `past_key_values.N.encoder.key`.
 """
 
 # Runs only where torch and transformers are; types end at their border.
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Writing layers with int8 weights, in the spelling that onnxruntime fuses when it loads a model.
+"""Write layers with int8 weights in the form that onnxruntime fuses when it loads a model.
 
-    xq, xs, xz = DynamicQuantizeLinear(x)          once for all layers that read x
+    xq, xs, xz = DynamicQuantizeLinear(x)          once for all layers that use x
     y = Cast(MatMulInteger(xq, W, xz)) * (xs * s) + b
 
-With one reader of xq this becomes one DynamicQuantizeMatMul; with several, each becomes a
-MatMulIntegerToFloat behind one DynamicQuantizeLinear. For that, xs is the first factor, b a vector,
-and its sum an Add. All operators are standard ones.
+With one user of xq this becomes one DynamicQuantizeMatMul; with several, each becomes a
+MatMulIntegerToFloat behind one DynamicQuantizeLinear. Fusion needs xs as the first factor, a vector
+b, and an Add. All operators are standard.
 
     y = Cast(T[i]) * s[i]
 
-dequantizes the rows that were taken, and never the table. A projection that is tied to the table
-reads its transpose, which the runtime computes once, when it loads the model.
+dequantizes only the gathered rows of a table. A projection tied to a table uses its transpose,
+which onnxruntime computes once when it loads the model.
 """
 
 from __future__ import annotations
@@ -20,25 +20,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.fuse.linear.affine import only_reader
-from passes.quantize.layers.int8_weights import limit_of, quantize
 from passes.quantize.layers.layers import Linear, Table, Weight
-from passes.quantize.layers.weight_storage import drop_unused
+from passes.quantize.layers.weight_storage import StoredWeight, WeightStore, drop_unused
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir.graph import Graph
 from toolkit.quantization.plan import Entry
 
 
 @dataclass(slots=True, eq=False)
 class Writer:
-    """Writes layers one by one; a weight that several read is quantized and stored once."""
+    """Writes linear layers and tables with the weights of one store."""
 
     tables: frozenset[tuple[int, str]] = frozenset()
-    """Keys of the weights that are stored by rows, because a Table reads them."""
-    _stored: dict[tuple[object, ...], tuple[str, Array]] = field(
-        default_factory=dict[tuple[object, ...], tuple[str, Array]]
-    )
-    _scales: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+    """Keys of the weights that are stored by rows because a Table uses them."""
+    store: WeightStore = field(default_factory=WeightStore)
 
     def linear(self, g: Graph, layer: Linear, entry: Entry) -> None:
         """Write a linear layer. Raises Unfit for weights that cannot be quantized."""
@@ -46,12 +41,13 @@ class Writer:
         if not g.begin("quantize-linear", node):
             return
         by_rows = weight.turned and weight.key in self.tables
-        values, numbers = self.stored(weight, entry, by_rows=by_rows)
-        scale = self.scale(weight.graph, values, numbers * np.float32(layer.alpha))
+        stored = self.stored(weight, entry, by_rows=by_rows)
+        scale = self.store.scale(stored, stored.params.scale * np.float32(layer.alpha))
+        codes = stored.codes
         if by_rows:
-            values = g.op("Transpose", values, at=node, perm=[1, 0])
+            codes = g.op("Transpose", codes, at=node, perm=[1, 0])
         x, x_scale, x_zero = activation(g, layer.x)
-        product = g.op("MatMulInteger", x, values, x_zero, at=node)
+        product = g.op("MatMulInteger", x, codes, x_zero, at=node)
         factor = g.op("Mul", x_scale, scale, at=node)
         exact = g.op("Cast", product, at=node, to=TensorProto.FLOAT)
         result = g.op("Mul", exact, factor, at=node)
@@ -67,40 +63,25 @@ class Writer:
         node, weight = layer.node, layer.weight
         if not g.begin("quantize-table", node):
             return
-        values, numbers = self.stored(weight, entry, by_rows=True)
-        scale = self.scale(weight.graph, values, numbers.reshape(-1, 1))
-        rows = g.op("Gather", values, layer.indices, at=node)
+        stored = self.stored(weight, entry, by_rows=True)
+        scale = self.store.scale(stored, stored.params.scale.reshape(-1, 1))
+        rows = g.op("Gather", stored.codes, layer.indices, at=node)
         factor = g.op("Gather", scale, layer.indices, at=node)
         exact = g.op("Cast", rows, at=node, to=TensorProto.FLOAT)
         put(g, node, g.op("Mul", exact, factor, at=node))
         drop_unused(weight.graph, weight.name)
 
-    def stored(self, weight: Weight, entry: Entry, by_rows: bool) -> tuple[str, Array]:
-        """Name of the int8 weight, and its scales; `by_rows` keeps the layout of a table."""
-        limit = limit_of(entry.reduce_range)
-        turned = weight.turned and not by_rows
+    def stored(self, weight: Weight, entry: Entry, by_rows: bool) -> StoredWeight:
+        """Store a weight in int8; `by_rows` keeps the layout of a table."""
+        transpose = weight.turned and not by_rows
         axis = None
         if by_rows or entry.axis is not None:
-            axis = 0 if by_rows or turned else 1
-        key = (*weight.key, axis, limit, turned)
-        if key not in self._stored:
-            floats = weight.graph.const(weight.name)
-            assert floats is not None, weight.name
-            found = quantize(floats, axis, limit, turned)
-            name = weight.graph.constant(found.values, f"{weight.name}_int8")
-            self._stored[key] = name, found.scale
-        return self._stored[key]
-
-    def scale(self, g: Graph, values: str, numbers: Array) -> str:
-        """Name of these scales of a stored weight."""
-        key = values, numbers.shape, numbers.tobytes()
-        if key not in self._scales:
-            self._scales[key] = g.constant(numbers, f"{values}_scale")
-        return self._scales[key]
+            axis = 0 if by_rows or transpose else 1
+        return self.store.weight(weight.graph, weight.name, entry, axis, transpose)
 
 
 def activation(g: Graph, x: str) -> tuple[str, str, str]:
-    """x as unsigned bytes, with its scale and zero point."""
+    """Return x in uint8, with its scale and zero point."""
     for user in g.users(x):
         if nd.is_op(user, "DynamicQuantizeLinear"):
             return user.output[0], user.output[1], user.output[2]
@@ -109,7 +90,7 @@ def activation(g: Graph, x: str) -> tuple[str, str, str]:
 
 
 def bias_of(g: Graph, layer: Linear) -> str:
-    """beta b of a Gemm, as a vector where it is the same for all rows."""
+    """Return beta b of a Gemm, as a vector if it is the same for all rows."""
     known = g.const(layer.bias)
     if known is None:
         return layer.bias
@@ -122,7 +103,7 @@ def bias_of(g: Graph, layer: Linear) -> str:
 
 
 def _settle_bias(g: Graph, result: str, count: int) -> None:
-    """Make what adds a bias behind a MatMul an Add of a vector."""
+    """Turn the addition of a bias behind a MatMul into an Add of a vector."""
     found = bias_behind(g, result, count)
     if found is None:
         return
@@ -135,19 +116,19 @@ def _settle_bias(g: Graph, result: str, count: int) -> None:
 
 
 def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto, str] | None:
-    """The node that adds a constant for each of `count` outputs, and alone reads `result`."""
-    reader = only_reader(g, result)
-    if reader is None or not nd.is_op(reader, "Add", "Sum") or len(reader.input) != 2:
+    """Return the sole user of `result` and its bias if it adds a constant per output."""
+    user = g.sole_user(result)
+    if user is None or not nd.is_op(user, "Add", "Sum") or len(user.input) != 2:
         return None
-    bias = reader.input[1 - list(reader.input).index(result)]
+    bias = user.input[1 - list(user.input).index(result)]
     known = g.const(bias)
     if known is None or known.size != count or known.shape[-1:] != (count,):
         return None
-    return reader, bias
+    return user, bias
 
 
 def as_vector(g: Graph, bias: str, result: str) -> str | None:
-    """The bias of `result` without axes of size 1; None where those may be axes of the sum."""
+    """Return a bias without axes of size 1; None if they may be axes of the sum."""
     known, rank = g.const(bias), g.rank(result)
     if known is None or known.ndim <= 1:
         return bias
@@ -157,7 +138,7 @@ def as_vector(g: Graph, bias: str, result: str) -> str | None:
 
 
 def put_node(g: Graph, node: NodeProto, made: NodeProto) -> None:
-    """Let `made` take the place of a node, output by output; blank ones are not there."""
+    """Replace a node by `made`, output by output, skipping absent outputs."""
     for old, new in list(zip(node.output, made.output, strict=True)):
         if old:
             g.replace(old, new)
@@ -165,7 +146,7 @@ def put_node(g: Graph, node: NodeProto, made: NodeProto) -> None:
 
 
 def put(g: Graph, node: NodeProto, result: str) -> str:
-    """Let `result` take the place of what the node computes; its name from now on."""
+    """Replace a node's output by `result`; return its final name."""
     result = g.replace(node.output[0], result)
     g.prune(node)
     return result

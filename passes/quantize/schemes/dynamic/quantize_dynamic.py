@@ -1,8 +1,8 @@
-"""Dynamic int8: weights are quantized now, activations as they come. It needs no data.
+"""Dynamic int8 quantization: activations are quantized at run time. Needs no data.
 
-Linear layers with constant weights compute in integers, and tables that rows are taken from hold a
-quarter of the bytes. LSTMs and packed attention compute in integers on onnxruntime. Convolutions
-are left alone unless somebody asks for them: their dynamic kernel is slower than floats.
+Linear layers with constant weights compute in int8, and lookup tables shrink to a quarter. LSTMs
+and packed attention compute in int8 on onnxruntime. Convolutions are quantized on request only:
+their dynamic kernel is slower than float.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ from passes.quantize.layers.find_layers import (
 )
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.layers.layers import Linear, Table
-from passes.quantize.layers.packed_attention import PackedAttention, PackedAttentionWriter
-from passes.quantize.layers.recurrent import Recurrent, RecurrentWriter
+from passes.quantize.layers.packed_attention import PackedAttention, write_attention
+from passes.quantize.layers.recurrent import Recurrent, write_lstm
 from passes.quantize.layers.unique_names import make_distinct
-from passes.quantize.preconditions import FROM_INTEGERS, quantized_already, too_old
-from passes.quantize.schemes.dynamic.conv import Convolution, ConvolutionWriter
+from passes.quantize.preconditions import quantized_already, too_old
+from passes.quantize.schemes.dynamic.conv import Convolution, write_convolution
 from passes.quantize.schemes.dynamic.int8_writer import Writer
-from passes.quantize.search.keep_within import write_within_budget
+from passes.quantize.search.enforce_budget import write_within_budget
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
+from toolkit.ir.op_traits import QUANTIZED_WEIGHTS
 from toolkit.quantization.plan import Entry, Plan, note_left
 from toolkit.quantization.plan_json import read_plan
+from toolkit.targets import CONTRIB, Target
+from toolkit.targets.ort_cpu import TARGET as ORT_CPU
 from toolkit.verification.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 DYNAMIC_OPSET = 11
-"""The first with DynamicQuantizeLinear."""
+"""The first opset with DynamicQuantizeLinear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +62,19 @@ class QuantizeDynamic:
     include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
     exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
     min_elements: int = field(default=4096, metadata=options.MIN_ELEMENTS)
-    plan: Path | None = field(default=None, metadata=options.PLAN)
+    plan: Path | Plan | None = field(default=None, metadata=options.PLAN)
 
     def run(self, model: Model, ctx: Context) -> None:
         start = model.journal.position
         if self.plan is None:
             reason = too_old(model, "dynamic quantization", DYNAMIC_OPSET)
-            reason = reason or quantized_already(model, FROM_INTEGERS)
+            reason = reason or quantized_already(model, QUANTIZED_WEIGHTS)
             if reason:
                 ctx.note(reason)
                 return
             make_distinct(model)
             note_hard(model, ctx)
-            plan = self.make_plan(model, on_runtime=ctx.on_runtime)
+            plan = self.make_plan(model, ctx.target)
             Selection(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
@@ -80,14 +83,14 @@ class QuantizeDynamic:
             options.note_beside_plan(self, ctx)
         write_within_budget(model, plan, "dynamic", ctx, apply_dynamic, start)
 
-    def make_plan(self, model: Model, on_runtime: bool = True) -> Plan:
-        """What this pass would do, for every node that has weights."""
+    def make_plan(self, model: Model, target: Target = ORT_CPU) -> Plan:
+        """Return an entry for every node with weights."""
         found = list(weighted_in(model, self.convolutions))
-        entries = {id(item.node): self._entry(item, on_runtime) for item in found}
+        entries = {id(item.node): self._entry(item, target) for item in found}
         leave_float_tables(found, entries)
         return Plan(tuple(entries.values()))
 
-    def _entry(self, item: Weighted[AnyLayer], on_runtime: bool) -> Entry:
+    def _entry(self, item: Weighted[AnyLayer], target: Target) -> Entry:
         node, layer = item.node, item.layer
         if layer is None:
             return Entry.of(node, reason=item.reason)
@@ -98,7 +101,7 @@ class QuantizeDynamic:
             reason = "excluded"
         elif is_table and not self.embeddings:
             reason = "a table"
-        elif isinstance(layer, Recurrent | PackedAttention) and not on_runtime:
+        elif isinstance(layer, Recurrent | PackedAttention) and not target.runs(CONTRIB):
             what = "a recurrent layer" if isinstance(layer, Recurrent) else "packed attention"
             reason = f"{what}, and only onnxruntime has an int8 kernel"
         elif size < self.min_elements:
@@ -110,25 +113,24 @@ class QuantizeDynamic:
 
 
 def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
-    """Quantize what the plan calls dynamic; other schemes are for other passes."""
+    """Quantize the dynamic entries of the plan."""
     found = weighted_in(model, convolutions=True)
     chosen = planned(found, plan, "dynamic", "linear layer, table, LSTM, attention or Conv")
     for _, layer, entry in chosen:
         _require_supported(entry, layer)
     tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
-    writer, recurrent = Writer(frozenset(tables)), RecurrentWriter()
-    attention, convolutions = PackedAttentionWriter(), ConvolutionWriter()
+    writer = Writer(frozenset(tables))
     for item, layer, entry in chosen:
         start = model.journal.position
         try:
             if isinstance(layer, Linear):
                 writer.linear(item.graph, layer, entry)
             elif isinstance(layer, Recurrent):
-                recurrent.write(item.graph, layer, entry)
+                write_lstm(item.graph, layer, entry, writer.store)
             elif isinstance(layer, PackedAttention):
-                attention.write(item.graph, layer, entry)
+                write_attention(item.graph, layer, entry, writer.store)
             elif isinstance(layer, Convolution):
-                convolutions.write(item.graph, layer, entry)
+                write_convolution(item.graph, layer, entry, writer.store)
             else:
                 writer.table(item.graph, layer, entry)
         except Unfit as unfit:
@@ -137,7 +139,7 @@ def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
 
 
 def _axes(layer: AnyLayer) -> tuple[int | None, ...]:
-    """Along which scales may lie; first the one that outputs are along."""
+    """Return the axes that scales may have; the axis of the outputs comes first."""
     if isinstance(layer, Table):
         return (0,)
     return (0, None) if isinstance(layer, Convolution) else (1, None)

@@ -1,8 +1,8 @@
-"""Applying a plan: what it calls static is written in 8 bits.
+"""Apply the static entries of a plan.
 
-Nothing but the plan and the graph is looked at, so that a plan of which some nodes were turned to
-float is applied without a new calibration. What only combines or carries (Add, Concat, MaxPool)
-follows its neighbours: it stays in floats where they do. Every node is a rewrite of its own.
+Only the plan and the graph are used, so a plan with some nodes set back to float needs no new
+calibration. Operators that combine or carry values (Add, Concat, MaxPool) stay float where their
+neighbours do. Each node is a rewrite of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.preconditions import lift
 from passes.quantize.schemes.static.int8_region import Region, as_made, behind_limits, settle
-from passes.quantize.schemes.static.ort_fusion_guards import fence, part_signed
+from passes.quantize.schemes.static.ort_fusion_guards import guard, join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.qop import write_operators
-from passes.quantize.schemes.static.qparams import Ties, grids_of
+from passes.quantize.schemes.static.qparams import Ties, qparams_of
 from passes.quantize.schemes.static.quantizable_ops import Site, site_of
 from passes.quantize.schemes.static.weights import require_supported
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
+from toolkit.targets import CONTRIB
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 Format = Literal["qdq", "qop"]
 
 STATIC_OPSET = 13
-"""The first whose DequantizeLinear knows a scale for each channel."""
+"""The first opset with per-channel scales in DequantizeLinear."""
 
 
 def lift_for_static(model: Model, ctx: Context) -> str:
@@ -41,9 +42,9 @@ def lift_for_static(model: Model, ctx: Context) -> str:
 def apply_static(
     model: Model, plan: Plan, ctx: Context, form: Format = "qdq", means: ChannelMeans | None = None
 ) -> None:
-    """Quantize what the plan calls static; other schemes are for other passes.
+    """Quantize the static entries of the plan.
 
-    By the means of what layers read, where they are known, biases take back what rounding shifts.
+    With the `means` of the layers' inputs, biases compensate the mean shift of rounded weights.
     """
     if not any(map(_is_ours, plan.entries)):
         return
@@ -51,14 +52,16 @@ def apply_static(
     if obstacle:
         ctx.note(obstacle)
         return
+    if ctx.target.fuses_qdq:
+        join_silu(model, plan)
     region, entries = _planned(model, plan)
     ties = Ties()
     for site in region.sites:
         if entries[id(site.node)].tied:
-            ties.tie([*site.activations, *region.makes(site)])
+            ties.tie([*site.activations, *region.stored_results(site)])
     needed = [plan.tensor(name) for name in region.tensors()]
-    writer = QdqWriter(grids_of([entry for entry in needed if entry is not None], ties))
-    made = {id(site.node): region.makes(site) for site in region.sites}
+    writer = QdqWriter(qparams_of([entry for entry in needed if entry is not None], ties))
+    made = {id(site.node): region.stored_results(site) for site in region.sites}
     mean = {id(site.node): (means or {}).get(site.node.input[0]) for site in region.sites}
     written: set[int] = set()
     for site in region.sites:
@@ -70,18 +73,17 @@ def apply_static(
             ctx.note(f"{nd.label(site.node)} stays float: it has {unfit}")
     if form == "qop":
         sites = [site for site in region.sites if id(site.node) in written]
-        write_operators(sites, standard=ctx.target == "onnx")
+        write_operators(sites, standard=not ctx.target.runs(CONTRIB))
         for g in model.graphs():
             writer.drop_unread(g)
-    for g in list(model.graphs()):
-        writer.carry(g)
-        part_signed(g, written)
-        if ctx.on_runtime:
-            fence(g, written)
+    guard(model, writer, written, ctx.target.fuses_qdq)
 
 
 def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
-    """The sites that the plan is about; UsageError for what cannot be static."""
+    """Return the region of static entries, and each node's entry.
+
+    Raises UsageError for a node that cannot be static.
+    """
     entries: dict[int, Entry] = {}
     sites: list[Site] = []
     waiting = {id(entry): entry for entry in plan.entries if _is_ours(entry)}
@@ -92,8 +94,8 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
         waiting.pop(id(entry), None)
         try:
             site = site_of(g, node)
-        except Miss as miss:
-            raise UsageError(f"{entry.label} cannot be static: it has {miss}") from miss
+        except MatchFailure as failure:
+            raise UsageError(f"{entry.label} cannot be static: it has {failure}") from failure
         if site is None:
             raise UsageError(f"{entry.label} cannot be static: there is no such kernel")
         if site.weight is not None:
@@ -113,7 +115,7 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
     for site in region.sites:
         label = entries[id(site.node)].label
         kinds: set[str] = set()
-        for name in (*site.activations, *region.makes(site)):
+        for name in (*site.activations, *region.stored_results(site)):
             tensor = plan.tensor(name)
             if tensor is None:
                 raise UsageError(f"{label} cannot be static: the plan has no tensor '{name}'")
@@ -124,5 +126,5 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
 
 
 def _is_ours(entry: Entry) -> bool:
-    """Results in floats are for `pointwise`."""
+    """Whether `apply_static` writes the entry; `pointwise_conv` writes those with float results."""
     return entry.scheme == "static" and not entry.float_result

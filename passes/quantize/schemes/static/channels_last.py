@@ -1,12 +1,12 @@
-"""Parts of a graph with the channels last: where they go, and how they are written.
+"""Channels-last regions of a graph: selection and rewriting.
 
-A product of matrices reads and makes images as [N, H, W, C], a convolution as [N, C, H, W]. What is
-between them and works on each number by itself, or joins images, computes either way. Which way is
-decided for all of them at once, such that the fewest numbers are moved: a minimum cut, where the
-products are on one side and everything that knows its axes is on the other (see `choice.regions`).
+A matrix product reads and writes images as [N, H, W, C], a convolution as [N, C, H, W]. Elementwise
+operators and Concat between them work in either layout. A minimum cut selects the layout of all of
+them at once so that the fewest elements are transposed: matrix products are on one side, operators
+with a fixed layout on the other (see `search.min_cut`).
 
-A value that is made one way and read the other is turned by a Transpose, once. Right behind a
-convolution the runtime takes that into its own change of layout, which it makes anyway.
+A value produced in one layout and used in the other gets one Transpose. Right behind a convolution,
+onnxruntime merges it into a layout change of its own.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _ALONE = (
     *("Sigmoid", "Tanh", "Relu", "LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Softplus"),
     *("Gelu", "Swish", "Mish", "Clip", "com.microsoft::QuickGelu", "com.microsoft::Gelu"),
 )
-"""Each number by itself, whatever its place."""
+"""Unary elementwise operators."""
 _TOGETHER = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
 _LEAST_RANK = 3
 _ALWAYS = 1e9
 _THOUSANDS = 1e-3
 _TASTE = 1e-3
-"""What computing with the channels first costs beyond what is moved: of two equal ways, the turn
-comes first, right behind the convolution."""
+"""Cost of an operator in channels-first layout. It breaks ties such that the Transpose comes early,
+right behind the convolution."""
 
 
 def around(g: Graph, products: Container[int]) -> set[int]:
-    """Of the nodes that may go either way, those to compute with the channels last.
+    """Return the ids of the layout-agnostic nodes to compute channels last.
 
-    `products` are the nodes that do so anyway; nodes are given by their identity.
+    `products` holds the ids of the matrix products.
     """
     nodes = list(g.nodes)
     free = either_way(g)
@@ -54,31 +54,31 @@ def around(g: Graph, products: Container[int]) -> set[int]:
 
 
 def either_way(g: Graph) -> set[int]:
-    """The nodes that can compute with the channels first or last, by their identity."""
+    """Return the ids of the nodes that can compute in either layout."""
     return {id(n) for n in g.nodes if _turns_last(g, n) or _goes_either_way(g, n)}
 
 
 def turns(g: Graph, cost: Callable[[str], float]) -> Iterator[Value]:
-    """The values between nodes, by their places in the graph, and what turning one costs.
+    """Yield the values between nodes with the cost of transposing each.
 
-    What puts the channels last by itself is where they cease to matter: what it makes is read as it
-    is, and what it reads is turned by it unless it is made so.
+    A Transpose to channels last is a boundary: its result is used as it is, and its operand is
+    transposed by the node itself unless it is channels last already.
     """
     number = {id(node): at for at, node in enumerate(g.nodes)}
     for name in (*g.feeds, *(name for node in g.nodes for name in nd.outputs_of(node))):
-        maker = g.producer(name)
-        if maker is not None and _turns_last(g, maker):
+        producer = g.producer(name)
+        if producer is not None and _turns_last(g, producer):
             continue
-        readers = [number.get(id(user), FLOAT_END) for user in g.users(name)]
+        users = [number.get(id(user), FLOAT_END) for user in g.users(name)]
         if g.is_output(name) or g.is_captured(name):
-            readers.append(FLOAT_END)
-        if readers:
-            at = FLOAT_END if maker is None else number[id(maker)]
-            yield Value(at, tuple(readers), cost(name), cost(name))
+            users.append(FLOAT_END)
+        if users:
+            at = FLOAT_END if producer is None else number[id(producer)]
+            yield Value(at, tuple(users), cost(name), cost(name))
 
 
 class Turned:
-    """Values with their channels last, as far as they were asked for."""
+    """Channels-last copies of values, created on demand."""
 
     def __init__(self, g: Graph) -> None:
         self._g = g
@@ -90,19 +90,19 @@ class Turned:
         self._back: list[NodeProto] = []
 
     def of(self, value: str, rank: int) -> str:
-        """The name of a value with its channels last."""
+        """Return the channels-last copy of a value."""
         if value not in self._last:
             self._last[value] = self._g.op("Transpose", value, perm=_to_last(rank))
         return self._last[value]
 
     def put(self, value: str, made: str, rank: int) -> None:
-        """`value`, which nobody makes any more, is what is `made` with its channels last."""
+        """Define `value`, which has no producer, as a Transpose of the channels-last `made`."""
         perm = [0, rank - 1, *range(1, rank - 1)]
         self._back.append(self._g.add("Transpose", [made], [value], {"perm": perm}))
         self._last[value] = made
 
     def move(self, node: NodeProto) -> None:
-        """Let a node compute with the channels last."""
+        """Rewrite a node to compute channels last."""
         g, result = self._g, node.output[0]
         if not g.begin("channels-last", node):
             return
@@ -126,7 +126,7 @@ class Turned:
         self.put(result, made, rank)
 
     def sweep(self) -> None:
-        """Remove what was turned back for nobody."""
+        """Remove unused Transposes back to channels first."""
         for node in self._back:
             if node in self._g and self._g.is_unused(node.output[0]):
                 self._g.prune(node)
@@ -153,19 +153,19 @@ def _goes_either_way(g: Graph, node: NodeProto) -> bool:
 
 
 def _is_plain(g: Graph, name: str) -> bool:
-    """Whether an operand has no layout: it is left out, or one number."""
+    """Whether an operand has no layout: it is absent or a scalar."""
     known = g.const(name) if name else None
     return not name or (known is not None and known.size == 1)
 
 
 def _flattens(before: tuple[object, ...], after: tuple[object, ...], node: NodeProto) -> bool:
-    """[N, C, H, W] as [N, C, H W]: the channels stay by themselves."""
+    """Whether a Reshape turns [N, C, H, W] into [N, C, H W]."""
     known = len(before) > _LEAST_RANK == len(after) and isinstance(before[1], int)
     return known and before[:2] == after[:2] and not nd.attr(node, "allowzero", 0)
 
 
 def _turns_last(g: Graph, node: NodeProto) -> bool:
-    """Whether a node itself puts the channels last: there is nothing left to do."""
+    """Whether a node is a Transpose to channels last."""
     rank = g.rank(node.input[0]) if given(node, 0) else None
     if not nd.is_op(node, "Transpose") or rank is None or rank < _LEAST_RANK:
         return False
@@ -173,6 +173,6 @@ def _turns_last(g: Graph, node: NodeProto) -> bool:
 
 
 def _size(g: Graph, name: str) -> float:
-    """How many numbers it is to turn a value; what is not known counts as one."""
+    """Return the cost of transposing a value; unknown dimensions count as 1."""
     sizes = [size for size in g.shape(name) or () if isinstance(size, int)]
     return 1.0 + _THOUSANDS * math.prod(sizes)

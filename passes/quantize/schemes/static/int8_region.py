@@ -1,9 +1,8 @@
-"""Which sites compute in 8 bits together.
+"""The region of a graph that computes in int8.
 
-Products pay by themselves. What combines or carries pays only between others: each of its
-activations is made by a site in 8 bits, and one of those reads its result. Dropping one may leave
-another alone, so sites are dropped until all that remain hold; each is looked at again only when a
-neighbour is dropped.
+A product is worthwhile alone. Other sites are so only between int8 neighbours: every activation
+operand is produced by an int8 site, and an int8 site uses the result. Removing one site may isolate
+another, so sites are removed until none is isolated; a site is checked again when a neighbour goes.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
 Results = Callable[[Site], list[str]]
-"""The tensors that a site makes, behind a Relu or Clip where the range is taken there."""
+"""Returns the result tensors of a site, or those of the Relu or Clip behind it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Sites in 8 bits, in the order of the graph, and who makes and reads which tensor."""
+    """The int8 sites in graph order, with the producer and the users of each tensor."""
 
     sites: list[Site]
     results: Results
-    makers: Mapping[str, Site]
-    readers: Mapping[str, list[Site]]
+    producers: Mapping[str, Site]
+    users: Mapping[str, list[Site]]
 
-    def makes(self, site: Site) -> list[str]:
-        """The results that are stored in 8 bits.
+    def stored_results(self, site: Site) -> list[str]:
+        """Return the results that are stored in 8 bits.
 
-        Convolutions have no kernel with another result. A MatMul or Gemm has one, and it is the
-        better one as soon as anything reads the result as floats.
+        Every int8 convolution kernel has an 8-bit result. MatMul and Gemm also have kernels with
+        float results, which are better as soon as one user needs floats.
         """
         results = self.results(site)
         if site.kind != "product" or site.is_conv:
@@ -40,15 +39,15 @@ class Region:
         return [name for name in results if self._read_by_bytes_alone(site, name)]
 
     def tensors(self) -> list[str]:
-        """All tensors that are stored in 8 bits."""
+        """Return the names of all tensors stored in 8 bits."""
         return list(self.scopes())
 
     def scopes(self) -> dict[str, Graph]:
-        """All tensors that are stored in 8 bits, with the graph that defines each."""
+        """Return all tensors stored in 8 bits, with the graph that defines each."""
         found = (
             (name, site.graph.scope_of(name))
             for site in self.sites
-            for name in (*site.activations, *self.makes(site))
+            for name in (*site.activations, *self.stored_results(site))
         )
         return {name: graph for name, graph in found if graph is not None}
 
@@ -56,11 +55,11 @@ class Region:
         users = site.graph.users(name)
         if not users or site.graph.is_output(name) or site.graph.is_captured(name):
             return False
-        return len(self.readers.get(name, ())) == len(users)
+        return len(self.users.get(name, ())) == len(users)
 
 
 def behind_limits(site: Site) -> list[str]:
-    """What a site makes, behind the Relu or Clip that alone reads it."""
+    """Return the results of a site, or of the Relu or Clip that is its sole user."""
     if site.kind == "carry":
         return nd.outputs_of(site.node)
     limits = limits_after(site.graph, site.node.output[0])
@@ -68,25 +67,25 @@ def behind_limits(site: Site) -> list[str]:
 
 
 def as_made(site: Site) -> list[str]:
-    """What a site makes, before anything that follows."""
+    """Return the results of a site itself."""
     return nd.outputs_of(site.node)
 
 
 def settle(sites: Iterable[Site], results: Results) -> Region:
-    """The sites that pay."""
+    """Return the region of the sites that are not isolated."""
     alive = _without_limits(list(sites), results)
-    makers = {name: site for site in alive.values() for name in results(site)}
-    readers: dict[str, dict[int, Site]] = {}
+    producers = {name: site for site in alive.values() for name in results(site)}
+    users: dict[str, dict[int, Site]] = {}
     for site in alive.values():
         for name in site.activations:
-            readers.setdefault(name, {})[id(site.node)] = site
+            users.setdefault(name, {})[id(site.node)] = site
 
     def holds(site: Site) -> bool:
         if site.kind == "product":
             return True
-        if not all(name in makers for name in site.activations):
+        if not all(name in producers for name in site.activations):
             return False
-        return any(readers.get(name) for name in results(site))
+        return any(users.get(name) for name in results(site))
 
     pending = list(alive.values())
     while pending:
@@ -95,17 +94,17 @@ def settle(sites: Iterable[Site], results: Results) -> Region:
             continue
         del alive[id(site.node)]
         for name in results(site):
-            makers.pop(name, None)
-            pending.extend(readers.get(name, {}).values())
+            producers.pop(name, None)
+            pending.extend(users.get(name, {}).values())
         for name in site.activations:
-            readers[name].pop(id(site.node), None)
-            if name in makers:
-                pending.append(makers[name])
-    listed = {name: list(found.values()) for name, found in readers.items()}
-    return Region(list(alive.values()), results, makers, listed)
+            users[name].pop(id(site.node), None)
+            if name in producers:
+                pending.append(producers[name])
+    listed = {name: list(found.values()) for name, found in users.items()}
+    return Region(list(alive.values()), results, producers, listed)
 
 
 def _without_limits(sites: list[Site], results: Results) -> dict[int, Site]:
-    """The sites by node, but for each Relu or Clip that belongs to what it reads."""
+    """Return the sites by node id, without each Relu or Clip that belongs to its producer."""
     passed = {s.node.output[0] for s in sites if s.node.output[0] not in results(s)}
     return {id(s.node): s for s in sites if s.node.input[0] not in passed}

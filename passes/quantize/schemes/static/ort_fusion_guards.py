@@ -1,15 +1,24 @@
-"""What onnxruntime must be kept from, and helped to, between layers in 8 bits.
+"""Guards against onnxruntime's own rewrites around Q/DQ pairs. All follow from one fact:
 
-It fuses whatever stands between a DQ and a Q, asked or not: a Conv or Gemm with float weights gets
-weights in int8 with one scale for all of them, and an AveragePool or a Softmax a kernel that is
-many times slower than floats. A Q behind a MaxPool of floats is moved in front of it, and a pool
-of bytes with the channels first takes 10 to 50 times as long. A `Sum` of one operand in front of
-the Q, which the runtime neither removes nor fuses, keeps them as they are.
+onnxruntime fuses and moves Q and DQ by local pattern, whether or not the result is faster or even
+valid. Each guard changes the graph so that such a pattern does not match, and computes the same.
 
-A MatMul in 8 bits with a float result is not fused at all when a Q is among its readers; behind a
-`Sum`, it is. Of matrices, and of tensors whose sizes are all known, it is fused with an `Add` of a
-bias or a residual into a Gemm of floats, but not with a `Sum`. x Sigmoid(x) of floats behind a DQ
-would get a DQ for each of its two readers: as one operator it needs one.
+    pattern                                   effect without the guard              guard
+    Conv, Gemm, AveragePool, Softmax of       float weights in int8 with one        `Sum` of one
+    floats between a DQ and a Q               scale; kernels slower than floats     operand before Q
+    MaxPool of floats before a Q              Q moves up; a uint8 pool takes 10     the same
+                                              to 50 times as long
+    int8 MatMul whose float result has a Q    not fused at all                      the same
+    among its users
+    int8 MatMul, then Add of a bias           a float Gemm (of matrices and static  Add becomes Sum
+                                              shapes); from opset 21 on, a model
+                                              that does not load if signed
+    x Sigmoid(x) of floats behind a DQ        one DQ for each of its two users      one QuickGelu
+    data movement behind a DQ                 a second pair behind it; from opset   that pair,
+                                              21 on without its type if signed      written here
+                                              (microsoft/onnxruntime#25526), and
+                                              a crash in front of a subgraph that
+                                              captures the result
 """
 
 from __future__ import annotations
@@ -19,49 +28,129 @@ from collections.abc import Iterable
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
-from passes.fuse.linear.affine import only_reader
-from passes.quantize.schemes.static.qdq import OUTPUT_TYPES
+from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.quantizable_ops import bounds_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.quantization.number_format import INT8
+from toolkit.quantization.plan import Plan
+from toolkit.quantization.qparams import QParams
 
 _FUSED = ("Conv", "ConvTranspose", "Gemm", "AveragePool", "Softmax")
+"""Float operators that onnxruntime fuses between a DQ and a Q."""
 _ENTERED = ("MaxPool",)
-"""What reads floats, and bytes instead once there is a Q behind it."""
+"""Float operators that a Q behind them moves in front of."""
 _PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
+"""Operators that a Q behind them moves in front of at no cost; fewer than MOVEMENT."""
+_CARRYING = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
+"""Operators that onnxruntime moves a DQ behind."""
+_OUTPUT_TYPES = 21
+"""The first opset whose QuantizeLinear has an output type."""
 
 
-def fence(g: Graph, written: set[int]) -> None:
-    """Put fences where the runtime would misread what is there; `written` are nodes in 8 bits."""
-    for node in list(g.nodes):
-        if node not in g:
-            continue
-        reads_bytes = _is_view(g, given(node, 0))
-        if id(node) in written:
-            if nd.is_op(node, "MatMul", "Gemm"):
-                _part_from_quantizers(g, node)
-                _part_from_bias(g, node)
-        elif nd.is_op(node, *(_FUSED if reads_bytes else _ENTERED)):
-            _keep_float(g, node)
-        elif nd.is_op(node, "Sigmoid") and reads_bytes:
-            _join_silu(g, node)
+def join_silu(model: Model, plan: Plan) -> None:
+    """Replace each x Sigmoid(x) that the plan leaves in float by one QuickGelu.
 
-
-def part_signed(g: Graph, written: set[int]) -> None:
-    """Keep biases apart from products of int8, for any target.
-
-    From opset 21 on the runtime does not load what it makes of both (see `qdq`).
+    The result keeps its name, by which the plan knows its range.
     """
-    if g.opset() < OUTPUT_TYPES:
-        return
+    for g, node in list(model.places()):
+        if not nd.is_op(node, "Mul") or _is_quantized(plan, node):
+            continue
+        gate = _gate(g, node)
+        if gate is None or _is_quantized(plan, gate):
+            continue
+        x = gate.input[0]
+        if g.dtype(x) != TensorProto.FLOAT or not g.begin("join-silu", node):
+            continue
+        g.set_op(node, "QuickGelu", "com.microsoft")
+        g.set_inputs(node, [x])
+        g.set_attr(node, "alpha", 1.0)
+        g.prune(gate)
+
+
+def guard(model: Model, writer: QdqWriter, written: set[int], fuses_qdq: bool) -> None:
+    """Write the guards around the nodes `written` in int8.
+
+    Pairs behind data movement and signed products are guarded for every target, since any may hand
+    the model to onnxruntime. Outer graphs come first: onnxruntime inlines a subgraph that always
+    runs into the graph around it before anything else.
+    """
+    moved: dict[str, QParams] = {}
+    for g in list(model.graphs()):
+        _write_moved_pairs(g, writer, moved)
+        for node in list(g.nodes):
+            if node not in g:
+                continue
+            if id(node) in written and nd.is_op(node, "MatMul", "Gemm"):
+                if fuses_qdq:
+                    _part_from_quantizers(g, node)
+                if fuses_qdq or (g.opset() >= _OUTPUT_TYPES and _is_signed(g, node.input[0])):
+                    _part_from_bias(g, node)
+            elif fuses_qdq and id(node) not in written:
+                reads_int8 = _is_view(g, given(node, 0))
+                if nd.is_op(node, *(_FUSED if reads_int8 else _ENTERED)):
+                    _keep_float(g, node)
+
+
+def _write_moved_pairs(g: Graph, writer: QdqWriter, moved: dict[str, QParams]) -> None:
+    """Write Q/DQ pairs behind data movement where onnxruntime's own would fail."""
     for node in list(g.nodes):
-        if id(node) in written and nd.is_op(node, "MatMul") and _is_signed(g, node.input[0]):
-            _part_from_bias(g, node)
+        moves = nd.is_op(node, *_CARRYING)
+        if not moves and not _is_no_op(node):
+            continue
+        result = node.output[0]
+        params = writer.views.get(node.input[0]) or moved.get(node.input[0])
+        if params is None:
+            continue
+        moved[result] = params
+        rule = "carry-captured" if _is_captured(g, result) else ""
+        if not rule and moves and params.format == INT8 and g.opset() >= _OUTPUT_TYPES:
+            rule = "" if _is_quantized_by_all(g, result) else "carry-signed"
+        if rule and g.begin(rule, node):
+            writer.store(g, result, params)
+
+
+def _is_no_op(node: NodeProto) -> bool:
+    """Whether onnxruntime removes a node as a no-op."""
+    if nd.is_op(node, "Cast"):
+        return nd.attr(node, "to") == TensorProto.FLOAT
+    return nd.is_op(node, "Identity", "Dropout")
+
+
+def _is_captured(g: Graph, value: str) -> bool:
+    """Whether subgraphs capture a value, or the result of an If that returns it."""
+    if g.is_captured(value):
+        return True
+    if g.parent is None or g.owner is None or not nd.is_op(g.owner, "If"):
+        return False
+    made = zip(g.outputs, g.owner.output, strict=False)
+    return any(_is_captured(g.parent, name) for inner, name in made if inner == value)
+
+
+def _is_quantized_by_all(g: Graph, value: str) -> bool:
+    """Whether a value has users, all of them QuantizeLinear."""
+    quantizers = [user for user in g.users(value) if nd.is_op(user, "QuantizeLinear")]
+    return 0 < g.use_count(value) == len(quantizers)
+
+
+def _gate(g: Graph, product: NodeProto) -> NodeProto | None:
+    """Return the Sigmoid of one factor that produces the other factor."""
+    for slot in (0, 1):
+        producer, other = g.producer(product.input[slot]), product.input[1 - slot]
+        if producer is not None and nd.is_op(producer, "Sigmoid") and producer.input[0] == other:
+            return producer
+    return None
+
+
+def _is_quantized(plan: Plan, node: NodeProto) -> bool:
+    entry = plan.find(node)
+    return entry is not None and entry.scheme != "float"
 
 
 def _is_signed(g: Graph, value: str) -> bool:
-    maker = g.producer(value)
-    zero = given(maker, 2) if maker is not None and _is_view(g, value) else ""
+    producer = g.producer(value)
+    zero = given(producer, 2) if producer is not None and _is_view(g, value) else ""
     return bool(zero) and g.dtype(zero) == TensorProto.INT8
 
 
@@ -71,9 +160,9 @@ def _is_view(g: Graph, value: str) -> bool:
 
 def _keep_float(g: Graph, node: NodeProto) -> None:
     result = _last(g, node)
-    readers = g.users(result)  # where it is an output too, that reads what the Q leaves of it
-    if readers and all(_leads_to_q(g, user) for user in readers) and g.begin("keep-float", node):
-        _insert(g, result, readers)
+    users = g.users(result)  # a graph output has the quantized values, too
+    if users and all(_leads_to_q(g, user) for user in users) and g.begin("keep-float", node):
+        _insert(g, result, users)
 
 
 def _part_from_quantizers(g: Graph, node: NodeProto) -> None:
@@ -92,43 +181,32 @@ def _part_from_bias(g: Graph, node: NodeProto) -> None:
     shape = g.shape(result)
     if shape is not None and len(shape) > 2 and not all(isinstance(size, int) for size in shape):
         return  # these are not fused
-    readers = g.users(_last(g, bias))
-    if readers and all(_leads_to_q(g, user) for user in readers):
-        return  # in front of a Q they become one kernel on bytes
+    behind = g.users(_last(g, bias))
+    if behind and all(_leads_to_q(g, user) for user in behind):
+        return  # in front of a Q all become one int8 kernel
     if g.begin("keep-bias", bias):
         g.set_op(bias, "Sum")
 
 
-def _join_silu(g: Graph, sigmoid: NodeProto) -> None:
-    x, gate = sigmoid.input[0], sigmoid.output[0]
-    product = only_reader(g, gate)
-    if product is None or not nd.is_op(product, "Mul"):
-        return
-    if x in product.input and g.begin("join-silu", product):
-        joined = g.op("QuickGelu", x, domain="com.microsoft", at=product, alpha=1.0)
-        g.replace(product.output[0], joined)
-        g.prune(product)
-
-
-def _insert(g: Graph, value: str, readers: Iterable[NodeProto]) -> None:
+def _insert(g: Graph, value: str, users: Iterable[NodeProto]) -> None:
     kept = g.op("Sum", value)
-    for reader in readers:
-        g.set_inputs(reader, [kept if name == value else name for name in reader.input])
+    for user in users:
+        g.set_inputs(user, [kept if name == value else name for name in user.input])
 
 
 def _last(g: Graph, node: NodeProto) -> str:
-    """What the node makes, behind Relus and Clips that alone read it."""
+    """Return the result of a node behind any Relu and Clip that is its sole user."""
     value = node.output[0]
-    while (reader := only_reader(g, value)) is not None and bounds_of(g, reader) is not None:
-        value = reader.output[0]
+    while (user := g.sole_user(value)) is not None and bounds_of(g, user) is not None:
+        value = user.output[0]
     return value
 
 
 def _leads_to_q(g: Graph, node: NodeProto) -> bool:
-    """Whether the node is a Q, or passes on to one alone what it reads, so that the Q moves up."""
+    """Whether the node is a Q, or data movement with one sole user that leads to a Q."""
     while nd.is_op(node, *_PASSING) or bounds_of(g, node) is not None:
-        reader = only_reader(g, node.output[0])
-        if reader is None:
+        user = g.sole_user(node.output[0])
+        if user is None:
             return False
-        node = reader
+        node = user
     return nd.is_op(node, "QuantizeLinear")

@@ -1,18 +1,17 @@
-"""Convolutions of one pixel in 8 bits, with a result in floats: products of matrices.
+"""Pointwise (1x1) convolutions as int8 matrix products with float results.
 
     y[n, h, w, :] = s_x s_w (q[n, h, w, :] - z_x) Q + b        Q [inputs, outputs] in int8
 
-The kernel of convolutions in 8 bits gives 8 bits. Where an activation follows that has no kernel on
-bytes (SiLU), that is rounded, turned to floats, and rounded again behind it. A product of matrices
-gives floats: one rounding less, and its reader may be a convolution of floats, such as a depthwise
-one that is slow and noisy in 8 bits. In return the channels go last (see `channels_last`).
+The int8 convolution kernel has an 8-bit result. If the next activation has no int8 kernel (SiLU),
+the result is rounded, dequantized, and rounded again behind the activation. A matrix product with
+a float result saves one rounding, and its user may be a float convolution, such as a depthwise one,
+which is slow and inaccurate in int8. In return it needs channels last (see `channels_last`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import NodeProto
@@ -22,25 +21,25 @@ from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.layers.weight_storage import drop_unused
 from passes.quantize.schemes.static.channels_last import Turned, around
+from passes.quantize.schemes.static.ort_fusion_guards import join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
-from passes.quantize.schemes.static.qparams import Ties, grids_of
+from passes.quantize.schemes.static.qparams import Ties, qparams_of
 from passes.quantize.schemes.static.quantizable_ops import Site, site_of
-from passes.quantize.schemes.static.weights import Stored, encode
+from passes.quantize.schemes.static.weights import encode
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
+from toolkit.pass_manager.protocol import Context, PassReport
 from toolkit.quantization.plan import Entry, Plan
-from toolkit.rewriting.match_failure import Miss
-
-if TYPE_CHECKING:
-    from toolkit.pass_manager.protocol import Context
+from toolkit.rewriting.match_failure import MatchFailure
+from toolkit.targets import CONTRIB
 
 _KERNEL = "MatMulIntegerToFloat"
 
 
 def is_pointwise(g: Graph, node: NodeProto) -> bool:
-    """Whether a node is a Conv of single pixels, each with all channels, and constant weights."""
+    """Whether a node is a 1x1 Conv without groups, strides or padding."""
     if not nd.is_op(node, "Conv") or nd.attr(node, "group", 1) != 1:
         return False
     shape = g.shape(node.input[1])
@@ -51,7 +50,7 @@ def is_pointwise(g: Graph, node: NodeProto) -> bool:
 
 
 def apply_pointwise(model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
-    """Write what the plan wants in 8 bits with a result in floats."""
+    """Write the static entries of the plan that have float results."""
     g = model.graph
     found = {id(node): (node, entry) for node in model.nodes() if (entry := _asked(plan, node))}
     if not found:
@@ -59,11 +58,13 @@ def apply_pointwise(model: Model, plan: Plan, ctx: Context, means: ChannelMeans)
     for node, entry in found.values():
         if node not in g:
             raise UsageError(f"{entry.label} cannot have a result in floats: it is in a subgraph")
-    if ctx.target != "ort-cpu":
+    if not ctx.target.runs(CONTRIB):
         raise UsageError(f"{next(iter(found.values()))[1].label} cannot have a result in floats: "
                          "only onnxruntime has such a kernel (--target ort-cpu)")  # fmt: skip
+    join_silu(model, plan)
     sites = {key: _site(g, node, entry) for key, (node, entry) in found.items()}
-    Shapes(annotate=False).run(model, replace(ctx, notes=[]))  # a draft does not know them
+    # a candidate model has no inferred shapes
+    Shapes(annotate=False).run(model, replace(ctx, report=PassReport()))
     either = around(g, sites)
     writer = _Writer(g, plan, means, sites)
     for node in list(g.nodes):
@@ -85,8 +86,8 @@ def _asked(plan: Plan, node: NodeProto) -> Entry | None:
 def _site(g: Graph, node: NodeProto, entry: Entry) -> Site:
     try:
         site = site_of(g, node) if is_pointwise(g, node) else None
-    except Miss as miss:
-        raise UsageError(f"{entry.label} cannot be static: it has {miss}") from miss
+    except MatchFailure as failure:
+        raise UsageError(f"{entry.label} cannot be static: it has {failure}") from failure
     if site is None or entry.weight != "int8":
         raise UsageError(f"{entry.label} cannot have a result in floats: it is no Conv of single "
                          "pixels with weights in int8")  # fmt: skip
@@ -94,7 +95,7 @@ def _site(g: Graph, node: NodeProto, entry: Entry) -> Site:
 
 
 class _Writer:
-    """Writes sites one by one, makers before readers."""
+    """Writes sites in graph order."""
 
     def __init__(
         self, g: Graph, plan: Plan, means: ChannelMeans, sites: Mapping[int, Site]
@@ -102,34 +103,30 @@ class _Writer:
         self._g, self._plan, self._means = g, plan, means
         read = {name for site in sites.values() for name in site.activations}
         self._private = {name for name in read if _read_by(g, name, sites)}
-        """What nothing but products read."""
+        """Activations whose users are all matrix products."""
         self._shared = QdqWriter({})
         self._codes: dict[str, str] = {}
         self.turned = Turned(g)
 
     def write(self, site: Site, entry: Entry) -> None:
-        """Put the product in the place of the convolution. Raises Unfit."""
+        """Replace the convolution by a matrix product. Raises Unfit."""
         g, node = self._g, site.node
         x, result = node.input[0], node.output[0]
         tensor = self._plan.tensor(x)
         if tensor is None:
             raise UsageError(f"{entry.label} cannot be static: the plan has no tensor '{x}'")
-        grid = grids_of([tensor], Ties())[x]
+        params = qparams_of([tensor], Ties())[x]
         assert site.weight is not None
-        coded = encode(site.weight, node, entry, grid.scale, self._means.get(x))
+        coded = encode(site.weight, node, entry, float(params.scale), self._means.get(x))
         if not g.begin("quantize-pointwise", node):
             return
-        source = site.weight.source
-        codes = (
-            source.values if isinstance(source, Stored) and coded.values is None else coded.values
-        )
-        assert codes is not None
+        codes = coded.weight.codes
         matrix = np.ascontiguousarray(np.transpose(codes.reshape(codes.shape[:2])))
-        scale, zero = self._shared.parameters(g, grid)
+        scale, zero = self._shared.parameters(g, params)
         inputs = [self._coded(x, codes.ndim, scale, zero), g.constant(matrix, "weight_int8"), scale]
-        inputs += [self._shared.constant(g, coded.scale, "scale"), zero]
+        inputs += [self._shared.constant(g, coded.weight.params.scale, "scale"), zero]
         if coded.bias is not None:
-            inputs += ["", self._shared.constant(g, _floats(coded.bias, coded.bias_scale), "bias")]
+            inputs += ["", self._shared.constant(g, coded.bias[:], "bias")]
         made = g.add(_KERNEL, inputs, [g.fresh(result)], domain="com.microsoft", name=node.name)
         old = list(nd.inputs_of(node))[1:]
         g.set_outputs(node, [g.fresh(result)])
@@ -139,24 +136,20 @@ class _Writer:
             drop_unused(g, name)
 
     def _coded(self, x: str, rank: int, scale: str, zero: str) -> str:
-        """What is read, in 8 bits. Parts that are joined for products alone are joined as bytes."""
+        """Return the quantized operand; a Concat used by products alone is computed in 8 bits."""
         if x not in self._codes:
             g, floats = self._g, self.turned.of(x, rank)
-            maker = g.producer(floats)
-            if maker is not None and nd.is_op(maker, "Concat") and x in self._private:
-                parts = [g.op("QuantizeLinear", part, scale, zero) for part in maker.input]
-                self._codes[x] = g.op("Concat", *parts, axis=nd.attr(maker, "axis"))
+            producer = g.producer(floats)
+            if producer is not None and nd.is_op(producer, "Concat") and x in self._private:
+                parts = [g.op("QuantizeLinear", part, scale, zero) for part in producer.input]
+                self._codes[x] = g.op("Concat", *parts, axis=nd.attr(producer, "axis"))
             else:
                 self._codes[x] = g.op("QuantizeLinear", floats, scale, zero)
         return self._codes[x]
 
 
 def _read_by(g: Graph, name: str, sites: Mapping[int, Site]) -> bool:
-    """Whether these alone read a value."""
+    """Whether all users of a value are among the sites."""
     if g.is_output(name) or g.is_captured(name):
         return False
     return all(id(user) in sites for user in g.users(name))
-
-
-def _floats(bias: Array, scale: Array) -> Array:
-    return (bias.astype(np.float64) * scale).astype(np.float32)

@@ -1,10 +1,9 @@
-"""Operators on integers, in place of an operator of floats between its DQs and its Q.
+"""Integer operators in place of a float operator between its DQs and its Q.
 
     DQ, DQ -> Conv -> [Relu] -> Q     becomes     QLinearConv
 
-The pairs hold all that such an operator wants: integers, scales and zero points. A Relu or Clip is
-left out where the integers of the result hold nothing that it would change; where they do, and
-where there is no such operator, the pairs stay, and mean the same.
+A Relu or Clip is dropped if the range of the result's codes makes it a no-op. Otherwise, and where
+no integer operator exists, the Q/DQ pairs stay and compute the same.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
-from passes.fuse.linear.affine import only_reader
 from passes.quantize.schemes.static.quantizable_ops import Site, bounds_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -26,12 +24,12 @@ _MICROSOFT = "com.microsoft"
 _WITH_TWO = ("Add", "Mul")
 _WITH_ONE = ("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")
 _SLACK = 1e-6
-"""How far, relatively, the last point of a grid may lie outside of a bound: rounding of a scale."""
+"""Tolerance, relative to the range, for a code's value outside a bound: rounding of the scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Integers:
-    """A tensor of integers with its scale and zero point, all by name."""
+    """The names of a tensor's codes, scale and zero point."""
 
     values: str
     scale: str
@@ -44,13 +42,13 @@ class _Integers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A node between its DQs and its Qs."""
+    """A node with its dequantized operands and the quantizers of its results."""
 
     g: Graph
     node: NodeProto
     operands: tuple[_Integers, ...]
     quantizers: tuple[NodeProto, ...]
-    """A Q for each output; none where the result stays in floats."""
+    """One Q per output; empty if the result stays float."""
 
     @property
     def result(self) -> tuple[str, str]:
@@ -58,7 +56,7 @@ class _Place:
         return self.quantizers[0].input[1], self.quantizers[0].input[2]
 
     def put(self, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
-        """Write an operator that makes what the Qs make, or the floats where there is none."""
+        """Write an operator that replaces the Qs, or the float node if there are none."""
         g, node = self.g, self.node
         if not self.quantizers:
             made = g.add(op, inputs, 1, attributes, domain, at=node)
@@ -74,7 +72,7 @@ class _Place:
 
 
 def write_operators(sites: Sequence[Site], standard: bool) -> None:
-    """Collapse what has been written; `standard` keeps to ONNX's own operators."""
+    """Replace written sites by integer operators; `standard` allows only those of ONNX itself."""
     for site in sites:
         place = _place(site)
         if place is not None and site.graph.begin("quantized-operator", site.node):
@@ -120,7 +118,7 @@ def _write(site: Site, place: _Place, standard: bool) -> None:
 
 
 def _carry(place: _Place, attributes: dict[str, Any]) -> None:
-    """The operator itself, on the integers."""
+    """Apply the operator itself to the codes."""
     node = place.node
     values = [x.values for x in place.operands]
     inputs = [*values, *list(node.input)[len(values) :]]
@@ -132,7 +130,7 @@ def _carry(place: _Place, attributes: dict[str, Any]) -> None:
 
 
 def _matmul_integer(place: _Place) -> None:
-    """Floats of a product by standard operators."""
+    """Write a MatMul with a float result in standard operators."""
     g, node = place.g, place.node
     (a, b) = place.operands
     exact = g.op("MatMulInteger", a.values, b.values, a.zero, b.zero, at=node)
@@ -142,7 +140,7 @@ def _matmul_integer(place: _Place) -> None:
 
 
 def _place(site: Site) -> _Place | None:
-    """The site's node between its DQs and its Qs; None when it is not, or a bound would be lost."""
+    """Return the node with its DQs and Qs; None if some are missing, or a Clip is not a no-op."""
     g, node = site.graph, site.node
     slots = (*site.operands, 1) if site.weight is not None else site.operands
     operands: list[_Integers] = []
@@ -163,12 +161,12 @@ def _place(site: Site) -> _Place | None:
 
 
 def _quantizer(g: Graph, value: str) -> NodeProto | None:
-    """The Q that alone reads a value, behind a Relu or Clip that it makes needless."""
-    reader = only_reader(g, value)
-    if reader is None or nd.is_op(reader, "QuantizeLinear"):
-        return reader
-    bounds = bounds_of(g, reader)
-    quantizer = only_reader(g, reader.output[0]) if bounds is not None else None
+    """Return the Q that is the sole user of a value, or of the no-op Relu or Clip behind it."""
+    user = g.sole_user(value)
+    if user is None or nd.is_op(user, "QuantizeLinear"):
+        return user
+    bounds = bounds_of(g, user)
+    quantizer = g.sole_user(user.output[0]) if bounds is not None else None
     if bounds is None or quantizer is None or not nd.is_op(quantizer, "QuantizeLinear"):
         return None
     low, high = _ends(g, quantizer)
@@ -178,7 +176,7 @@ def _quantizer(g: Graph, value: str) -> NodeProto | None:
 
 
 def _ends(g: Graph, quantizer: NodeProto) -> tuple[float, float]:
-    """The least and the greatest number that a Q can give."""
+    """Return the range of the values that a Q can represent."""
     scale, zero = g.const(quantizer.input[1]), g.const(quantizer.input[2])
     assert scale is not None
     assert zero is not None
@@ -187,11 +185,11 @@ def _ends(g: Graph, quantizer: NodeProto) -> tuple[float, float]:
 
 
 def _behind(g: Graph, view: str) -> _Integers:
-    """The integers that a DQ reads, wherever it is; a bias has no zero point."""
+    """Return the operands of a DQ, in this graph or an outer one; a bias has no zero point."""
     scope = g.scope_of(view)
-    maker = scope.producer(view) if scope is not None else None
-    assert maker is not None, view
-    return _Integers(maker.input[0], maker.input[1], given(maker, 2))
+    producer = scope.producer(view) if scope is not None else None
+    assert producer is not None, view
+    return _Integers(producer.input[0], producer.input[1], given(producer, 2))
 
 
 def _one_grid(place: _Place) -> bool:

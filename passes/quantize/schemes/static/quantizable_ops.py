@@ -1,13 +1,13 @@
-"""What can compute in 8 bits, and what it computes with.
+"""The operators that have int8 kernels, in three kinds.
 
-    product   Conv, ConvTranspose, Gemm, MatMul: sums of products, with constant weights or without;
-              a FusedMatMul with weights is a MatMul by other ones
+    product   Conv, ConvTranspose, Gemm, MatMul, with constant weights or without; a FusedMatMul
+              with weights is a MatMul with scaled or transposed weights
     combine   Add, Mul, Concat, Sigmoid, ...: the result has a range of its own
-    carry     MaxPool, Reshape, Transpose, ...: the result is made of what was there, and has the
-              range of the input; the kernels know no other
+    carry     MaxPool, Reshape, Transpose, ...: the result consists of elements of the operand and
+              shares its range; the kernels support no other
 
-A Relu or Clip that alone reads a result costs nothing where the range is taken behind it: the range
-of 8 bits clips by itself.
+A Relu or Clip that is the sole user of a result is free if the range is calibrated behind it: the
+limits of the 8-bit range replace it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
-from passes.fuse.linear.affine import only_reader
 from passes.quantize.layers.layers import FUSED_MATMUL, is_fused
 from passes.quantize.schemes.static.weights import Weight, weight_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 
 Kind = Literal["product", "combine", "carry"]
 
@@ -39,30 +38,31 @@ CARRIERS = (
     *("MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split"),
     *("Gather", "Expand", "Tile", "Identity", "DepthToSpace", "SpaceToDepth", "Pad", "Resize"),
 )
+"""Data movement with an int8 kernel, in the order of the option `ops`; less than MOVEMENT."""
 
 _TWO_OPERANDS = ("Add", "Mul", "MatMul")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """A node that can compute in 8 bits."""
+    """A node that can compute in int8."""
 
     graph: Graph
     node: NodeProto
     kind: Kind
     operands: tuple[int, ...]
-    """The input slots of what may be an activation."""
+    """The input slots that may hold activations."""
     weight: Weight | None = None
 
     @property
     def activations(self) -> list[str]:
-        """The values that it reads and that are no constants."""
+        """The operands that are not constant."""
         names = [self.node.input[slot] for slot in self.operands]
         return list(dict.fromkeys(n for n in names if not self.graph.is_const(n)))
 
     @property
     def is_inner(self) -> bool:
-        """Whether it is in a body, which may run often or never."""
+        """Whether it is in a subgraph, which may run many times or never."""
         return self.graph.parent is not None
 
     @property
@@ -72,7 +72,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A Relu or Clip behind a result: what it makes of it, and between which bounds."""
+    """The output and the bounds of a Relu or Clip."""
 
     output: str
     low: float
@@ -80,7 +80,10 @@ class Limits:
 
 
 def site_of(g: Graph, node: NodeProto) -> Site | None:
-    """The site that `node` is; None for what computes no such thing; Miss for what must stay."""
+    """Return the site of `node`, None if it is no such operator.
+
+    Raise MatchFailure if it must stay float.
+    """
     if nd.qualified(node) in ALL_PRODUCTS:
         return _product(g, node)
     if node.domain not in nd.STANDARD_DOMAINS:
@@ -93,18 +96,18 @@ def site_of(g: Graph, node: NodeProto) -> Site | None:
 
 
 def limits_after(g: Graph, value: str) -> Limits | None:
-    """The Relu or Clip that alone reads `value`, when zero lies inside its bounds."""
-    reader = only_reader(g, value)
-    if reader is None or reader.input[0] != value:
+    """Return the Relu or Clip that is the sole user of `value` if its bounds contain zero."""
+    user = g.sole_user(value)
+    if user is None or user.input[0] != value:
         return None
-    bounds = bounds_of(g, reader)
+    bounds = bounds_of(g, user)
     if bounds is None or not bounds[0] <= 0 <= bounds[1]:
         return None
-    return Limits(reader.output[0], *bounds)
+    return Limits(user.output[0], *bounds)
 
 
 def bounds_of(g: Graph, node: NodeProto) -> tuple[float, float] | None:
-    """Between which numbers a Relu or a Clip leaves its input; None when only the run knows."""
+    """Return the bounds of a Relu or Clip; None if they are not constant."""
     if nd.is_op(node, "Relu"):
         return 0.0, math.inf
     if not nd.is_op(node, "Clip"):
@@ -126,15 +129,15 @@ def _product(g: Graph, node: NodeProto) -> Site | None:
     if weight is not None:
         return Site(g, node, "product", (0,), weight)
     if is_fused(node):
-        raise Miss("two activations, which no int8 kernel multiplies so")
+        raise MatchFailure("two activations, which no int8 kernel multiplies so")
     if not nd.is_op(node, "MatMul"):
-        raise Miss("weights that are computed")
+        raise MatchFailure("weights that are computed")
     _require_float32(g, node.input[0])
     if g.is_const(node.input[1]):
-        raise Miss("weights that are no matrix of floats")
-    maker = g.producer(node.input[1])
-    if maker is not None and nd.is_op(maker, "Transpose") and g.is_const(maker.input[0]):
-        raise Miss("weights that are turned at run time")
+        raise MatchFailure("weights that are no matrix of floats")
+    producer = g.producer(node.input[1])
+    if producer is not None and nd.is_op(producer, "Transpose") and g.is_const(producer.input[0]):
+        raise MatchFailure("weights that are turned at run time")
     return Site(g, node, "product", (0, 1))
 
 
@@ -156,7 +159,7 @@ def _carry(g: Graph, node: NodeProto) -> Site | None:
     if g.is_const(node.input[0]) or g.dtype(node.input[0]) not in (TensorProto.FLOAT, 0):
         return None
     if nd.is_op(node, "MaxPool") and len(nd.outputs_of(node)) > 1:
-        return None  # it counts in floats as well: where the largest was
+        return None  # the second output has indices
     if nd.is_op(node, "Pad") and not _pads_with_range(g, node):
         return None
     if nd.is_op(node, "Resize") and nd.attr(node, "mode", "nearest") != "nearest":
@@ -165,7 +168,7 @@ def _carry(g: Graph, node: NodeProto) -> Site | None:
 
 
 def _pads_with_range(g: Graph, node: NodeProto) -> bool:
-    """Whether a Pad adds nothing but zeros, or copies of what is there."""
+    """Whether a Pad adds only zeros, or copies of elements."""
     if nd.attr(node, "mode", "constant") != "constant":
         return True
     if given(node, 2):
@@ -176,4 +179,4 @@ def _pads_with_range(g: Graph, node: NodeProto) -> bool:
 
 def _require_float32(g: Graph, value: str) -> None:
     if g.dtype(value) not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
-        raise Miss("activations that are no 32-bit floats")
+        raise MatchFailure("activations that are no 32-bit floats")

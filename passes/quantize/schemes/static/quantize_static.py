@@ -1,15 +1,15 @@
-"""Static int8: weights are quantized now, and activations by ranges that calibration data tell.
+"""Static int8 quantization: activations have fixed scales from calibration data.
 
-The pass makes a plan (which nodes, in which numbers; the ranges of their tensors), then applies it.
-Bodies of If, Loop and Scan are part of it. What never ran there on the data has no range, and stays
-float.
+The pass makes a plan (nodes, number formats, ranges of tensors), then applies it. Subgraphs of If,
+Loop and Scan are included; nodes that never run on the data have no range and stay float.
 
-    sites, region        what has a kernel on integers, and what is so together
-    ranges, ties, useful scales of activations: from ranges, shared, and cut to what readers notice
-    weights              scales and integers of weights and biases
-    apply                a plan, written by `qdq` (Q/DQ pairs), and by `qop` (operators) from there
-    fence, islands       what the runtime must be kept from, and helped to
-    pointwise            convolutions that are products of matrices, with `channels_last`
+    quantizable_ops, int8_region   operators with int8 kernels, and those in int8 together
+    qparams, shared_scales,        scales of activations: from ranges, shared, and narrowed to the
+    range_narrowing                part that users distinguish
+    weights                        scales and codes of weights and biases
+    apply                          writes a plan by `qdq` (Q/DQ pairs) and `qop` (operators)
+    ort_fusion_guards              guards against onnxruntime's own fusions
+    pointwise_conv                 1x1 convolutions as matrix products, with `channels_last`
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from passes.quantize.schemes.static.quantizable_ops import (
 )
 from passes.quantize.schemes.static.range_narrowing import useful
 from passes.quantize.schemes.static.shared_scales import tied_sites
-from passes.quantize.search.keep_within import write_within_budget
-from toolkit.calibrate.observers import Observer, Percentile, observer_named
+from passes.quantize.search.enforce_budget import write_within_budget
+from toolkit.calibrate.observers import Observer, ObserverName, Percentile, observer_named
 from toolkit.calibrate.statistics import Range
 from toolkit.calibrate.subgraph_values import inner_values, obstacle
 from toolkit.errors import UsageError
@@ -55,9 +55,10 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.messages import suggestion
+from toolkit.quantization.number_format import UINT8
 from toolkit.quantization.plan import ActivationType, Entry, Plan, TensorEntry, note_left
 from toolkit.quantization.plan_json import read_plan
-from toolkit.rewriting.match_failure import Miss
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.verification.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_OPS", "QuantizeStatic", "apply_static"]
 
-ObserverName = Literal["minmax", "average", "percentile", "entropy", "mse"]
 
 DEFAULT_OPS = (
     *("Conv", "Gemm", "MatMul"),
@@ -74,11 +74,11 @@ DEFAULT_OPS = (
     *("MaxPool", "Resize", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice"),
     *("Split", "Gather", "Expand", "Identity", "DepthToSpace"),
 )
-"""What has a kernel on integers that is worth its while between two others."""
+"""Operators whose int8 kernels are worthwhile between two others."""
 
 
 _WITHOUT_KERNEL = ("ConvTranspose",)
-"""What can be written in int8, and is computed in floats all the same: for whoever names it."""
+"""Operators that can be written in int8 but have no int8 kernel: only on request."""
 
 _PERCENT = 99.99
 _NEVER_RAN = "it never ran on the calibration data"
@@ -86,7 +86,7 @@ _NEVER_RAN = "it never ran on the calibration data"
 
 @dataclass(frozen=True, slots=True)
 class QuantizeStatic:
-    """Compute convolutions and linear layers in int8, by ranges that calibration data tell."""
+    """Quantize convolutions and linear layers to int8 with ranges from calibration data."""
 
     name: ClassVar[str] = "quantize-static"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -119,7 +119,7 @@ class QuantizeStatic:
     include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
     exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
     min_elements: int = field(default=0, metadata={"help": "Layers with fewer weights stay float."})
-    plan: Path | None = field(default=None, metadata=options.PLAN)
+    plan: Path | Plan | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
         Percentile(self.percent)  # which knows what a percentile can be
@@ -156,7 +156,7 @@ class QuantizeStatic:
         write_within_budget(model, plan, "static", ctx, write, start)
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
-        """What this pass would do: an entry for every layer, and the range of every tensor."""
+        """Return an entry for every layer, and the range of every tensor."""
         if ctx.calibration is None:
             raise UsageError("static quantization needs calibration data: --calib SOURCE")
         sites, left = self.candidates(model)
@@ -181,7 +181,7 @@ class QuantizeStatic:
         return observer_named(self.observer)
 
     def candidates(self, model: Model) -> tuple[list[Site], dict[int, str]]:
-        """The sites that may be quantized, and why others may not, by node."""
+        """Return the sites that can be quantized, and the reasons against others by node id."""
         sites: list[Site] = []
         left: dict[int, str] = {}
         selection = Selection(self.include, self.exclude)
@@ -193,8 +193,8 @@ class QuantizeStatic:
                 continue
             try:
                 site = site_of(graph, node)
-            except Miss as miss:
-                left[id(node)] = str(miss)
+            except MatchFailure as failure:
+                left[id(node)] = str(failure)
                 continue
             if site is None:
                 continue
@@ -255,18 +255,18 @@ class QuantizeStatic:
 
 
 def _range(region: Region, name: str, found: Calibration) -> Range:
-    """What calibration tells of a tensor; of a Softmax all that it can give, in steps of 1 / 256.
+    """Return the calibration range of a tensor; for Softmax always [0, 1) in steps of 1 / 256.
 
-    onnxruntime's kernel overflows with shorter steps, and takes a whole number of them for 1.
+    onnxruntime's kernel overflows with smaller steps and needs an integer number of steps for 1.
     """
-    maker = region.makers.get(name)
-    if maker is not None and nd.is_op(maker.node, "Softmax"):
-        return Range(0.0, 255 / 256)
+    producer = region.producers.get(name)
+    if producer is not None and nd.is_op(producer.node, "Softmax"):
+        return Range(0.0, UINT8.steps / (UINT8.steps + 1))
     return found.range(name)
 
 
 def _without_range(site: Site, region: Region, found: Calibration) -> str:
-    names = (*site.activations, *region.makes(site))
+    names = (*site.activations, *region.stored_results(site))
     failed = next((name for name in names if name in found.failed), None)
     if failed is not None:
         return found.failed[failed]
@@ -274,12 +274,12 @@ def _without_range(site: Site, region: Region, found: Calibration) -> str:
 
 
 def _ran(site: Site) -> str:
-    """By what one sees that a site of a body has run: all that it reads may be from outside."""
+    """Return a value that exists once a site has run; all its operands may be captured."""
     return site.node.output[0]
 
 
 def _hidden(site: Site, inner: Mapping[str, Graph]) -> str:
-    """Why a site of a body has no ranges, whatever the data are; empty when it may have some."""
+    """Return why a site in a subgraph cannot have ranges with any data, or an empty string."""
     if not site.is_inner:
         return ""
     for name in (*site.activations, *nd.outputs_of(site.node)):
@@ -294,17 +294,17 @@ def _is_linear(node: NodeProto) -> bool:
 
 
 def _makers(site: Site) -> Iterator[NodeProto]:
-    """The nodes that compute what the site reads, through what only carries or limits."""
+    """Yield the producers of a site's operands, looking through data movement, Relu and Clip."""
     pending = list(site.activations)
     seen: set[str] = set()
     while pending:
         value = pending.pop()
         scope = site.graph.scope_of(value)
-        maker = scope.producer(value) if scope is not None else None
-        if maker is None or value in seen:
+        producer = scope.producer(value) if scope is not None else None
+        if producer is None or value in seen:
             continue
         seen.add(value)
-        if nd.is_op(maker, "Relu", "Clip", *CARRIERS):
-            pending.append(maker.input[0])
+        if nd.is_op(producer, "Relu", "Clip", *CARRIERS):
+            pending.append(producer.input[0])
         else:
-            yield maker
+            yield producer

@@ -1,9 +1,9 @@
-"""Which Concats share one range among all that they join.
+"""Select the Concats whose operands and result share one scale.
 
-Joining tensors of one scale is a copy, of different ones a computation that is slower than floats.
-The result has the widest range anyway, so one that only the Concat reads loses nothing by it. One
-that others read as well may lose a bit at most, and one behind a Relu or Clip must keep a range
-that those leave as it is, or no kernel would take them in.
+With one scale a Concat copies codes; with several it is slower than in float. The result has the
+widest range anyway, so an operand without other users loses nothing. An operand with other users
+may lose one bit at most. One behind a Relu or Clip must stay within its bounds, because only then
+the Relu or Clip is fused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from passes.fuse.linear.affine import only_reader
 from passes.quantize.schemes.static.int8_region import Region
 from passes.quantize.schemes.static.qparams import Ties
 from passes.quantize.schemes.static.quantizable_ops import Site, limits_after
@@ -22,7 +21,7 @@ from toolkit.quantization.plan import TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What tied tensors hold, the widest that they may, and the narrowest that minds."""
+    """The range of tied tensors, its bounds, and the narrowest one with other users."""
 
     low: float
     high: float
@@ -46,13 +45,13 @@ class _Group:
 
 
 def tied_sites(region: Region, tensors: Mapping[str, TensorEntry]) -> set[int]:
-    """The nodes whose operands and results share a range: all that carry, and some Concats."""
+    """Return the ids of the sites that share one range: all carriers, and some Concats."""
     ties = Ties()
     groups = {name: _alone(region, name, entry) for name, entry in tensors.items()}
     tied: set[int] = set()
 
     def tie(site: Site, always: bool) -> None:
-        names = list(dict.fromkeys((*site.activations, *region.makes(site))))
+        names = list(dict.fromkeys((*site.activations, *region.stored_results(site))))
         members = list(dict.fromkeys(map(ties.group, names)))
         joined = groups[members[0]]
         for member in members[1:]:
@@ -72,15 +71,15 @@ def tied_sites(region: Region, tensors: Mapping[str, TensorEntry]) -> set[int]:
 
 
 def _alone(region: Region, name: str, entry: TensorEntry) -> _Group:
-    """A tensor that is tied to no other yet."""
+    """Return the group of a single tensor."""
     low, high = entry.low or 0.0, entry.high or 0.0
-    maker = region.makers.get(name)
-    if maker is None:
+    producer = region.producers.get(name)
+    if producer is None:
         return _Group(low, high, narrowest=high - low)
     least, most = -math.inf, math.inf
-    limits = limits_after(maker.graph, maker.node.output[0])
-    if maker.kind != "carry" and limits is not None and limits.output == name:
+    limits = limits_after(producer.graph, producer.node.output[0])
+    if producer.kind != "carry" and limits is not None and limits.output == name:
         least, most = limits.low, limits.high
-    joined = nd.is_op(only_reader(maker.graph, name), "Concat")
-    minds = maker.kind != "carry" and not joined
+    joined = nd.is_op(producer.graph.sole_user(name), "Concat")
+    minds = producer.kind != "carry" and not joined
     return _Group(low, high, least, most, high - low if minds else math.inf)

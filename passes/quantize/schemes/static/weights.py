@@ -1,86 +1,57 @@
-"""Weights and biases of a static layer.
+"""Quantized weights and biases of static layers.
 
     y = s_x s_w sum (q_x - z_x)(q_w - z_w) + s_x s_w q_b,     q_b = round(b / (s_x s_w)), int32
 
-The kernels add q_b to the sum of products, so its scale is the product of the other two, to the
-last bit of a 32-bit float. A channel whose weights are tiny beside its bias has a q_b that does not
-fit: its s_w is widened until it does, with room for the sum. A channel of zeros has no scale that
-its weights would tell: it gets one that resolves its bias. Where the means of the layer's input are
-known, b has what rounding the weights shifts taken from it (see `means`).
+Kernels add q_b to the sum of products, so its scale must equal s_x s_w in float32. If the weights
+of a channel are tiny relative to its bias, q_b overflows: s_w is increased until q_b and the sum
+fit. A channel of zero weights gets a scale that resolves its bias. If the means of the layer's
+input are known, the bias also compensates the mean shift of rounded weights (see `channel_means`).
 
-Weights that are stored as integers behind a DequantizeLinear stay as they are where they are
-symmetric int8; other ones are read through it, some rows at a time.
+Weights stored as symmetric int8 behind a DequantizeLinear are kept; others are dequantized and
+quantized again, some rows at a time.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import given
-from passes.quantize.layers import int8_weights as arithmetic
+from passes.quantize.layers import int8_weights
 from passes.quantize.layers.channel_means import rounding_shift
-from passes.quantize.layers.int8_weights import FULL, Quantized, Unfit, limit_of
+from passes.quantize.layers.int8_weights import FULL_LIMIT, Unfit, limit_of
 from passes.quantize.layers.layers import TURNED_INPUT, is_fused
-from passes.quantize.layers.row_blocks import Rows
+from passes.quantize.layers.row_blocks import RowSource
 from passes.quantize.layers.weight_storage import require_float32
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS
+from toolkit.quantization.number_format import FORMATS, INT8, INT32, UINT8
 from toolkit.quantization.plan import Entry
-from toolkit.rewriting.match_failure import Miss
+from toolkit.quantization.qparams import QParams, QTensor
+from toolkit.rewriting.match_failure import MatchFailure
 
-_MOST = 2**31 - 1
 _RESOLUTION = 2**23
-"""Steps that the bias of a channel without weights has."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """Weights as integers behind a DequantizeLinear."""
-
-    node: NodeProto
-    values: Array
-    scale: Array
-    zero: Array
-    axis: int | None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    @property
-    def dtype(self) -> np.dtype[np.float32]:
-        return np.dtype(np.float32)
-
-    def __getitem__(self, rows: slice) -> Array:
-        scale, zero = (self._along(a, rows) for a in (self.scale, self.zero.astype(np.float32)))
-        return (self.values[rows].astype(np.float32) - zero) * scale
-
-    def _along(self, numbers: Array, rows: slice) -> Array:
-        if self.axis is None or not numbers.ndim:
-            return numbers
-        shaped = numbers.reshape([-1 if i == self.axis else 1 for i in range(self.values.ndim)])
-        return shaped[rows] if self.axis == 0 else shaped
+"""Steps of the bias of a channel whose weights are all zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """The constant that a layer multiplies with; `axis` is that of its outputs.
+    """The constant weight of a layer; `axis` is that of its outputs.
 
-    `graph` is the layer's, which may read its weights from a graph around it. Each index of the
-    axis serves `groups` outputs (those of a grouped ConvTranspose), and an output is a sum of
-    `depth` products. `alpha` is the factor of a Gemm or a FusedMatMul, and one that is `turned` by
-    the latter has its outputs first.
+    `graph` is the layer's; the weight may be in an outer graph. Each index of the axis belongs to
+    `groups` outputs (of a grouped ConvTranspose), and an output is a sum of `depth` products.
+    `alpha` is the factor of a Gemm or FusedMatMul; `turned`: a FusedMatMul whose weight is stored
+    with outputs first.
     """
 
     graph: Graph
     name: str
-    source: Rows
+    source: RowSource
     axis: int
     depth: int
     groups: int = 1
@@ -97,56 +68,54 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coded:
-    """A layer's weights and bias as integers; `values` is None for those that stay as stored."""
+class QLayer:
+    """A layer's quantized weight and bias; `is_stored`: the weight is in the model already."""
 
-    values: Array | None
-    scale: Array
-    zero: int
-    bias: Array | None
-    bias_scale: Array
+    weight: QTensor
+    bias: QTensor | None
+    is_stored: bool = False
 
 
 def weight_of(g: Graph, node: NodeProto) -> Weight | None:
-    """The constant weights of a product; None when it has none, Miss for what must stay float."""
+    """Return the constant weights of a product, or None; raise MatchFailure if they stay float."""
     name = given(node, 1)
     source = _source(g, name)
     if source is None:
         return None
     rank = len(source.shape)
     if not math.prod(source.shape):
-        raise Miss("no weights at all")
+        raise MatchFailure("no weights at all")
     if (nd.is_op(node, "MatMul", "Gemm") or is_fused(node)) and rank != 2:
-        raise Miss("weights that are no matrix")
+        raise MatchFailure("weights that are no matrix")
     bias = given(node, 2)
     if bias and floats_of(g, bias) is None:
-        raise Miss("a bias that is computed")
+        raise MatchFailure("a bias that is computed")
     axis, groups = 1, 1
     if nd.is_op(node, "Conv"):
         axis = 0
     elif nd.is_op(node, "ConvTranspose"):
         groups = nd.attr(node, "group", 1)
     elif any(nd.attr(node, turn, 0) for turn in TURNED_INPUT):
-        raise Miss("a transposed input")
+        raise MatchFailure("a transposed input")
     elif nd.attr(node, "transB", 0):
         axis = 0
     alpha = nd.attr(node, "alpha", 1.0)
     if not (math.isfinite(alpha) and alpha > 0):
-        raise Miss("a factor that is not above zero")
+        raise MatchFailure("a factor that is not above zero")
     depth = math.prod(source.shape) // source.shape[axis] // groups
     turned = is_fused(node) and axis == 0
     found = Weight(g, name, source, axis, depth, groups, alpha, turned)
     if bias and _bias_of(g, node, found.outputs) is None:
-        raise Miss("a bias that is not one number for each output")
+        raise MatchFailure("a bias that is not one number for each output")
     return found
 
 
 def encode(
     weight: Weight, node: NodeProto, entry: Entry, x_scale: float, mean: Array | None = None
-) -> Coded:
-    """Weights and bias as the entry wants them. Raises Unfit for what cannot be quantized.
+) -> QLayer:
+    """Quantize the weight and bias of a layer as its entry says. Raises Unfit.
 
-    `mean` is that of each channel of the layer's input.
+    `mean` holds the channel means of the layer's input.
     """
     require_supported(entry, weight)
     bias = _bias_of(weight.graph, node, weight.outputs)
@@ -155,25 +124,26 @@ def encode(
     limit = limit_of(entry.reduce_range)
     kept = _kept(weight, entry, limit, bias, x_scale)
     if kept is not None:
-        return _coded(weight, kept.scale.reshape(-1) if kept.scale.ndim else kept.scale, 0, None,
-                      bias, x_scale)  # fmt: skip
-    if not entry.symmetric:
-        lopsided = arithmetic.quantize_lopsided(weight.source, limit)
-        scale = lopsided.scale * np.float32(weight.alpha)
-        bias = _moved(weight, node, lopsided, scale, bias, mean)
-        return _coded(weight, scale, lopsided.zero, lopsided.values, bias, x_scale)
-    most = arithmetic.largest(weight.source, entry.axis) * np.float32(weight.alpha)
-    scale = _with_room(weight, arithmetic.scale_of(most, limit), most, bias, x_scale)
-    signed = arithmetic.quantize_by(
-        weight.source, entry.axis, scale / np.float32(weight.alpha), limit
+        return QLayer(kept, _bias(weight, kept.params.scale, bias, x_scale), is_stored=True)
+    if entry.symmetric:
+        most = int8_weights.largest(weight.source, entry.axis) * np.float32(weight.alpha)
+        scale = _with_room(weight, int8_weights.scale_of(most, limit), most, bias, x_scale)
+        unscaled = scale / np.float32(weight.alpha)
+        found = int8_weights.quantize_by(weight.source, entry.axis, unscaled, limit)
+    else:
+        found = int8_weights.quantize_affine(weight.source, limit)
+        scale = found.params.scale * np.float32(weight.alpha)
+    found = QTensor(found.codes, replace(found.params, scale=scale))
+    bias = _moved(weight, node, found, bias, mean)
+    if entry.symmetric and entry.weight == UINT8.name:
+        found = int8_weights.unsigned(found)
+    return QLayer(
+        found.transposed() if weight.turned else found, _bias(weight, scale, bias, x_scale)
     )
-    bias = _moved(weight, node, signed, scale, bias, mean)
-    found = signed if entry.weight == "int8" else arithmetic.unsigned(signed)
-    return _coded(weight, scale, found.zero, found.values, bias, x_scale)
 
 
 def require_supported(entry: Entry, weight: Weight) -> None:
-    """UsageError for weights that no kernel takes."""
+    """Raise UsageError for weights without a kernel."""
     if entry.weight not in ("int8", "uint8"):
         raise UsageError(f"{entry.label} cannot be static with {entry.weight} weights: they are "
                          "int8 or uint8")  # fmt: skip
@@ -186,15 +156,15 @@ def require_supported(entry: Entry, weight: Weight) -> None:
 
 
 def floats_of(g: Graph, name: str) -> Array | None:
-    """A small constant, as it is or through a DequantizeLinear; None for anything else."""
+    """Return a constant in floats, dequantized if necessary; None if it is not constant."""
     source = _source(g, name)
     if source is None or isinstance(source, np.ndarray):
         return source
     return source[slice(None)]
 
 
-def _source(g: Graph, name: str) -> Array | Stored | None:
-    """Constant floats, as they are or behind a DequantizeLinear; Miss for those not of 32 bits."""
+def _source(g: Graph, name: str) -> Array | QTensor | None:
+    """Return constant float32 weights, plain or quantized; raise MatchFailure for other floats."""
     tensor = g.tensor(name)
     if tensor is not None:
         if tensor.data_type not in FLOATS:
@@ -208,7 +178,7 @@ def _source(g: Graph, name: str) -> Array | Stored | None:
     )
 
 
-def _stored(g: Graph, node: NodeProto | None) -> Stored | None:
+def _stored(g: Graph, node: NodeProto | None) -> QTensor | None:
     assert node is not None
     values, scale = g.const(node.input[0]), g.const(node.input[1])
     if values is None or scale is None:
@@ -219,29 +189,32 @@ def _stored(g: Graph, node: NodeProto | None) -> Stored | None:
         if known is None:
             return None
         zero = known
-    if str(values.dtype) not in ("int8", "uint8", "int32") or scale.dtype != np.float32:
-        raise Miss(f"weights of {values.dtype}, and only bytes are quantized again")
+    fmt = FORMATS.get(str(values.dtype))
+    if fmt not in (INT8, UINT8, INT32) or scale.dtype != np.float32:
+        raise MatchFailure(f"weights of {values.dtype}, and only bytes are quantized again")
     if scale.size == 1:
-        return Stored(node, values, scale.reshape(()), zero.reshape(()), None)
+        return QTensor(values, QParams(scale.reshape(()), zero.reshape(()), fmt))
     if nd.attr(node, "block_size", 0) or scale.ndim != 1:
-        raise Miss("weights with scales for blocks")
-    return Stored(node, values, scale, zero, nd.attr(node, "axis", 1) % values.ndim)
+        raise MatchFailure("weights with scales for blocks")
+    axis = nd.attr(node, "axis", 1) % values.ndim
+    return QTensor(values, QParams(scale, zero, fmt, axis))
 
 
 def _kept(
     weight: Weight, entry: Entry, limit: int, bias: Array | None, x_scale: float
-) -> Stored | None:
-    """The stored integers, when they serve as they are."""
+) -> QTensor | None:
+    """Return the stored codes if they can be used unchanged."""
     stored = weight.source
-    if not isinstance(stored, Stored) or stored.values.dtype != np.int8 or stored.zero.any():
+    if not isinstance(stored, QTensor) or stored.params.zero_point.any():
         return None
-    if entry.weight != "int8" or weight.alpha != 1 or stored.axis not in (None, weight.axis):
+    params = stored.params
+    if params.format != INT8 or entry.weight != INT8.name:
         return None
-    if weight.turned:
+    if weight.alpha != 1 or weight.turned or params.axis not in (None, weight.axis):
         return None
-    if limit < FULL and (stored.values.max() > limit or stored.values.min() < -limit):
+    if limit < FULL_LIMIT and (stored.codes.max() > limit or stored.codes.min() < -limit):
         return None
-    if bias is not None and np.any(_needed(weight, stored.scale, bias, x_scale) > stored.scale):
+    if bias is not None and np.any(_needed(weight, params.scale, bias, x_scale) > params.scale):
         return None
     return stored
 
@@ -249,26 +222,27 @@ def _kept(
 def _with_room(
     weight: Weight, scale: Array, most: Array, bias: Array | None, x_scale: float
 ) -> Array:
-    """Scales by which the bias fits, too; where there are no weights, the bias alone tells."""
+    """Return scales with which the bias fits into int32, too."""
     if bias is None:
         return scale
     needed = _needed(weight, scale, bias, x_scale)
     resolving = np.maximum(_by_scale(weight, scale, bias) / x_scale / _RESOLUTION, 2.0**-100)
     empty = (most == 0) & (_by_scale(weight, scale, bias) > 0)
     scale = np.where(empty, resolving.astype(np.float32), scale)
-    # One step up: the product of two rounded scales may be a little less than asked for.
+    # Round up: the product of two rounded scales may be slightly too small.
     wider = np.nextafter(needed.astype(np.float32), np.float32(np.inf))
     return np.where(needed > scale, wider, scale).astype(np.float32)
 
 
 def _needed(weight: Weight, scale: Array, bias: Array, x_scale: float) -> Array:
-    """The least weight scale by which bias and sum together fit into 32 bits."""
-    room = _MOST - min(weight.depth * 255 * 128, _MOST // 2)
+    """Return the least weight scale with which bias and sum together fit into int32."""
+    most = weight.depth * UINT8.steps * -INT8.low
+    room = INT32.high - min(most, INT32.high // 2)
     return _by_scale(weight, scale, bias) / x_scale / room
 
 
 def _by_scale(weight: Weight, scale: Array, bias: Array) -> Array:
-    """The largest bias that each scale serves, in doubles."""
+    """Return the largest |bias| that each scale applies to, in float64."""
     most = np.abs(bias.astype(np.float64))
     if not scale.ndim:
         return most.max(initial=0)
@@ -276,45 +250,30 @@ def _by_scale(weight: Weight, scale: Array, bias: Array) -> Array:
 
 
 def _moved(
-    weight: Weight,
-    node: NodeProto,
-    found: Quantized,
-    scale: Array,
-    bias: Array | None,
-    mean: Array | None,
+    weight: Weight, node: NodeProto, found: QTensor, bias: Array | None, mean: Array | None
 ) -> Array | None:
-    """The bias without what rounding shifts on average; one of its own where there was none."""
+    """Return the bias with the mean shift of rounding subtracted, or None if there is neither."""
     if mean is None:
         return bias
-    codes = found.values.astype(np.float32) - np.float32(found.zero)
-    along = scale.reshape([-1 if i == weight.axis else 1 for i in range(codes.ndim)])
-    shift = rounding_shift(
-        weight.graph, node, mean, codes, along if scale.ndim else scale, weight.alpha
-    )
+    scale, zero_point = found.params.laid_along(found.codes.ndim)
+    codes = found.codes.astype(np.float32) - zero_point
+    shift = rounding_shift(weight.graph, node, mean, codes, scale, weight.alpha)
     if shift is None:
         return bias
     return shift.astype(np.float32) if bias is None else (bias + shift).astype(np.float32)
 
 
-def _coded(
-    weight: Weight,
-    scale: Array,
-    zero: int,
-    values: Array | None,
-    bias: Array | None,
-    x_scale: float,
-) -> Coded:
-    spread = np.tile(scale, weight.groups) if scale.ndim else scale
-    product = np.asarray(spread * np.float32(x_scale), np.float32)
+def _bias(weight: Weight, scale: Array, bias: Array | None, x_scale: float) -> QTensor | None:
+    """Quantize the bias with the product of the input's scale and the weight's."""
     if bias is None:
-        return Coded(values, scale, zero, None, product)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        steps = np.nan_to_num(np.rint(bias.astype(np.float64) / product))
-    return Coded(values, scale, zero, np.clip(steps, -_MOST, _MOST).astype(np.int32), product)
+        return None
+    spread = np.tile(scale, weight.groups) if scale.ndim else scale
+    params = QParams.of(spread * np.float32(x_scale), 0, INT32, axis=0)
+    return QTensor(params.quantize(bias), params)
 
 
 def _bias_of(g: Graph, node: NodeProto, outputs: int) -> Array | None:
-    """beta b, one number for each output; None without one, or when it is not so."""
+    """Return beta b, one number per output; None without a bias, or if it has another shape."""
     name = given(node, 2)
     beta = nd.attr(node, "beta", 1.0) if nd.is_op(node, "Gemm") else 1.0
     known = floats_of(g, name) if name else None

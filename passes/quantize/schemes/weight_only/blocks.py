@@ -1,11 +1,11 @@
-"""Weights in blocks of a few bits: w ~ s (q - z), with a scale s and a zero z for each block.
+"""Quantize blocks of weights: w ~ s (q - z), with a scale s and a zero point z per block.
 
-A code q is a whole number in 0..2^bits - 1, and so is z: zero is exact. Symmetric blocks have z in
-the middle; there the scale takes the sign that gives the largest weight the longer side,
--2^(bits - 1), unless scales have to be positive.
+Codes q and zero points z are integers in 0..2^bits - 1, so zero is exact. Symmetric blocks have z
+in the middle; the sign of their scale gives the largest weight the code with the longer side,
+-2^(bits - 1), unless scales must be positive.
 
-Rounding to nearest, the range is the part of [min w, max w] with the least squared error. It is
-searched among a few, block by block; then s is the best one for the codes that were found.
+Round to nearest uses the part of [min w, max w] with the least squared error among a few, block by
+block; then s is the least-squares fit to the codes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _PARTS: dict[int, tuple[float, ...]] = {
     4: (1.0, 1.08, 0.94, 0.88, 0.82, 0.76, 0.7, 0.64),
     8: (1.0, 0.97),
 }
-"""Parts of the range that are tried; fewer where there are codes enough. The first: all of it."""
+"""Fractions of the range to try, the whole range first; 8 bits need fewer."""
 _POSITIVE_FACTOR = {4: 8 / 7, 8: 128 / 127}
-"""How much longer a positive scale is, for the largest weight to be on the shorter side."""
+"""The ratio of a positive scale to a signed one, when the largest weight has the shorter side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers that a block can hold, up to its scale and zero."""
+    """The codes of a block: bits and symmetry."""
 
     bits: Bits
     symmetric: bool
     positive: bool = False
-    """Scales are above zero, which standard operators expect."""
+    """Whether scales are positive, which standard operators expect."""
 
     @property
     def top(self) -> int:
@@ -49,13 +49,13 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Scale and zero of blocks, as float32 columns [blocks, 1]."""
+    """Scale and zero point of blocks, as float32 columns [blocks, 1]."""
 
     scale: Array
     zero: Array
 
     def codes(self, weights: Array, grid: Grid) -> Array:
-        """The nearest codes of weights [blocks, size], as float32."""
+        """Return the nearest codes of weights [blocks, size], as float32."""
         found = weights / self.scale
         found += self.zero
         np.rint(found, out=found)
@@ -65,14 +65,14 @@ class Fit:
         return (codes - self.zero) * self.scale
 
     def chosen(self, better: Array, other: Fit) -> Fit:
-        """`other` where it is better."""
+        """Return `other` for the blocks where it is better."""
         pick = better[:, None]
         scale, zero = np.where(pick, other.scale, self.scale), np.where(pick, other.zero, self.zero)
         return Fit(scale, zero)
 
 
 def fit_range(weights: Array, grid: Grid, part: float = 1.0) -> Fit:
-    """The scale and zero that cover this part of the range of each block [blocks, size]."""
+    """Return the fit that covers this fraction of the range of each block [blocks, size]."""
     low = np.minimum(weights.min(axis=1, keepdims=True), 0) * np.float32(part)
     high = np.maximum(weights.max(axis=1, keepdims=True), 0) * np.float32(part)
     if not grid.symmetric:
@@ -86,9 +86,9 @@ def fit_range(weights: Array, grid: Grid, part: float = 1.0) -> Fit:
 
 
 def fit_nearest(weights: Array, grid: Grid, importance: Array | None = None) -> Fit:
-    """The fit with the least squared error of rounding, each weight's error times `importance`.
+    """Return the fit with the least squared rounding error, weighted by `importance`.
 
-    `weights` are blocks [blocks, size] of float32.
+    `weights` are float32 blocks [blocks, size].
     """
     best: Fit | None = None
     least: Array = np.empty(0)
@@ -108,7 +108,7 @@ def fit_nearest(weights: Array, grid: Grid, importance: Array | None = None) -> 
 def refit(
     target: Array, codes: Array, fit: Fit, grid: Grid, importance: Array | None = None
 ) -> Fit:
-    """The best scales for these codes: s = <q - z, target> / <q - z, q - z>."""
+    """Return the least-squares scales for these codes: s = <q - z, target> / <q - z, q - z>."""
     steps = codes - fit.zero
     weighted = steps if importance is None else steps * importance
     over = np.einsum("ij,ij->i", weighted, target)[:, None]
@@ -121,7 +121,7 @@ def refit(
 
 
 def _error(weights: Array, fit: Fit, grid: Grid, importance: Array | None) -> Array:
-    """The squared error of each block."""
+    """Return the squared error of each block."""
     left = fit.codes(weights, grid)
     left -= fit.zero
     left *= fit.scale
@@ -132,9 +132,8 @@ def _error(weights: Array, fit: Fit, grid: Grid, importance: Array | None) -> Ar
 
 
 def _usable(scale: Array) -> Array:
-    """The least scale in place of those that are as good as zero: such blocks become all zeros.
+    """Replace scales near zero by the least normal float32, so that such blocks become zero.
 
-    Kernels take the middle off a sum of products that holds it; what is left by rounding is of the
-    scale's size.
+    Kernels subtract the zero point from a sum of products; the rounding error has the scale's size.
     """
     return np.where(np.abs(scale) < _SMALLEST, np.float32(_SMALLEST), scale).astype(np.float32)

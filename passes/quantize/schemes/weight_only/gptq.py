@@ -1,19 +1,19 @@
-"""GPTQ: codes chosen one input after the other, each making up for the errors before it.
+"""GPTQ: quantize input by input; later inputs compensate the errors of earlier ones.
 
-With H = X^T X over the inputs X that a layer saw, rounding the weights of input i by the error e
-changes the outputs least when the weights of all later inputs j move by
+With H = X^T X over the layer's calibration inputs X, rounding the weights of input i by the error e
+changes the outputs least if the weights of all later inputs j change by
 
     w_j <- w_j - e U_ij / U_ii,     U^T U = (H + d I)^-1, U upper triangular
 
-d dampens: a hundredth of the mean diagonal, more if H still has no inverse. Scale and zero of a
-block are fitted to its weights as they are when it is reached. After Frantar et al., "GPTQ:
-Accurate Post-Training Quantization for Generative Pre-trained Transformers" (2022).
+The damping d is a hundredth of the mean diagonal, more if H is still singular. Scale and zero point
+of a block are fitted to its weights when it is reached. After Frantar et al., "GPTQ: Accurate
+Post-Training Quantization for Generative Pre-trained Transformers" (2022).
 
-`in_order` takes the inputs by their weight in H, heaviest first; scales are then fitted beforehand,
-and blocks stay what they are: neighbours.
+`in_order` takes the inputs by descending diagonal of H; scales are then fitted in advance, and
+blocks still consist of adjacent inputs.
 
-With the inputs backwards, H + d I = L L^T, and U is L^-1 turned around. Both are computed in place
-(see `passes.quantize.weight_only.triangular`), in an array that is mapped to a file like H itself.
+With the inputs reversed, H + d I = L L^T, and U is L^-1 reversed. Both are computed in place (see
+`triangular`), in an array that is mapped to a file like H itself.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from toolkit.storage.spill import allocate
 DAMPING = 0.01
 _MOST_DAMPING = 1.0
 _CHUNK = 128
-"""Inputs after which the errors so far are carried to all later ones at once."""
+"""Inputs per chunk; errors are propagated beyond a chunk at its end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solver:
-    """What the layers of one input share: its order and U."""
+    """The order of the inputs and U, shared by all layers with the same input."""
 
     order: Array
     upper: Array
     weight: Array
-    """The diagonal of H by input, as found."""
+    """The diagonal of H by input."""
     in_order: bool
 
     @classmethod
     def of(cls, gram: Array, in_order: bool, damping: float = DAMPING) -> Solver:
-        """From H [inputs, inputs]; it is left as it is."""
+        """Return the solver for H [inputs, inputs], which is not modified."""
         weight: Array = np.array(np.diagonal(gram))
         order = np.argsort(-weight, kind="stable") if in_order else np.arange(len(weight))
         backwards = order[::-1]
@@ -68,9 +68,9 @@ class Solver:
             damping = min(damping * 10, _MOST_DAMPING)
 
     def quantize(self, weights: Array, grid: Grid, block: int) -> tuple[Array, Fit]:
-        """Codes [outputs, inputs] of weights of that shape, and the fit of all their blocks.
+        """Return the codes of weights [outputs, inputs], and the fit of their blocks.
 
-        The fit's columns are [outputs, blocks].
+        The fit is [outputs, blocks].
         """
         outputs, inputs = weights.shape
         left = np.ascontiguousarray(weights.T[self.order], dtype=np.float32)

@@ -1,14 +1,10 @@
-"""X^T X of a layer's inputs, summed batch by batch: what GPTQ knows of the data.
+"""The Gram matrix X^T X of a layer's inputs, summed over batches, for GPTQ.
 
-It is mapped to a file, and computed some rows at a time: of a wide layer it is larger than the
+It is computed in blocks of rows and mapped to a file: for a wide layer it is larger than the
 weights.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,29 +12,24 @@ from passes.quantize.layers.row_blocks import blocks
 from toolkit.calibrate.statistics import (
     Array,
     Mismatch,
-    Range,
-    State,
     Statistic,
     finite_bounds,
-    require_same_key,
 )
 from toolkit.storage.spill import allocate
 
 _ROWS = 4096
-"""Rows that are multiplied at once: a large batch does not double in memory."""
+"""Rows per product, so that a large batch does not double in memory."""
 
 
-class Gram:
-    """The sum over all rows x of x^T x; [inputs, inputs] in float32."""
+class Gram(Statistic):
+    """The sum of x^T x over all rows x, [inputs, inputs] in float32."""
+
+    fields = ("total", "rows")
 
     def __init__(self, tensor: str) -> None:
-        self.tensor = tensor
+        super().__init__(tensor, "gram")
         self.total: Array = np.empty((0, 0), np.float32)
         self.rows = 0
-
-    @property
-    def key(self) -> str:
-        return "gram"
 
     @property
     def seen(self) -> bool:
@@ -55,22 +46,14 @@ class Gram:
                 self.total[at] += np.matmul(np.transpose(some[:, at]), some)
         self.rows += len(rows)
 
-    def merge(self, other: Gram) -> None:
-        require_same_key(self, other)
-        if other.rows:
-            self._widen(len(other.total))
-            for at, _ in blocks(self.total):
-                self.total[at] += other.total[at]
-            self.rows += other.rows
-
-    def state(self) -> State:
-        return {"total": self.total, "rows": np.array(self.rows)}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        self.total, self.rows = np.asarray(state["total"]), int(state["rows"])
+    def _merge(self, other: Gram) -> None:
+        self._widen(len(other.total))
+        for at, _ in blocks(self.total):
+            self.total[at] += other.total[at]
+        self.rows += other.rows
 
     def _widen(self, channels: int) -> None:
-        """Make room for so many channels, the same as before."""
+        """Allocate the matrix, or check that the number of channels is the same."""
         if not self.rows:
             self.total = allocate((channels, channels), np.float32)
             self.total[:] = 0
@@ -78,16 +61,3 @@ class Gram:
             raise Mismatch(
                 f"tensor '{self.tensor}' has {channels} channels, and had {len(self.total)} before"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class GramObserver:
-    """Gathers a Gram; there is no range in it."""
-
-    name: ClassVar[str] = "gram"
-
-    def start(self, tensor: str) -> Statistic:
-        return Gram(tensor)
-
-    def range(self, statistic: Statistic) -> Range:
-        raise TypeError(f"a Gram of '{statistic.tensor}' has no range")

@@ -1,16 +1,16 @@
-"""Half-quadratic quantization: scale and zero of a block without any data.
+"""Half-quadratic quantization: scale and zero point of a block without data.
 
-Of the error e = w - s (q - z), the few large ones matter less than rounding would have it:
+Large errors e = w - s (q - z) are rare and matter less than their squares suggest:
 
     minimize  sum |e|^p,  p < 1     over s, z and q
 
-by splitting e off (half-quadratic): in turns, e is shrunk towards its sparse part,
+by half-quadratic splitting: alternately e is shrunk towards its sparse part,
 
     e <- sign(r) max(0, |r| - (p / beta) |r|^(p - 1)),     r = w - s (q - z)
 
-and s, z are the least-squares fit of w - e to the codes q, with z rounded. The best state of each
-block is kept. After Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models"
-(2023), whose zeros are not whole numbers and whose scales stay as they are.
+and s, z become the least-squares fit of w - e to the codes q, with z rounded. The best state of
+each block is kept. After Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning
+Models" (2023), which has fractional zero points and fixed scales.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from toolkit.ir.graph import Array
 _POWER = 0.7
 _ROUNDS = 10
 _BETA, _BETA_GROWTH = 10.0, 1.01
-"""How strongly e is held to the residual at first, and by what factor more in each round."""
+"""The initial weight of the coupling between e and the residual, and its growth per round."""
 
 
 def fit_half_quadratic(weights: Array, grid: Grid) -> Fit:
-    """Scale and zero of blocks [blocks, size] of float32."""
+    """Return scale and zero point of float32 blocks [blocks, size]."""
     start = fit_nearest(weights, grid)
-    # In steps of the first grid, one `beta` suits all blocks.
+    # In units of the initial scale one `beta` suits all blocks.
     unit = weights / start.scale
     best = fit = Fit(np.ones_like(start.scale), start.zero)
     codes = fit.codes(unit, grid)

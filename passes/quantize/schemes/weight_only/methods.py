@@ -1,7 +1,7 @@
-"""How the codes of each layer's weights are chosen: by rounding, by hqq, or by gptq on samples.
+"""Choose how each layer's weights are quantized: by rounding, hqq, or gptq on samples.
 
-gptq needs X^T X of what a layer reads, its Gram. All Grams of a model may be larger than its
-weights: they are gathered for as many inputs as fit into memory, used, and let go.
+gptq needs the Gram matrix X^T X of a layer's input. All of them may be larger than the weights, so
+they are collected, used and released in groups that fit into memory.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, cast
 
 from passes.quantize.layers.layers import Layer, Linear, Table
 from passes.quantize.schemes.weight_only.gptq import Solver
-from passes.quantize.schemes.weight_only.gram import Gram, GramObserver
+from passes.quantize.schemes.weight_only.gram import Gram
 from passes.quantize.schemes.weight_only.streaming import (
     Compensated,
     HalfQuadratic,
     Method,
     Nearest,
 )
+from toolkit.calibrate.observers import Collect
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _GRAM_BYTES = 1 << 28
-"""Bytes of X^T X that are gathered in one go; more take more sweeps over the data."""
+"""Bytes of Gram matrices per pass over the data."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A layer to write. `x` is what it reads before any other is written."""
+    """A layer to write; `x` is its input before any other layer is written."""
 
     graph: Graph
     layer: Layer
@@ -44,9 +45,9 @@ class Job:
 def methods_for(
     jobs: list[Job], floats: Model, ctx: Context, act_order: bool
 ) -> Iterator[tuple[Job, Method]]:
-    """How each layer's codes are chosen. Grams are gathered for some inputs, used, and let go.
+    """Yield the method of each job, collecting Gram matrices for some inputs at a time.
 
-    `floats` is the model as it was before any of the layers was written.
+    `floats` is the model before any layer is written.
     """
     plain = [job for job in jobs if job.entry.method != "gptq" or isinstance(job.layer, Table)]
     for job in plain:
@@ -65,7 +66,7 @@ def methods_for(
 
 
 def _groups(inputs: list[list[Job]]) -> Iterator[list[list[Job]]]:
-    """Inputs whose Grams fit into memory together."""
+    """Yield groups of inputs whose Gram matrices fit into memory together."""
     group: list[list[Job]] = []
     room = _GRAM_BYTES
     for same in inputs:
@@ -81,14 +82,14 @@ def _groups(inputs: list[list[Job]]) -> Iterator[list[list[Job]]]:
 
 
 def _grams(floats: Model, firsts: list[Job], ctx: Context) -> dict[str, Gram]:
-    """The Grams of these jobs' inputs, of those that can be observed."""
+    """Return the Gram matrices of the observable inputs of these jobs."""
     data = ctx.calibration
     assert data is not None
     outer = [job.x for job in firsts if job.graph.parent is None]
     if not outer:
         return {}
-    # Not kept in the cache: they are larger than the weights.
-    found = replace(data, cache=None).collect(floats, {name: GramObserver() for name in outer})
+    # Not cached: they are larger than the weights.
+    found = replace(data, cache=None).collect(floats, {name: Collect(Gram) for name in outer})
     return {name: cast(Gram, statistic) for name, statistic in found.statistics.items()}
 
 

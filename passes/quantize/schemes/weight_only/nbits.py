@@ -1,16 +1,15 @@
-"""Writing layers whose weights alone are quantized, by blocks; they compute in floats.
+"""Write layers with weights quantized by blocks; they compute in float.
 
 For onnxruntime, one operator:
 
-    y = MatMulNBits(x, codes, s, z, b)         z left out where blocks are symmetric
+    y = MatMulNBits(x, codes, s, z, b)         without z if blocks are symmetric
 
-for all others the standard one, in front of whatever computes with the weight:
+for other targets a standard operator in front of the layer:
 
     W = DequantizeLinear(q, s, z)              int4 or int8, block_size along the inputs (opset 21)
 
-Rows of a table are taken first, and only they are dequantized. A table that a projection is tied to
-shares its codes where those are `MatMulNBits`'; in the standard form both read int8 with a scale
-for each row, since no standard operator takes rows of int4.
+Tables dequantize only the gathered rows. A table shares the codes of a tied MatMulNBits projection;
+in the standard form both use int8 with a scale per row, since no standard operator gathers int4.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from toolkit.quantization.plan import Entry
 Form: TypeAlias = Literal["nbits", "qdq"]
 
 Known: TypeAlias = dict[tuple[object, ...], Coded]
-"""Codes that were chosen, by weight and how: the drafts of one model have them in common."""
+"""Codes by weight and parameters, shared by all candidates of one model."""
 
 _BITS: dict[str, Bits] = {"int4": 4, "int8": 8}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stored:
-    """A quantized weight: the name of its codes, scales [outputs, blocks], the zeros' name."""
+    """A quantized weight: name of its codes, scales [outputs, blocks], name of zero points."""
 
     codes: str
     scale: Array
@@ -57,9 +56,9 @@ class _Stored:
 
 @dataclass(slots=True, eq=False)
 class BlockWriter:
-    """Writes layers one by one; a weight that several read is quantized and stored once.
+    """Writes layers; a weight with several users is quantized and stored once.
 
-    Methods are asked for codes that are not `known`.
+    Methods choose the codes that are not `known`.
     """
 
     form: Form
@@ -116,7 +115,7 @@ class BlockWriter:
         drop_unused(weight.graph, weight.name)
 
     def knows(self, layer: Linear | Table, entry: Entry) -> bool:
-        """Whether the codes of a layer need no method."""
+        """Whether the codes of a layer are known already."""
         turned = isinstance(layer, Table) or layer.weight.turned
         return self._chosen_as(layer.weight, turned, entry) in self.known
 
@@ -133,7 +132,7 @@ class BlockWriter:
         method: Method | None,
         sink: Sink,
     ) -> Coded:
-        """The codes that are known, or else those that the method puts into `sink`."""
+        """Return the known codes, or those that the method writes to `sink`."""
         key = self._chosen_as(weight, turned, entry)
         if key in self.known:
             return self.known[key]
@@ -143,7 +142,7 @@ class BlockWriter:
         assert method is not None, entry.label
         scales = quantize_blocks(floats, turned, entry.block_size, grid, method, sink)
         made = Coded(sink.done(), scales)
-        # What takes the place of gptq is told of each time; and two bodies may have one name.
+        # The replacement of gptq is noted each time; and two subgraphs may use one name.
         as_asked = entry.method != "gptq" or isinstance(method, Compensated)
         if as_asked and weight.graph.parent is None:
             self.known[key] = made
@@ -181,7 +180,7 @@ class BlockWriter:
             _take_bias(g, made, result, layer.outputs)
 
     def _scale(self, g: Graph, found: _Stored, factor: float = 1.0) -> str:
-        """Name of a stored weight's scales, times the factor of the layer that reads it."""
+        """Return the name of a weight's scales, multiplied by the layer's factor."""
         key = found.codes, factor
         if key not in self._scales:
             numbers = found.scale if factor == 1 else found.scale * np.float32(factor)
@@ -189,7 +188,7 @@ class BlockWriter:
         return self._scales[key]
 
     def _blob(self, weight: Weight, turned: bool, entry: Entry, method: Method | None) -> _Stored:
-        """The weight as `MatMulNBits` reads it; outputs are the rows of a turned one."""
+        """Store a weight for MatMulNBits; outputs are the rows of a `turned` one."""
         block, grid = entry.block_size, Grid(_BITS[entry.weight], entry.symmetric)
         assert block is not None
         key = ("nbits", *weight.key, turned, block, grid)
@@ -207,7 +206,7 @@ class BlockWriter:
     # -- DequantizeLinear
 
     def _dequantize(self, g: Graph, layer: Linear, value: str) -> None:
-        """Let the layer read `value` in place of its weight."""
+        """Replace the weight operand of a layer."""
         node, weight = layer.node, layer.weight
         if weight.turned != bool(nd.attr(node, "transB", 0)):  # it reads through a Transpose
             value = g.op("Transpose", value, at=node, perm=[1, 0])
@@ -239,12 +238,13 @@ class BlockWriter:
         return made
 
     def _by_rows(self, weight: Weight, entry: Entry) -> str:
-        """The table that this weight is, with a scale for each row."""
+        """Return the dequantized table, with a scale per row."""
         key = ("rows", *weight.key)
         if key not in self._dequantized:
-            values, numbers = self._rows.stored(weight, entry, by_rows=True)
-            scale = self._rows.scale(weight.graph, values, numbers)
-            self._dequantized[key] = weight.graph.op("DequantizeLinear", values, scale, axis=0)
+            stored = self._rows.stored(weight, entry, by_rows=True)
+            scale = self._rows.store.scale(stored)
+            made = weight.graph.op("DequantizeLinear", stored.codes, scale, axis=0)
+            self._dequantized[key] = made
         return self._dequantized[key]
 
 
@@ -258,17 +258,17 @@ def _put_codes(g: Graph, weight: Weight, codes: Array, entry: Entry) -> str:
 
 
 def _laid_out(numbers: Array, turned: bool) -> Array:
-    """[outputs, blocks] as the weight is stored."""
+    """Transpose [outputs, blocks] to the layout of the weight."""
     return numbers if turned else np.ascontiguousarray(np.transpose(numbers))
 
 
 def _with_bias(inputs: list[str], zero: str, bias: str) -> list[str]:
-    """Codes, scales, zeros, no order of inputs, bias."""
+    """Return the inputs of MatMulNBits: codes, scales, zero points, no order, bias."""
     return [*inputs[:3], zero, "", bias]
 
 
 def _take_bias(g: Graph, made: NodeProto, result: str, count: int) -> None:
-    """Make the vector that is added right behind a layer its bias."""
+    """Fold the Add of a vector behind a layer into its bias."""
     found = bias_behind(g, result, count)
     if found is None:
         return
@@ -282,7 +282,7 @@ def _take_bias(g: Graph, made: NodeProto, result: str, count: int) -> None:
 
 
 def _unpacked(g: Graph, codes: str, at: NodeProto) -> str:
-    """Two codes of each byte, along a new last axis."""
+    """Unpack two codes per byte along a new last axis."""
     four = g.constant(np.array(4, np.uint8), "bits")
     left = g.op("BitShift", codes, four, at=at, direction="LEFT")
     halves = [g.op("BitShift", side, four, at=at, direction="RIGHT") for side in (left, codes)]

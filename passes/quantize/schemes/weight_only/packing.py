@@ -1,11 +1,11 @@
-"""Where codes go: as `MatMulNBits` reads them, or as the weight itself was stored.
+"""The layout of codes: for `MatMulNBits`, or that of the float weight.
 
-    MatMulNBits   uint8 [outputs, blocks, block * bits / 8], the inputs of an output in order; zeros
+    MatMulNBits   uint8 [outputs, blocks, block * bits / 8], inputs in order; zero points
                   [outputs, ceil(blocks * bits / 8)]
     as stored     signed integers q - 2^(bits - 1), in the shape of the float weight; ONNX packs two
-                  of 4 bits to a byte, over all elements
+                  int4 into a byte, over all elements
 
-Of two codes in a byte, the first has the low bits. Large results are mapped to files.
+The first of two codes has the low bits of a byte. Large results are mapped to files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHUNK = 1 << 22
 
 
 def pack(codes: Array, bits: Bits) -> Array:
-    """Codes of 8 bits as they are; those of 4 in pairs along the last axis, an odd one with 0."""
+    """Pack 4-bit codes in pairs along the last axis, padded with 0; keep 8-bit codes."""
     if bits == 8:
         return codes
     if codes.shape[-1] % 2:
@@ -29,7 +29,7 @@ def pack(codes: Array, bits: Bits) -> Array:
 
 
 class Blob:
-    """Codes as `MatMulNBits` reads them."""
+    """A sink with the layout of `MatMulNBits`."""
 
     def __init__(self, outputs: int, blocks: int, block: int, bits: Bits) -> None:
         self._bits: Bits = bits
@@ -45,7 +45,7 @@ class Blob:
 
 
 class AsStored:
-    """Codes as signed integers in the layout of the float weight; 4 bits are packed at the end."""
+    """A sink with signed codes in the layout of the float weight; int4 is packed at the end."""
 
     def __init__(self, shape: tuple[int, int], turned: bool, block: int, bits: Bits) -> None:
         self._turned, self._block, self._bits = turned, block, bits
@@ -53,7 +53,7 @@ class AsStored:
 
     def put(self, outputs: slice, blocks: slice, codes: Array) -> None:
         """Take codes [outputs, blocks, block]."""
-        # Two's complement: the highest bit of q, turned over.
+        # Two's complement: flip the highest bit of q.
         flat = codes.reshape(len(codes), -1) ^ np.uint8(1 << (self._bits - 1))
         inputs = slice(blocks.start * self._block, blocks.stop * self._block)
         if self._turned:
@@ -64,7 +64,7 @@ class AsStored:
             into[...] = flat[:, : into.shape[0]].T
 
     def done(self) -> Array:
-        """Int8 in the shape of the weight, or the bytes of all nibbles."""
+        """Return int8 in the shape of the weight, or packed int4."""
         if self._bits == 8:
             found = self._codes.view(np.int8)
         else:

@@ -1,13 +1,12 @@
-"""Weights alone in 4 or 8 bits, by blocks: a fraction of the bytes, computing in floats.
+"""Weight-only quantization: weights in 4 or 8 bits by blocks, float computation.
 
-It pays where reading weights is what takes the time (a token at a time), and for the size. Rounding
-to nearest (`rtn`) and `hqq` need no data; `gptq` takes calibration data, and is far closer in 4
-bits.
+It is faster where reading weights dominates (token by token), and smaller. Round to nearest (`rtn`)
+and `hqq` need no data; `gptq` needs calibration data and is far more accurate in 4 bits.
 
-    methods     which codes: rounding, `hqq`, or `gptq` with `gram` (what it knows of the data) and
-                `triangular` (its matrices); `blocks` is what they have in common
-    streaming   a weight a piece at a time, to where `packing` puts its codes
-    nbits       layers, written
+    methods     choice of codes: rounding, `hqq`, or `gptq` with `gram` (its statistics) and
+                `triangular` (its linear algebra); `blocks` has the common parts
+    streaming   quantizes a weight piece by piece; `packing` lays out its codes
+    nbits       writes the layers
 """
 
 from __future__ import annotations
@@ -25,25 +24,27 @@ from passes.quantize.layers.find_layers import Weighted, leave_float_tables, mat
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.layers.layers import Layer, Linear, Table, readers_of
 from passes.quantize.layers.unique_names import make_distinct
-from passes.quantize.preconditions import FROM_INTEGERS, lift, quantized_already, too_old
+from passes.quantize.preconditions import lift, quantized_already, too_old
 from passes.quantize.schemes.weight_only.methods import Job, methods_for
 from passes.quantize.schemes.weight_only.nbits import BlockWriter, Form, Known
-from passes.quantize.search.keep_within import write_within_budget
+from passes.quantize.search.enforce_budget import write_within_budget
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
+from toolkit.ir.op_traits import QUANTIZED_WEIGHTS
 from toolkit.quantization.plan import BLOCK_SIZES, Entry, Plan, WeightType, note_left
 from toolkit.quantization.plan import Method as MethodName
 from toolkit.quantization.plan_json import read_plan
+from toolkit.targets import CONTRIB
 from toolkit.verification.tolerance import QUANT, Tolerance
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _MIN_OPSET = 11
-"""The first with BitShift."""
+"""The first opset with BitShift."""
 _STANDARD_OPSET = 21
-"""The first with blocks in DequantizeLinear, and int4."""
+"""The first opset with int4 and blocks in DequantizeLinear."""
 _BLOCKS: dict[str, int] = {"int4": 32, "int8": 128}
 _LEVELS = 4
 
@@ -81,7 +82,7 @@ class QuantizeWeights:
     include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
     exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
     min_elements: int = field(default=4096, metadata=options.MIN_ELEMENTS)
-    plan: Path | None = field(default=None, metadata=options.PLAN)
+    plan: Path | Plan | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
         if self.block_size is not None and self.block_size not in BLOCK_SIZES:
@@ -97,7 +98,7 @@ class QuantizeWeights:
         form = self._form(ctx)
         if self.plan is None:
             reason = too_old(model, "quantizing weights", _MIN_OPSET)
-            reason = reason or quantized_already(model, FROM_INTEGERS)
+            reason = reason or quantized_already(model, QUANTIZED_WEIGHTS)
             if reason:
                 ctx.note(reason)
                 return
@@ -119,7 +120,7 @@ class QuantizeWeights:
         write_within_budget(model, plan, "weight-only", ctx, write, start)
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
-        """What this pass would do, for every node that has weights."""
+        """Return an entry for every node with weights."""
         found = list(matrices_in(model))
         entries = {id(item.node): self._entry(item) for item in found}
         if self.embeddings == "float":
@@ -134,13 +135,13 @@ class QuantizeWeights:
         return Plan(tuple(entries.values()))
 
     def _form(self, ctx: Context) -> Form:
-        if self.form == "nbits" and not ctx.on_runtime:
+        if self.form == "nbits" and not ctx.target.runs(CONTRIB):
             raise UsageError(
                 f"{self.name}: form=nbits is com.microsoft's MatMulNBits, which target "
-                f"'{ctx.target}' does not have: take form=qdq"
+                f"'{ctx.target.name}' does not have: take form=qdq"
             )
         if self.form == "auto":
-            return "nbits" if ctx.on_runtime else "qdq"
+            return "nbits" if ctx.target.runs(CONTRIB) else "qdq"
         return self.form
 
     def _entry(self, item: Weighted[Layer]) -> Entry:
@@ -188,14 +189,14 @@ class QuantizeWeights:
         return self.block_size or _BLOCKS[weight]
 
     def _leave_tied(self, found: list[Weighted[Layer]], entries: dict[int, Entry]) -> None:
-        """Projections that are tied to a table are in floats as it is: bytes would come on top."""
+        """Set projections tied to a float table to float: an int8 copy would add to the size."""
         tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
         for item in found:
             if isinstance(item.layer, Linear) and item.layer.weight.key in tables:
                 entries[id(item.node)] = Entry.of(item.node, reason="tied to a table")
 
     def _tied(self, entry: Entry, form: Form) -> Entry:
-        """One weight for a table and a projection: the same numbers for both."""
+        """Give a table and its tied projection the same codes."""
         weight: WeightType = "int4" if self.embeddings == "int4" else "int8"
         if form == "nbits":
             return self._of(entry, weight, 0, self._block(weight), True)
@@ -205,13 +206,13 @@ class QuantizeWeights:
 def _tied_tables(
     found: list[Weighted[Layer]], entries: Mapping[int, Entry]
 ) -> set[tuple[int, str]]:
-    """The quantized tables that a projection is tied to: it has their rows as outputs."""
+    """Return the quantized tables with tied projections, whose outputs are rows of the table."""
     linear = {id(item.node) for item in found if _is_tied_linear(item.layer)}
     tied: set[tuple[int, str]] = set()
     for item in found:
         if isinstance(item.layer, Table) and entries[id(item.node)].scheme != "float":
-            readers = readers_of(item.layer.weight) or ()
-            if any(id(node) in linear for node in readers):
+            users = readers_of(item.layer.weight) or ()
+            if any(id(node) in linear for node in users):
                 tied.add(item.layer.weight.key)
     return tied
 
@@ -225,9 +226,9 @@ def apply_weight_only(
     act_order: bool = True,
     known: Known | None = None,
 ) -> None:
-    """Quantize what the plan calls weight-only; other schemes are for other passes.
+    """Quantize the weight-only entries of the plan.
 
-    Codes are `known` that were chosen for a draft of the same model; all new ones are put there.
+    `known` has the codes of earlier candidates of the same model; new codes are added to it.
     """
     entries = plan.of_scheme("weight-only")
     if not entries:
@@ -277,7 +278,7 @@ def _require_supported(entry: Entry, layer: Layer) -> None:
 
 
 def _by_rows(layer: Layer) -> bool:
-    """Whether an output of the layer is a row of the weight, as in a table."""
+    """Whether the outputs of the layer are rows of the weight, as in a table."""
     return isinstance(layer, Table) or layer.weight.turned
 
 

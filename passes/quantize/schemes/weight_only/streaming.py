@@ -1,7 +1,7 @@
-"""A weight in blocks, a piece at a time: read where it lies, its codes written where they belong.
+"""Quantize a weight by blocks, a piece at a time, without loading all of it.
 
 A layer computes y = x W, and blocks run along its inputs. A weight is stored with inputs first, or
-turned, with outputs first. The last block of an output is filled up with zeros, which are exact.
+`turned`, with outputs first. The last block of an output is padded with zeros, which are exact.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from toolkit.storage.spill import allocate
 _PIECE_BYTES = 1 << 20
 _WHOLE_BYTES = 1 << 24
 _VANISHED = {4: 0.75, 8: 0.5}
-"""A weight is not quantized when more than this share of what is not zero would become zero."""
+"""A weight stays float if more than this share of its nonzero elements would become zero."""
 
 
 class Sink(Protocol):
-    """Takes the codes of some outputs and blocks; see `passes.quantize.weight_only.packing`."""
+    """A destination for the codes of some outputs and blocks; see `packing`."""
 
     def put(self, outputs: slice, blocks: slice, codes: Array) -> None: ...
 
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scales:
-    """Scales [outputs, blocks] in float32, and zeros in uint8."""
+    """Float32 scales and uint8 zero points, [outputs, blocks]."""
 
     scale: Array
     zero: Array
@@ -43,28 +43,28 @@ class Scales:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coded:
-    """A weight in blocks: its codes as they are stored, and their scales."""
+    """The codes of a weight, as stored, and their scales."""
 
     codes: Array
     scales: Scales
 
 
 class Method(Protocol):
-    """How codes are chosen."""
+    """A method to choose codes."""
 
     @property
     def whole(self) -> bool:
-        """Whether it has to see all inputs of an output at once."""
+        """Whether it needs all inputs of an output at once."""
         ...
 
     def __call__(self, piece: Array, grid: Grid, inputs: int) -> tuple[Array, Fit]:
-        """Codes of a piece [outputs, blocks, block], and their fit [outputs, blocks]."""
+        """Return the codes of a piece [outputs, blocks, block], and their fit [outputs, blocks]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Rounding to nearest in the range with the least squared error."""
+    """Round to nearest in the range with the least squared error."""
 
     whole: bool = False
 
@@ -75,7 +75,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class HalfQuadratic:
-    """Rounding to nearest in the range that `passes.quantize.weight_only.hqq` finds."""
+    """Round to nearest in the range of half-quadratic quantization (`hqq`)."""
 
     whole: bool = False
 
@@ -86,7 +86,7 @@ class HalfQuadratic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compensated:
-    """Errors made up for by later inputs: `passes.quantize.weight_only.gptq`."""
+    """Compensate errors by later inputs (`gptq`)."""
 
     solver: Solver
     whole: bool = True
@@ -103,12 +103,12 @@ class Compensated:
 def quantize_blocks(
     weights: Array, turned: bool, block: int, grid: Grid, method: Method, sink: Sink
 ) -> Scales:
-    """Put the codes of a float32 matrix into `sink`. Raises Unfit for what cannot be quantized."""
+    """Write the codes of a float32 matrix to `sink`. Raises Unfit."""
     outputs, inputs = weights.shape if turned else weights.shape[::-1]
     blocks = -(-inputs // block)
     scale = allocate((outputs, blocks), np.float32)
     zero = allocate((outputs, blocks), np.uint8)
-    there = left = 0
+    present = left = 0
     for rows, columns, piece in _pieces(weights, turned, block, method.whole):
         if not np.isfinite(piece).all():
             nan = np.isnan(piece).any()
@@ -119,10 +119,10 @@ def quantize_blocks(
             raise Unfit("weights beyond the range of a scale")
         sink.put(rows, columns, codes)
         scale[rows, columns], zero[rows, columns] = fit.scale, fit.zero
-        there += int(np.count_nonzero(piece))
+        present += int(np.count_nonzero(piece))
         left += int(np.count_nonzero(codes != zero[rows, columns, None]))
-    if there - left > _VANISHED[grid.bits] * there:
-        raise Unfit(f"weights of which {1 - left / there:.0%} would be zero beside the largest")
+    if present - left > _VANISHED[grid.bits] * present:
+        raise Unfit(f"weights of which {1 - left / present:.0%} would be zero beside the largest")
     return Scales(scale, zero)
 
 
@@ -135,7 +135,7 @@ def _rounded(piece: Array, fit: Fit, grid: Grid) -> tuple[Array, Fit]:
 def _pieces(
     weights: Array, turned: bool, block: int, whole: bool
 ) -> Iterator[tuple[slice, slice, Array]]:
-    """Outputs, blocks, and their weights [outputs, blocks, block], filled up with zeros."""
+    """Yield outputs, blocks, and their weights [outputs, blocks, block], padded with zeros."""
     outputs, inputs = weights.shape if turned else weights.shape[::-1]
     blocks = -(-inputs // block)
     if not outputs or not inputs:

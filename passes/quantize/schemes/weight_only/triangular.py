@@ -5,8 +5,8 @@
     X = L^-1      X_ii = L_ii^-1
                   X_ij = -X_ii sum_{j<=k<i} L_ik X_kj
 
-Only some rows are in memory at a time; the matrix itself may be mapped from a file. Blocks on the
-diagonal are computed in 64 bits.
+Only some rows are in memory at a time; the matrix may be mapped from a file. Diagonal blocks are
+computed in float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK = 256
 
 
 def factor(matrix: Array) -> None:
-    """Put L in the place of a symmetric matrix, zeros above. LinAlgError if it is not definite."""
+    """Replace a symmetric matrix by L, zero above. Raises LinAlgError if it is not definite."""
     for at in _spans(len(matrix)):
         done, below = slice(0, at.start), slice(at.stop, None)
         before: Array = np.transpose(matrix[at, done])
@@ -37,7 +37,7 @@ def factor(matrix: Array) -> None:
 
 
 def invert(lower: Array) -> None:
-    """Put L^-1 in the place of L. LinAlgError if it has none in these floats."""
+    """Replace L by L^-1. Raises LinAlgError if it is numerically singular."""
     for at in _spans(len(lower)):
         done = slice(0, at.start)
         with np.errstate(over="ignore", invalid="ignore"):

@@ -236,3 +236,14 @@ def test_block_quantized_matmul_and_quantized_attention() -> None:
     """)
     assert shape(model) == "[b, s, 4]"
     assert shape(model, "a") == "[b, s, 8]"
+
+
+def test_contrib_quantized_lstm() -> None:
+    model = sound("""
+        g (float[s, b, 3] x, int8[2, 3, 16] w, int8[2, 4, 16] r) => (y)
+        <float[2] scale = {0.1, 0.1}, int8[2] zero = {0, 0}>
+        { y, h, c = com.microsoft.DynamicQuantizeLSTM<hidden_size=4, direction="bidirectional">
+              (x, w, r, , , , , , scale, zero, scale, zero) }
+    """)
+    assert shape(model) == "[s, 2, b, 4]"
+    assert shape(model, "h") == shape(model, "c") == "[2, b, 4]"

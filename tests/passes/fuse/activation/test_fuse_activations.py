@@ -1,4 +1,4 @@
-"""`fuse-activations`: every spelling becomes the operator, and what only looks like it stays.
+"""`fuse-activations`: all forms are fused, near misses stay.
 
 A case is the nodes alone, between `x` and `y`; constants are named in `NUMBERS`.
 """
@@ -12,6 +12,7 @@ from onnx import helper, printer, shape_inference
 from passes.fuse.activation.fuse_activations import FuseActivations
 from tests.checks import assert_same_outputs, check, model, parse, random_feeds, text_of
 from toolkit.pass_manager.protocol import Context
+from toolkit.settings import Settings
 
 FUSE = FuseActivations()
 HEADER = '<ir_version: 10, opset_import: ["" : {}, "com.microsoft" : 1]>\n'
@@ -40,12 +41,12 @@ NUMBERS = {
 
 
 def typed(text: str) -> str:
-    """The model with the types of its values between input and output written down."""
+    """Return the model as text, with the inferred types of its values."""
     return printer.to_text(shape_inference.infer_shapes(parse(text)))
 
 
 def spelled(value: float, dtype: str) -> str:
-    """A number in a model's text, which has half precision as bits."""
+    """Return a number in ONNX text, which writes half precision as bits."""
     return str(np.float16(value).view(np.uint16)) if dtype == "float16" else f"{value:.9f}"
 
 
@@ -140,7 +141,7 @@ def test_a_gelu_kept_in_float_is_one_of_half_precision() -> None:
         "s = Mul (x, quick) g = Sigmoid (s) y = Mul (x, g)",
     ],
 )
-def test_what_only_looks_like_a_gelu_stays(nodes: str) -> None:
+def test_near_misses_of_gelu_stay(nodes: str) -> None:
     stays(nodes)
 
 
@@ -148,7 +149,7 @@ def test_gelu_needs_opset_20() -> None:
     stays(ERF + "m = Mul (x, p) y = Mul (m, half)", opset=19)
 
 
-def test_a_gelu_whose_inside_is_read_stays() -> None:
+def test_a_gelu_with_a_used_intermediate_stays() -> None:
     text = graph(ERF + "m = Mul (x, p) y = Mul (m, half)").replace(
         "(float[N,4] y)", "(float[N,4] y, float[N,4] e)"
     )
@@ -234,6 +235,14 @@ def test_contrib_activations(nodes: str, after: str) -> None:
             "r = Relu (x) n = Neg (x) q = Relu (n) s = Mul (q, tenth) y = Sub (r, s)",
             "y = LeakyRelu <alpha = 0.1> (x)",
         ),
+        (
+            "r = Relu (x) n = Neg (x) q = Relu (n) s = Mul (q, minus) y = Add (r, s)",
+            "y = LeakyRelu <alpha = 1.0> (x)",
+        ),
+        (
+            "c = Less (x, zero) s = Mul (x, tenth) y = Where (c, s, x)",
+            "y = LeakyRelu <alpha = 0.1> (x)",
+        ),
     ],
 )
 def test_limits(nodes: str, after: str) -> None:
@@ -275,7 +284,7 @@ def test_integers_have_no_relu() -> None:
     )
 
 
-def test_doubles_keep_what_has_a_kernel() -> None:
+def test_doubles_keep_operators_that_have_a_kernel() -> None:
     stays("s = Mul (x, tenth) y = Max (x, s)", "double")
     stays("a = Add (x, three) c = Clip (a, zero, six) y = Div (c, six)", "double")
 
@@ -377,7 +386,7 @@ def test_operators_slower_than_their_formula_are_for_other_targets(nodes: str, a
     stays(nodes)
     original = parse(typed(graph(nodes)))
     subject = model(typed(graph(nodes)))
-    FUSE.run(subject, Context(target="onnx"))
+    FUSE.run(subject, Context(Settings(target="onnx")))
     wanted = [node.op_type for node in parse(graph(after)).graph.node]
     assert [node.op_type for node in subject.graph.nodes] == wanted, text_of(subject)
     assert_same_outputs(original, subject, [random_feeds(subject)])

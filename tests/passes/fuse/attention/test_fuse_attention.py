@@ -1,4 +1,4 @@
-"""Attention: spellings that mean the same become one operator, and near misses stay."""
+"""Attention: all forms become one operator, and near misses stay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """The pass on a model whose shapes are known, as it runs in the group."""
+    """The pass, after shape inference."""
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
@@ -31,7 +31,7 @@ class Fuse:
 def graph(
     body: str, inputs: str = "", output: str = "float[N, 2, S, 4] y", weights: str = ""
 ) -> str:
-    """Query [N, 2, S, 4], key and value [N, 2, T, 4] with their heads apart, then `body`."""
+    """Query [N, 2, S, 4], key and value [N, 2, T, 4] with separate heads, then `body`."""
     more = f", {inputs}" if inputs else ""
     return f"""{HEADER}g (float[N, S, 8] x, float[N, T, 8] c, float[N, T, 8] z{more}) => ({output})
         <int64[4] heads = {{0, 0, 2, 4}}, float root = {{0.70710678}}, float half = {{0.5}},
@@ -52,7 +52,7 @@ def census(subject: Model) -> Counter[str]:
 
 
 def fused(text: str, inputs: dict[str, Any] | None = None, atol: float = 1e-5) -> Any:
-    """The one Attention that the model has become."""
+    """Return the fused model and its only Attention."""
     result = check(Fuse(), text, inputs=inputs, atol=atol)
     found = [node for node in result.graph.nodes if node.op_type == "Attention"]
     assert len(found) == 1
@@ -95,7 +95,7 @@ def test_the_scale_may_stand_anywhere(body: str) -> None:
     assert attributes(node)["scale"] == pytest.approx(0.5)
 
 
-def test_a_scaled_value_is_made_up_for() -> None:
+def test_a_scale_of_the_value_moves_to_the_result() -> None:
     body = PLAIN.replace("MatMul (p, v)", "MatMul (p, w)")
     result, _ = fused(graph("w = Mul (v, two) " + body))
     assert census(result)["Mul"] == 1
@@ -120,8 +120,8 @@ LOWEST = "-3.4028234663852886e+38"
 
 @pytest.mark.parametrize("low", ["-inf", LOWEST, "-10000.0"])
 @pytest.mark.parametrize("guarded", [False, True])
-def test_rows_that_are_masked_as_a_whole(low: str, guarded: bool) -> None:
-    """Minus infinity behind a guard gives 0; numbers give a softmax of what is left."""
+def test_fully_masked_rows(low: str, guarded: bool) -> None:
+    """-inf before a guard results in 0; finite mask values in a softmax."""
     guard = "n = IsNaN (p0) p = Where (n, zero, p0)" if guarded else "p = Identity (p0)"
     body = f"""{SCORES} m = Where (keep, zero, low) s2 = Add (s, m)
         p0 = Softmax <axis = -1> (s2) {guard} y = MatMul (p, v)"""
@@ -133,7 +133,7 @@ def test_rows_that_are_masked_as_a_whole(low: str, guarded: bool) -> None:
     if guarded:
         fused(text, feeds(keep=keep))
         return
-    # An Identity between softmax and product is for `cleanup`, which runs before.
+    # `cleanup` runs before and removes an Identity between softmax and product.
     text = text.replace("p = Identity (p0)", "").replace("p0 =", "p =")
     fused(text, feeds(keep=keep))
 
@@ -203,7 +203,7 @@ def test_a_scale_for_each_head() -> None:
 
 
 def test_a_mask_for_each_window_of_an_image() -> None:
-    """Scores [images * windows, heads, 4, 4], with a mask [1, windows, 1, 4, 4] added as 5 axes."""
+    """Scores [images * windows, heads, 4, 4], with a mask [1, windows, 1, 4, 4] of rank 5."""
     text = f"""{HEADER}g (float[M, 2, 4, 8] q, float[M, 2, 4, 8] k, float[M, 2, 4, 8] v)
         => (float[M, 2, 4, 8] y)
         <int64[5] apart = {{-1, 3, 2, 4, 4}}, int64[4] together = {{-1, 2, 4, 4}},
@@ -244,12 +244,12 @@ def test_repeated_heads_are_left_to_the_operator() -> None:
     }}"""
     _, node = fused(text)
     assert attributes(node) | {"scale": 0} == {"scale": 0, "q_num_heads": 4, "kv_num_heads": 2}
-    # Repeated as a whole, head 1 would serve queries 1 and 3: another order of heads.
+    # Repeated as a whole, head 1 would be used by queries 1 and 3: another order.
     other = text.replace("int64[1] axis = {2}", "int64[1] axis = {1}").replace(
         "int64[5] twice = {1, 1, 2, 1, 1}", "int64[5] twice = {1, 2, 1, 1, 1}"
     )
     _, node = fused(other)
-    assert attributes(node) == {"scale": 0.5}  # on the repeated values, with their heads apart
+    assert attributes(node) == {"scale": 0.5}  # on the repeated values, with separate heads
 
 
 def test_one_head_for_all_by_broadcasting() -> None:
@@ -271,7 +271,7 @@ def test_a_batch_by_broadcasting_is_a_near_miss() -> None:
 
 
 def test_matrices_without_heads() -> None:
-    """[batch * heads, sequence, size], as old exporters write it."""
+    """[batch * heads, sequence, size], as in old exports."""
     text = f"""{HEADER}g (float[M, S, 4] q, float[M, T, 4] k, float[M, T, 4] v, float[M, 1, T] m)
         => (float[M, S, 4] y) {{
         kt = Transpose <perm = [0, 2, 1]> (k)
@@ -281,7 +281,7 @@ def test_matrices_without_heads() -> None:
     assert attributes(node)["q_num_heads"] == 1
 
 
-def test_matrices_made_of_heads_and_a_bias_for_each() -> None:
+def test_merged_batch_and_heads_with_a_bias_each() -> None:
     text = f"""{HEADER}g (float[N, S, 8] x, float[N, T, 8] c, float[N, T, 8] z, float[M, 1, T] m)
         => (float[M, S, 4] y)
         <int64[4] heads = {{0, 0, 2, 4}}, int64[1] from = {{-1}}, int64[1] size = {{4}}> {{
@@ -295,7 +295,7 @@ def test_matrices_made_of_heads_and_a_bias_for_each() -> None:
     }}"""
     mask = np.random.default_rng(1).standard_normal((4, 1, 7)).astype(np.float32)
     with pytest.raises(AssertionError, match="nothing changed"):
-        check(Fuse(), text, inputs=feeds(m=mask))  # nothing says that M is 2 N
+        check(Fuse(), text, inputs=feeds(m=mask))  # M is not known to be 2 N
     same = text.replace("float[M, 1, T] m", "float[N, 2, 1, T] n").replace(
         "s = MatMul (q, kt) b",
         "tm = Concat <axis = 0> (from, one, sk) m = Reshape (n, tm) s = MatMul (q, kt) b",
@@ -311,10 +311,10 @@ def test_matrices_made_of_heads_and_a_bias_for_each() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("<axis = -1> (s)", "<axis = 2> (s)", "runs along axis 2"),
+        ("<axis = -1> (s)", "<axis = 2> (s)", "is along axis 2"),
         ("s = Mul (qk, half)", "s = Relu (qk)", "Relu"),
-        ("s = Mul (qk, half)", "s = Mul (qk, qk)", "no constant"),
-        ("qk = MatMul (q, kt)", "qk = Add (m4, m4)", "no product"),
+        ("s = Mul (qk, half)", "s = Mul (qk, qk)", "by a constant"),
+        ("qk = MatMul (q, kt)", "qk = Add (m4, m4)", "to a product"),
     ],
 )
 def test_near_misses_and_their_reasons(old: str, new: str, reason: str) -> None:
@@ -427,8 +427,8 @@ def test_a_bias_that_makes_the_scores_larger_is_a_near_miss(
         "b = Where (m, zero, low) a = Add (qk, b) s = Where (n, a, low)",
     ],
 )
-def test_a_mask_takes_the_place_of_what_was_masked_before(body: str) -> None:
-    """A row that is masked as a whole, here by one mask and there by both: all count alike."""
+def test_a_mask_replaces_an_earlier_mask(body: str) -> None:
+    """A fully masked row, partly by one mask and partly by two: all keys have equal weights."""
     keep = np.ones((3, 1, 1, 7), bool)
     keep[..., 3:] = False
     other = np.ones((5, 7), bool)
@@ -443,8 +443,8 @@ def test_a_scale_that_the_operator_does_not_take(scale: str) -> None:
     check(Fuse(), text, near_miss=True, inputs=random_apart(m=(1,)))
 
 
-def test_masks_below_what_half_precision_holds() -> None:
-    """-1e9 in a float island stays a number: a row of nothing else attends to all keys alike."""
+def test_masks_below_the_range_of_half_precision() -> None:
+    """-1e9 in a float32 part stays finite: a fully masked row has equal weights."""
     body = """w = Cast <to = 1> (qk) f = Cast <to = 1> (m) g = Mul (f, low) a = Add (w, g)
         b = Softmax <axis = -1> (a) p = Cast <to = 10> (b)"""
     text = apart(body, "bool[N, 1, S, T] m").replace("p = Softmax <axis = -1> (s)", "")
@@ -457,7 +457,7 @@ def test_masks_below_what_half_precision_holds() -> None:
 
 
 def test_operands_with_fewer_axes_are_a_near_miss() -> None:
-    """[3, T, 4] meets the heads, not the batch, though there are as many."""
+    """[3, T, 4] is per head, not per batch, although both have size 3."""
     text = f"""{HEADER}g (float[3, S, 1, 4] x, float[3, T, 1, 4] c, float[3, T, 4] v)
         => (float[3, 3, S, 4] y) {{
         q = Transpose <perm = [0, 2, 1, 3]> (x) kt = Transpose <perm = [0, 2, 3, 1]> (c)
@@ -481,14 +481,14 @@ REGROUPED = f"""{HEADER}g (float[4, 5, 2, 4] x, float[4, 7, 2, 4] c, float[4, 7,
 def test_two_heads_of_two_halves_seen_as_four(bias: str) -> None:
     """As tokens they would have two heads, and another batch."""
     text = REGROUPED.replace("s = Add (qk, m)", bias)
-    if "Identity" in bias:  # which `cleanup` removes
+    if "Identity" in bias:  # `cleanup` removes it
         text = text.replace("s = Identity (qk)", "").replace("(s)", "(qk)")
     _, node = fused(text)
     assert attributes(node) == {"scale": 1.0}
 
 
 def test_one_query_of_some_heads() -> None:
-    """Heads that take the place of the sequence, which is one: the result keeps its shape."""
+    """Heads along the axis of the sequence, which has length 1: the result keeps its shape."""
     text = f"""{HEADER}g (float[1, 3, 8] q, float[3, 1, 8] k, float[3, 1, 8] v)
         => (float[1, 3, 1, 8] y)
         <int64[4] apart = {{1, 3, 1, 8}}, int64[4] turned = {{1, 3, 8, 1}}> {{
@@ -509,7 +509,7 @@ def test_a_mask_of_one_axis_for_one_query(shape: str) -> None:
 
 
 def test_a_mask_value_that_a_scale_takes_to_infinity() -> None:
-    """Doubled, the lowest number is minus infinity: behind a guard, such a row gives 0."""
+    """Twice the lowest number is -inf: with a guard, such a row results in 0."""
     body = """a = Where (m, qk, low) s = Mul (a, scale) p0 = Softmax <axis = -1> (s)
         n = IsNaN (p0) p = Where (n, zero, p0)"""
     text = apart(body, "bool[N, 1, S, T] m").replace("-1e9", LOWEST)

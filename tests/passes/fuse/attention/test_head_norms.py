@@ -1,4 +1,4 @@
-"""Norms of heads: before the move of the heads they work on views of tokens."""
+"""Norms of heads are moved before the Transpose, where they use views of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The rule on a model whose shapes are known, as it runs in the pass."""
+    """The rule, after shape inference."""
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
@@ -67,7 +67,7 @@ def test_other_norms_stay_where_they_are(nodes: str, outputs: str) -> None:
 
 @pytest.mark.parametrize("norm", ["LayerNormalization", "RMSNormalization"])
 @pytest.mark.parametrize("scale", ["3, 1, 4", "3, 4", "1, 3, 1, 4", "2, 1, 1, 4"])
-def test_a_scale_along_other_axes_has_its_place(norm: str, scale: str) -> None:
+def test_a_scale_along_other_axes_stays(norm: str, scale: str) -> None:
     text = f"""{HEADER}g (float[2, 3, 3, 4] x, float[{scale}] s) => (float[2, 3, 3, 4] y) {{
         {MOVE} y = {norm} (t, s)
     }}"""

@@ -23,7 +23,7 @@ class Fuse:
 
 
 def graph(body: str, outputs: str = "float[N, 2, P, 4] pk, float[N, 2, P, 4] pv") -> str:
-    """Tokens x, c, z; a cache of A earlier keys and values; `body` joins them and attends."""
+    """Tokens x, c, z, a cache of A keys and values, then `body`."""
     return f"""{HEADER}g (float[N, S, 8] x, float[N, S, 8] c, float[N, S, 8] z,
            float[N, 2, A, 4] ak, float[N, 2, A, 4] av) => (float[N, 2, S, 4] y, {outputs})
         <int64[4] heads = {{0, 0, 2, 4}}> {{
@@ -39,7 +39,7 @@ ATTEND = """kt = Transpose <perm = [0, 1, 3, 2]> (pk) s = MatMul (q, kt)
     p = Softmax <axis = -1> (s) y = MatMul (p, pv)"""
 
 
-def test_the_operator_joins_what_is_cached() -> None:
+def test_the_operator_concatenates_the_cache() -> None:
     result = check(Fuse(), graph(f"{JOIN} {ATTEND}"))
     (node,) = [n for n in result.graph.nodes if n.op_type == "Attention"]
     assert list(node.input) == ["x", "c", "z", "", "ak", "av"]
@@ -47,7 +47,7 @@ def test_the_operator_joins_what_is_cached() -> None:
     assert not [n for n in result.graph.nodes if n.op_type == "Concat"]
 
 
-def test_a_cache_that_nobody_asks_for() -> None:
+def test_an_unused_cache() -> None:
     text = graph(f"{JOIN} {ATTEND} u = Relu (x)", "float[N, S, 8] u")
     result = check(Fuse(), text)
     assert not [n for n in result.graph.nodes if n.op_type == "Concat"]
@@ -75,7 +75,7 @@ def test_other_joins_stay(join: str) -> None:
     assert [n.op_type for n in result.graph.nodes].count("Concat") >= 2
 
 
-def test_a_mask_made_of_what_is_joined_would_be_a_circle() -> None:
+def test_a_mask_that_depends_on_the_concatenation_stays() -> None:
     body = f"""{JOIN} kt = Transpose <perm = [0, 1, 3, 2]> (pk) s = MatMul (q, kt)
         r = ReduceSum <keepdims = 1> (pk, axes) m = Transpose <perm = [0, 1, 3, 2]> (r)
         b = Add (s, m) p = Softmax <axis = -1> (b) y = MatMul (p, pv)"""
@@ -86,11 +86,11 @@ def test_a_mask_made_of_what_is_joined_would_be_a_circle() -> None:
 
 def test_the_cache_goes_first() -> None:
     text = graph(f"pk = Concat <axis = 2> (k, ak) pv = Concat <axis = 2> (v, av) {ATTEND}")
-    check(Fuse(), text)  # then what comes second is what is joined to it: the same to the operator
+    check(Fuse(), text)  # the operator does not distinguish the two
 
 
 def test_keys_that_are_joined_elsewhere_than_values_stay() -> None:
-    """S + A keys, A + S values: as many, but no cache of one length."""
+    """S + A keys and A + S values: as many, but caches of different lengths."""
     text = graph(f"pk = Concat <axis = 2> (k, ak) pv = Concat <axis = 2> (av, v) {ATTEND}")
     result = check(Fuse(), text)
     assert [n.op_type for n in result.graph.nodes].count("Concat") == 2
@@ -102,7 +102,7 @@ def test_a_causal_attention_would_count_from_the_cache_on() -> None:
 
 
 def test_heads_that_are_repeated_before_they_are_joined() -> None:
-    """The cache holds all four of them, so the operator must get all four."""
+    """The cache holds all four heads, so the operator must use all four."""
     text = f"""{HEADER}g (float[N, S, 16] x, float[N, S, 8] c, float[N, S, 8] z,
            float[N, 4, A, 4] ak, float[N, 4, A, 4] av) => (float[N, 4, S, 4] y)
         <int64[4] four = {{0, 0, 4, 4}}, int64[4] two = {{0, 0, 2, 4}}, int64[1] axis = {{2}},

@@ -1,4 +1,4 @@
-"""Masks of an attention: what a condition depends on is kept, what is true everywhere goes."""
+"""Masks of an attention: conditions that are always true are removed."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_a_term_that_may_be_false_stays() -> None:
 
 
 def test_a_condition_that_is_always_false_masks_everything() -> None:
-    """Rows that are masked as a whole attend to everything alike: the mask stays."""
+    """Fully masked rows have equal weights: the mask stays."""
     text = masked("unused = Not (m) keep = Less (rows, far)")
     _, node = fused(text, FEEDS)
     assert len(node.input) == 4
 
 
-def test_an_expanded_condition_is_read_before_it_was_expanded() -> None:
+def test_an_expanded_condition_is_used_without_its_expand() -> None:
     condition = """u = Unsqueeze (m, both) ls = Unsqueeze (l, first) ts = Shape (c)
         ones = Slice (heads, first, first) n = Shape <start = 0, end = 1> (x)
         t = Shape <start = 1, end = 2> (c) o = Shape (half4)
@@ -89,7 +89,7 @@ INVERTED = "n = Not (keep) f = Cast <to = 1> (n)"
     ],
 )
 def test_the_largest_number_may_be_subtracted(mask: str) -> None:
-    """The mean of all values, as with the lowest number that is added."""
+    """The result is the mean of all values, as for adding the lowest number."""
     body = f"{SCORES} {INVERTED} {mask} {SOFTMAX}"
     text = graph(body, "bool[N, 1, S, T] keep", weights=f", float high = {{{HIGHEST}}}")
     fused(text, feeds(keep=KEEP))
@@ -102,7 +102,7 @@ def test_a_mask_of_the_caller_may_be_subtracted() -> None:
 
 
 def test_a_guard_takes_minus_infinity_alone_for_masked() -> None:
-    """Of what the caller masks with, the lowest number gives the mean, and minus infinity 0."""
+    """In a mask input, the lowest number results in the mean, and -inf in 0."""
     mask = np.where(KEEP, 0, np.finfo(np.float32).min).astype(np.float32)
     mask[1, :, 3] = -np.inf
     body = f"""{SCORES} s2 = Add (s, m) p0 = Softmax <axis = -1> (s2) n = IsNaN (p0)
@@ -127,7 +127,7 @@ def test_of_two_low_numbers_the_higher_one_counts(mask: str) -> None:
 
 
 @pytest.mark.parametrize("low", [-65504, -1000])
-def test_the_lowest_number_of_half_precision_takes_the_place_of_scores(low: float) -> None:
+def test_the_lowest_number_of_half_precision_replaces_scores(low: float) -> None:
     bits = int(np.float16(low).view(np.uint16))
     text = f"""{HALF}g (float16[N, 2, S, 4] q, float16[N, 2, 4, T] kt, float16[N, 2, T, 4] v,
         bool[N, 1, S, T] keep) => (float16[N, 2, S, 4] y) <float16 low = {{{bits}}}> {{
@@ -139,7 +139,7 @@ def test_the_lowest_number_of_half_precision_takes_the_place_of_scores(low: floa
     given["keep"] = KEEP
     if low == -65504:
         fused(text, given, atol=1e-2)
-    else:  # a row that is masked as a whole would keep what its scores differ by
+    else:  # a fully masked row would keep the differences of its scores
         check(Fuse(), text, inputs=given, near_miss=True, atol=1e-2)
 
 
@@ -148,7 +148,7 @@ LOWEST = "-3.4028234663852886e+38"
 
 @pytest.mark.parametrize("limit", ["Max (s1, low)", "Max (low, s1)", "Clip (s1, low)"])
 def test_scores_limited_to_the_lowest_number(limit: str) -> None:
-    """Two masks, added to each other, are minus infinity: limited, they are as low as one."""
+    """The sum of two masks is -inf; with a lower bound it is as low as one mask."""
     mask = "a = Where (keep, zero, low) b = Add (s, a) s1 = Add (b, a)"
     text = graph(
         f"{SCORES} {mask} s2 = {limit} {SOFTMAX}",
@@ -171,7 +171,7 @@ def test_scores_limited_before_all_is_added() -> None:
 
 
 def test_the_lowest_number_of_half_precision_is_added_in_full() -> None:
-    """In bits that half precision has not, the runtime keeps the scores of a masked row."""
+    """onnxruntime keeps the scores of a masked row in bits that half precision lacks."""
     bits = int(np.float16(-65504).view(np.uint16))
     text = f"""{HALF}g (float16[N, 2, S, 4] q, float16[N, 2, 4, T] kt, float16[N, 2, T, 4] v,
         bool[N, 1, S, T] keep) => (float16[N, 2, S, 4] y)
@@ -183,7 +183,7 @@ def test_the_lowest_number_of_half_precision_is_added_in_full() -> None:
     given = {n: 2 * random.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
     result, _ = fused(text, {**given, "keep": KEEP}, atol=2e-2)
     assert census(result)["Cast"] == 4
-    # Minus infinity is the same in all precisions.
+    # -inf is the same in all precisions.
     infinite = text.replace(f"{{{bits}}}", f"{{{int(np.float16(-np.inf).view(np.uint16))}}}")
     given["keep"] = np.tril(np.ones((2, 1, 5, 7), bool))
     result, _ = fused(infinite, given, atol=2e-2)

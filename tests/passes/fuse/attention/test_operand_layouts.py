@@ -1,4 +1,4 @@
-"""Attention on operands in unusual forms: heads along two axes, channels first, no batch."""
+"""Attention on unusual layouts: two axes of heads, channels first, no batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOFTMAX = "s = Mul (qk, half) p = Softmax <axis = -1> (s)"
 
 
 def five(key: str = "N, 2, 1, T, 4", body: str = "", inputs: str = "") -> str:
-    """Grouped queries [N, 2, 3, S, 4], made of tokens."""
+    """Grouped queries [N, 2, 3, S, 4], computed from tokens."""
     return f"""{HEADER}g (float[N, S, 24] x, float[{key}] k, float[{key}] v{inputs})
         => (float[N, 2, 3, S, 4] y)
         <int64[5] groups = {{0, 0, 2, 3, 4}}, float half = {{0.5}}> {{
@@ -28,7 +28,7 @@ def test_heads_along_two_axes(key: str) -> None:
 
 
 def test_grouped_queries_of_tokens() -> None:
-    """Keys of tokens too: the operator reads both as they come."""
+    """Keys are tokens, too: the operator uses both directly."""
     text = five().replace("float[N, 2, 1, T, 4] k", "float[N, T, 8] c")
     text = text.replace("float[N, 2, 1, T, 4] v", "float[N, T, 8] z").replace(
         "kt =",
@@ -64,13 +64,13 @@ TURNED = f"""{HEADER}g (float[N, 4, S] q, float[N, 4, S] k, float[N, 6, S] v) =>
 
 
 def test_pixels_that_come_last() -> None:
-    """A key that arrives transposed, and values from the left."""
+    """A key that is transposed already, and values as the first operand."""
     result, node = fused(TURNED)
     assert attributes(node)["q_num_heads"] == 1
     assert census(result) == {"Transpose": 4, "Attention": 1}
 
 
-def test_probabilities_turned_otherwise() -> None:
+def test_probabilities_transposed_otherwise() -> None:
     text = TURNED.replace("pt = Transpose <perm = [0, 2, 1]> (p)", "pt = Identity (p)")
     check(Fuse(), text, near_miss=True)
     text = TURNED.replace("[N, ", "[S, ").replace(
@@ -80,7 +80,7 @@ def test_probabilities_turned_otherwise() -> None:
 
 
 def test_heads_of_channels() -> None:
-    """[batch, heads * size, pixels], as a convolution gives it, with its heads split."""
+    """[batch, heads * size, pixels], as after a convolution, with split heads."""
     text = f"""{HEADER}g (float[N, 8, 9] q, float[N, 8, 9] k, float[N, 8, 9] v)
         => (float[N, 2, 9, 4] y) <int64[4] heads = {{0, 2, 4, 9}}, float half = {{0.5}}> {{
         q4 = Reshape (q, heads) k4 = Reshape (k, heads) v4 = Reshape (v, heads)
@@ -220,7 +220,7 @@ TOKENS = f"""{HEADER}g (float[N, S, 12] x, float[N, T, 12] c, float[N, T, 12] z)
 }}"""
 
 
-def test_values_that_are_merged_behind_the_softmax() -> None:
+def test_values_that_are_merged_after_the_softmax() -> None:
     result, node = fused(TOKENS)
     assert attributes(node)["q_num_heads"] == 3
     assert not census(result)["MatMul"]
@@ -244,7 +244,7 @@ TWICE = f"""{HEADER}g (float[N, 2, S, 4] q, float[N, 2, 4, T] kt, float[N, 2, T,
 
 
 def kept_rows() -> dict[str, np.ndarray]:
-    """Keys that are masked here and there, and one query that may look at none."""
+    """Some keys are masked, and all keys of one query."""
     draw = np.random.default_rng(0)
     keep = draw.random((2, 1, 5, 7)) < 0.6
     keep[:, :, 3] = False
@@ -253,8 +253,8 @@ def kept_rows() -> dict[str, np.ndarray]:
     return arrays | {"keep": keep, "other": ~keep}
 
 
-def test_a_mask_before_and_behind_the_softmax() -> None:
-    """A query that may look at nothing gets 0, not the mean of all values."""
+def test_a_mask_before_and_after_the_softmax() -> None:
+    """The result of a fully masked query is 0, not the mean of all values."""
     result, _ = fused(TWICE, kept_rows())
     assert not census(result)["MatMul"]
 
@@ -268,5 +268,5 @@ def test_a_mask_before_and_behind_the_softmax() -> None:
         ("Where (keep, qk, low)", "Add (qk, zero)"),
     ],
 )
-def test_another_choice_behind_the_softmax_is_a_near_miss(old: str, new: str) -> None:
+def test_another_where_after_the_softmax_is_a_near_miss(old: str, new: str) -> None:
     check(Fuse(), TWICE.replace(old, new), near_miss=True, inputs=kept_rows())

@@ -1,4 +1,4 @@
-"""Query, key and value in one value: parts of it are tokens, however they are taken apart."""
+"""Query, key and value in one value: its parts become tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """The rule on a model whose shapes are known, as it runs in the pass."""
+    """The rule, after shape inference."""
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
@@ -31,7 +31,7 @@ class Unpack:
 APART = "a = Reshape (x, five) t = Transpose <perm = [2, 0, 3, 1, 4]> (a)"
 ENTRIES = "q = Gather (t, i0) k = Gather (t, i1) v = Gather (t, i2)"
 BESIDE = APART.replace("five", "other").replace("[2, 0, 3, 1, 4]", "[3, 0, 2, 1, 4]")
-"""The parts of each head lie side by side."""
+"""The parts of each head are adjacent."""
 MERGED = APART + " t3 = Reshape (t, four)"
 SPLIT = "q1, k1, v1 = Split <axis = 0> (t3, ones)"
 SQUEEZED = " ".join(f"{name} = Squeeze ({name}1, a0)" for name in "qkv")
@@ -63,7 +63,7 @@ def test_entries_of_the_first_axis_are_parts_of_the_last() -> None:
     assert found == {"Split": 1, "Reshape": 3, "Transpose": 3, "Add": 1, "Sub": 1}
 
 
-def test_an_entry_that_is_read_twice_or_not_at_all() -> None:
+def test_an_entry_that_is_used_twice_or_not_at_all() -> None:
     found = unpacked(graph(f"{APART} q = Gather (t, i1) k = Gather (t, i1) y = Mul (q, k)"))
     assert found == {"Split": 1, "Reshape": 1, "Transpose": 1, "Mul": 1}
 
@@ -107,7 +107,7 @@ def test_an_image_is_flattened_on_the_way() -> None:
          "float[4, N, 5] y"),
     ],
 )  # fmt: skip
-def test_what_is_no_part_stays(nodes: str, result: str) -> None:
+def test_other_users_than_single_parts_stay(nodes: str, result: str) -> None:
     text = graph(nodes, result).replace("int64 i0", "int64[2] lengths = {2, 1}, int64 i0")
     check(Unpack(), text, near_miss=True, inputs=FEED)
 
@@ -130,7 +130,7 @@ def test_a_value_that_a_branch_reads_stays() -> None:
          f"{HEADS}, float[1, 2, 4, N, 5] z"),
     ],
 )  # fmt: skip
-def test_a_part_that_is_an_output_is_read_elsewhere_too(nodes: str, outputs: str) -> None:
+def test_a_part_that_is_an_output_has_other_users(nodes: str, outputs: str) -> None:
     text = graph(f"{APART} {nodes}", outputs).replace("int64 i0", "int64 last = {2}, int64 i0")
     assert unpacked(text)["Split"] == 1
 
@@ -163,7 +163,7 @@ def viewed(nodes: str, outputs: str = "float[N, 1, S, 4] y, float[N, 1, S, 2] z"
         ),
     ],
 )
-def test_an_axis_of_one_comes_behind_the_split(nodes: str, outputs: str | None) -> None:
+def test_an_axis_of_size_1_moves_after_the_split(nodes: str, outputs: str | None) -> None:
     found = check(SplitFirst(), viewed(nodes, outputs) if outputs else viewed(nodes))
     kinds = [node.op_type for node in found.graph.nodes]
     assert kinds == ["Split", "Unsqueeze", "Unsqueeze"]

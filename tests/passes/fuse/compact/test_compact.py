@@ -1,4 +1,4 @@
-"""`compact`: fewer operators that compute the same, and what is left as it is."""
+"""`compact`: fewer equivalent operators, and near misses."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from passes.fuse.compact.compact import Compact
 from tests.checks import check, model
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
+from toolkit.settings import Settings
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """The pass on a model whose shapes are known, for the target that asks for it."""
+    """The pass for the target onnx, after shape inference."""
 
     compact: Compact = field(default_factory=Compact)
 
     def run(self, model: Model, ctx: Context) -> None:
-        ctx = Context(target="onnx")
+        ctx = Context(Settings(target="onnx"))
         Shapes(annotate=False).run(model, ctx)
         self.compact.run(model, ctx)
 
@@ -56,7 +57,7 @@ def attended(projections: str, rest: str = "", outputs: str = "float[B, L, 2] y"
     }}"""
 
 
-def test_query_key_and_value_are_one_map() -> None:
+def test_query_key_and_value_become_one_layer() -> None:
     found = left(attended(PROJECTIONS))
     assert found == {"MatMul": 1, "Add": 1, "Split": 1, "Attention": 1}
 
@@ -68,8 +69,8 @@ def test_a_map_without_a_bias_gets_zeros() -> None:
     np.testing.assert_array_equal(biases[0], [1, 2, 0, 0, 3, 4])
 
 
-def test_maps_that_meet_behind_merged_ones_are_merged_too() -> None:
-    """The query and the key are made of one value, which lies beside the value's source."""
+def test_layers_that_meet_after_merged_ones_are_merged_too() -> None:
+    """Query and key have one source; the value has another one."""
     shared = """p = MatMul (x, wq)  h = Add (p, bq)  q0 = MatMul (h, wk)  q = Add (q0, bv)
         k0 = MatMul (h, wv)  k = Add (k0, bq)  v0 = MatMul (x, wo)  v = Add (bv, v0)"""
     text = attended(shared).replace("float[2] bq", "float[2, 2] wo = {1, 3, 5, 7}, float[2] bq")
@@ -78,11 +79,11 @@ def test_maps_that_meet_behind_merged_ones_are_merged_too() -> None:
 
 def test_other_targets_keep_them_apart() -> None:
     subject = model(HEADER + attended(PROJECTIONS))
-    Compact().run(subject, Context(target="ort-cpu"))
+    Compact().run(subject, Context(Settings(target="ort-cpu")))
     assert not len(subject.journal)
 
 
-def test_two_maps_without_a_bias_are_as_many_merged() -> None:
+def test_two_layers_without_a_bias_stay() -> None:
     text = f"""agraph (float[B, L, 2] x) => (float[B, L, 2] y) <{WEIGHTS}> {{
         g = MatMul (x, wq)  u = MatMul (x, wk)  y = Mul (g, u)
     }}"""
@@ -135,7 +136,7 @@ def test_two_sums_are_one() -> None:
     assert left(f"{signature} {{ {body} }}") == {"Exp": 1, "Sum": 1}
 
 
-def test_a_sum_that_is_read_elsewhere_stays() -> None:
+def test_a_sum_with_other_users_stays() -> None:
     stays("""agraph (float[A] x, float[A] z) => (float[A] y, float[A] w) {
         s = Add (x, z) y = Add (s, z) w = Relu (s)
     }""")
@@ -174,7 +175,7 @@ def test_a_mask_of_minus_infinity_is_its_condition() -> None:
 
 @pytest.mark.parametrize("low", ["-100000", "-1e38"])
 def test_a_finite_mask_stays(low: str) -> None:
-    """A row that is masked as a whole attends to everything alike then, not to nothing."""
+    """A fully masked row would then have equal weights, not zeros."""
     stays(with_mask(low))
 
 
@@ -204,7 +205,7 @@ def test_a_shift_and_its_windows_are_one_gather() -> None:
 @pytest.mark.parametrize(
     "moves",
     [
-        # Columns move, not rows; and the images of the batch change places with their rows.
+        # Columns move, not rows; or images of the batch are swapped with rows.
         "c = Reshape (x, cut) t = Transpose <perm = [0, 1, 3, 2, 5, 4]> (c) y = Reshape (t, rows)",
         "c = Reshape (x, cut) t = Transpose <perm = [1, 0, 3, 2, 4, 5]> (c) y = Reshape (t, rows)",
     ],
@@ -241,7 +242,7 @@ def test_a_length_that_an_export_has_written_down_is_kept() -> None:
 @pytest.mark.parametrize(
     "views",
     [
-        # What is split is not an axis; the Transpose is read elsewhere; nothing is split.
+        # The split is not of one axis; the Transpose has other users; nothing is split.
         f"{CUT} y = Reshape (u, other)",
         f"{CUT} y = Reshape (u, split) z = Exp (u)",
         "m = Reshape (x, split) u = Transpose <perm = [0, 2, 1, 3]> (m) y = Reshape (u, cut)",
@@ -318,7 +319,7 @@ def test_two_tables_limit_their_distances_once() -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        "y = Identity (z)",  # grows for ever, if slowly
+        "y = Identity (z)",  # grows without bound
         "y = Min (z, high)",  # at one end
         "u = Mod (z, high) y = Clip (u, low, high)",
     ],
@@ -352,7 +353,7 @@ def test_batch_and_heads_are_not_merged_for_a_product() -> None:
     assert found == {"MatMul": 1, "Shape": 1, "Concat": 1, "Expand": 1, "GatherElements": 1}
 
 
-def test_what_gathers_along_them_stays() -> None:
+def test_gathers_along_merged_axes_stay() -> None:
     text = f"{APART} {{ {MERGED.format(axis=0)} y = Reshape (d, t) }}"
     text = text.replace("L] at", "3] at").replace("L] y", "3] y").replace("l, l)", "l, three)")
     stays(text)
@@ -366,7 +367,7 @@ MOVED = """agraph (float[A, 2] x) => (float[3, A] y)
 
 
 @pytest.mark.parametrize("scale", ["Div (t, c)", "Mul (c, t)"])
-def test_a_factor_of_what_was_moved_goes_into_the_weight(scale: str) -> None:
+def test_a_factor_after_data_movement_is_folded_into_the_weight(scale: str) -> None:
     found = left(f"{MOVED} {{ m = MatMul (x, w) t = Transpose (m) y = {scale} }}")
     assert found == {"MatMul": 1, "Transpose": 1}
 
@@ -403,7 +404,7 @@ def gated(nodes: str, factor: float = 1.702, outputs: str = "float[A, 2] y") -> 
     return GATED.format(nodes=nodes, factor=factor, outputs=outputs)
 
 
-def test_the_factor_of_a_gate_goes_into_the_maps_around_it() -> None:
+def test_the_factor_of_a_gate_is_folded_into_the_layers_around_it() -> None:
     result = check(Small(), HEADER + gated(BETWEEN_MAPS))
     found = Counter(node.op_type for node in result.graph.nodes)
     assert found == {"MatMul": 2, "Add": 1, "Sigmoid": 1, "Mul": 1}
@@ -419,7 +420,7 @@ def test_the_factor_of_a_gate_goes_into_the_maps_around_it() -> None:
         f"h = MatMul (x, w) {GATE} y = Gemm <transB = 1> (g, v)",
     ],
 )
-def test_the_factor_of_a_gate_goes_into_gemm(nodes: str) -> None:
+def test_the_factor_of_a_gate_is_folded_into_gemm(nodes: str) -> None:
     assert left(gated(nodes))["Mul"] == 1
 
 
@@ -435,7 +436,7 @@ def test_the_factor_of_a_gate_goes_into_gemm(nodes: str) -> None:
         (f"h = MatMul (x, w) {GATE} y = Gemm <transA = 1> (g, v)", "float[2, 2] y"),
     ],
 )
-def test_gates_that_are_not_between_maps_keep_their_factor(nodes: str, outputs: str) -> None:
+def test_gates_that_are_not_between_layers_keep_their_factor(nodes: str, outputs: str) -> None:
     feed = {"x": np.ones((2, 2), np.float32)}
     stays(gated(nodes, outputs=outputs), inputs=feed)
 
@@ -457,7 +458,7 @@ SIZES = "int64[3] merged = {6, 3, 4}, int64[4] split = {2, 3, 3, 4}, int64[3] tw
         "y = Reshape (m, split) t = Exp (m) z = Reshape (t, split)",
     ],
 )
-def test_what_is_split_for_two_outputs_of_the_graph(nodes: str) -> None:
+def test_a_split_with_two_outputs_of_the_graph(nodes: str) -> None:
     found = left(
         f"""g ({SOURCES}) => (float[2, 3, 3, 4] y, float[2, 3, 3, 4] z) <{SIZES}> {{
             a = Neg (x) m = Reshape (a, merged) {nodes}
@@ -466,7 +467,7 @@ def test_what_is_split_for_two_outputs_of_the_graph(nodes: str) -> None:
     assert not found["Reshape"]
 
 
-def test_what_is_only_repeated_stays_repeated() -> None:
+def test_repeated_values_stay_repeated() -> None:
     stays(
         f"""g ({SOURCES}) => (float[2, 3, 3, 4] y) <{SIZES}> {{
             a = Neg (c) m = Tile (a, twice) y = Reshape (m, split)

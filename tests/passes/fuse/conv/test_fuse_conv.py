@@ -1,4 +1,4 @@
-"""`fuse-conv`: what a Conv takes into its weights, and what looks like it but must stay."""
+"""`fuse-conv`: maps folded into the weights of a Conv, and near misses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kept(nodes: str, *constants: str, signature: str = IMAGE, **options: Any) ->
         f"d = Mul (c, s) e = Add (d, k) c2 = {NORM.replace('(c', '(e')} y = Neg (c2)",
     ],
 )
-def test_maps_by_channel_go_into_the_weights(inputs: str, then: str) -> None:
+def test_per_channel_maps_are_folded_into_the_weights(inputs: str, then: str) -> None:
     fused(
         f"c = Conv <pads = [1, 0, 2, 1], strides = [2, 1]> ({inputs}) {then}",
         *(W, B, batch_norm(6)),
@@ -115,7 +115,7 @@ def test_any_kind_of_transposed_conv(attributes: str, shape: list[int], sizes: s
     )
 
 
-def test_a_conv_inside_a_graph_keeps_its_name_and_its_reader() -> None:
+def test_a_conv_inside_a_graph_keeps_its_name_and_its_users() -> None:
     changed = fused(
         f"[first] c = Conv (x, w) n = {NORM} r = Relu (n) s = Sigmoid (n) y = Mul (r, s)",
         *(W, batch_norm(6)),
@@ -125,7 +125,7 @@ def test_a_conv_inside_a_graph_keeps_its_name_and_its_reader() -> None:
 
 
 def test_half_precision_is_computed_in_double_and_rounded_once() -> None:
-    """Each step by itself would overflow or vanish in half precision; all together they do not."""
+    """Single steps would overflow or underflow in half precision; their composition does not."""
     signature = "g (float16[1, 2, 3, 3] x) => (float16[1, 2, 3, 3] y)"
     constants = [
         stored("w", np.ones((2, 2, 1, 1)), "float16"),
@@ -148,8 +148,8 @@ def test_half_precision_is_computed_in_double_and_rounded_once() -> None:
     [
         "y = Add (c, row)",  # [6] lies along W, which is 6 as well
         "y = Mul (c, column)",  # along H
-        "y = Add (c, image)",  # a number for each place
-        "y = Add (c, batch)",  # makes a batch of two
+        "y = Add (c, image)",  # one number per element
+        "y = Add (c, batch)",  # broadcasts to a batch of two
         "y = Mul (c, c)",
         "y = Add (c, z)",  # not constant
         "y = Div (k, c)",
@@ -159,7 +159,7 @@ def test_half_precision_is_computed_in_double_and_rounded_once() -> None:
         f"y = {NORM.replace('variance', 'z1')}",
     ],
 )
-def test_what_is_not_by_channel_stays(then: str) -> None:
+def test_constants_that_are_not_per_channel_stay(then: str) -> None:
     kept(
         f"c = Conv <pads = [1, 1, 1, 1]> (x, w) {then}",
         *(floats("w", 6, 4, 3, 3), batch_norm(6), floats("k", 6, 1, 1)),
@@ -186,12 +186,12 @@ def test_a_constant_that_makes_more_channels_stays() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        f"c = Conv (x, w) n = {NORM} y = Add (n, c) z = Neg (y)",  # read twice
+        f"c = Conv (x, w) n = {NORM} y = Add (n, c) z = Neg (y)",  # used twice
         f"c = Conv (x, w) y = {NORM} z = Relu (c)",
         f"z = Conv (x, w) y = {NORM.replace('(c', '(z')}",  # an output itself
     ],
 )
-def test_a_conv_that_is_read_elsewhere_stays(nodes: str) -> None:
+def test_a_conv_with_other_users_stays(nodes: str) -> None:
     kept(nodes, W, batch_norm(6), signature=TWO)
 
 
@@ -297,7 +297,7 @@ BEFORE = "BatchNormalization (x, gamma, beta, mean, variance)"
         "ConvTranspose <group = 2> (d, v)",
     ],
 )
-def test_maps_of_the_input_go_into_weights_that_see_no_padding(before: str, conv: str) -> None:
+def test_maps_of_the_input_are_folded_into_weights_without_padding(before: str, conv: str) -> None:
     fused(
         f"{before} y = {conv}",
         *(W, B, floats("w2", 6, 2, 3, 3), floats("w1", 6, 4, 1, 1), floats("v", 4, 3, 1, 1)),
@@ -335,7 +335,7 @@ def test_two_maps_before_padding_become_one_shift(before: str) -> None:
     fused(f"{before} y = {PADDED}", W, *constants, after="Add Conv")
 
 
-def test_a_scale_of_zero_cannot_be_moved_behind_the_shift() -> None:
+def test_a_scale_of_zero_cannot_be_moved_after_the_shift() -> None:
     zero = stored("k", np.array([1, 0, 2, 3]).reshape(4, 1, 1))
     kept(f"e = Mul (x, k) d = Add (e, t) y = {PADDED}", W, zero, floats("t", 4, 1, 1))
     fused("e = Mul (x, k) d = Add (e, t) y = Conv (d, w)", W, zero, floats("t", 4, 1, 1))
@@ -344,12 +344,12 @@ def test_a_scale_of_zero_cannot_be_moved_behind_the_shift() -> None:
 @pytest.mark.parametrize(
     ("signature", "before"),
     [
-        ("float[N, 1, 7, 6] x", "Mul (x, k)"),  # one channel made four
-        ("float[4, 7, 6] x", "Mul (x, k4)"),  # an image made a batch
+        ("float[N, 1, 7, 6] x", "Mul (x, k)"),  # one channel broadcast to four
+        ("float[4, 7, 6] x", "Mul (x, k4)"),  # an image broadcast to a batch
         ("float[N, 4, 7, 4] x", "Mul (x, row)"),  # along W
     ],
 )
-def test_what_makes_the_input_larger_stays(signature: str, before: str) -> None:
+def test_constants_that_broadcast_the_input_stay(signature: str, before: str) -> None:
     kept(
         f"d = {before} y = Conv (d, w)",
         *(W, floats("k", 4, 1, 1), floats("k4", 1, 4, 1, 1), floats("row", 4)),
@@ -357,7 +357,7 @@ def test_what_makes_the_input_larger_stays(signature: str, before: str) -> None:
     )
 
 
-def test_an_input_that_is_read_elsewhere_stays() -> None:
+def test_an_input_with_other_users_stays() -> None:
     kept(
         "d = Mul (x, k) y = Conv (d, w) z = Conv (d, w)",
         *(W, floats("k", 4, 1, 1)),
@@ -373,12 +373,12 @@ def test_an_input_that_is_read_elsewhere_stays() -> None:
         "q = Abs (x) r = Sqrt (q) i = Div (one, r) h = Mul (x, i) d = Mul (h, k)",
     ],
 )
-def test_what_ends_a_gelu_or_a_norm_stays(before: str) -> None:
+def test_the_last_factor_of_a_gelu_or_norm_stays(before: str) -> None:
     constants = W, floats("k", 4, 1, 1), "float half = {0.5}", "float one = {1}"
     kept(f"{before} y = Conv (d, w)", *constants)
 
 
-def test_what_stands_between_two_convs_goes_into_the_first() -> None:
+def test_maps_between_two_convs_are_folded_into_the_first() -> None:
     changed = fused(
         f"c = Conv (x, w) n = {NORM} y = Conv <pads = [1, 1, 1, 1]> (n, v)",
         *(W, floats("v", 6, 6, 3, 3), batch_norm(6)),
@@ -394,14 +394,14 @@ def test_a_batch_normalization_that_no_conv_takes_stays() -> None:
     )
 
 
-def test_explain_says_what_is_in_the_way() -> None:
+def test_explain_gives_the_reason() -> None:
     text = typed(IMAGE, f"{W}, {batch_norm(4)}", f"d = {BEFORE} y = {PADDED}")
     reasons = [miss.reason for miss in explain(model(text), RULES)]
     assert "its padding is not shifted with the rest" in reasons
 
 
 def test_opset_9_and_spatial_statistics() -> None:
-    """Before opset 9 a BatchNormalization could have statistics for every place."""
+    """Before opset 9 a BatchNormalization could have statistics per element."""
     nodes = f"c = Conv (x, w) y = {NORM}"
     becomes(CONV, IMAGE, f"{W}, {batch_norm(6)}", nodes, "Conv", opset=9)
     everywhere = nodes.replace("BatchNormalization", "BatchNormalization <spatial = 0>")
@@ -428,7 +428,7 @@ ALONE = "g (float[N, 4, 7, 6] x) => (float[N, 4, 7, 6] y)"
         f"d = Mul (x, k) n = {BEFORE.replace('(x', '(d')} e = Add (n, k) y = Div (e, s)",
     ],
 )
-def test_maps_around_a_batch_normalization_go_into_it(nodes: str) -> None:
+def test_maps_around_a_batch_normalization_are_folded_into_it(nodes: str) -> None:
     constants = batch_norm(4), floats("k", 4, 1, 1), "float s = {0.3}"
     fused(nodes, *constants, after="BatchNormalization", signature=ALONE)
 
@@ -451,7 +451,7 @@ def test_other_operators_around_a_batch_normalization_stay(nodes: str) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_chains(seed: int) -> None:
-    """Convs and maps in any order, with padding or without: whatever fuses computes the same."""
+    """Random chains of Convs and affine maps, with and without padding, stay equivalent."""
     random = np.random.default_rng(seed)
     steps = [
         "Conv (v, w)",

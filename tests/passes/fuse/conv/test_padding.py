@@ -1,4 +1,4 @@
-"""`fuse-conv`: padding that a window does by itself, and space-to-depth stems."""
+"""`fuse-conv`: Pads folded into windows, and space-to-depth stems."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_other_padding_of_a_conv_stays(pad: str, conv: str) -> None:
     stays(CONV, signature, ", ".join(constants), f"d = {pad} y = {conv}")
 
 
-def test_a_pad_that_is_read_elsewhere_or_computed_stays() -> None:
+def test_a_pad_with_other_users_or_computed_pads_stays() -> None:
     signature = "g (float[N, 4, 7, 6] x, int64[8] q) => (float[N, 6, H, W] y, float[A, B, C, D] z)"
     constants = f"{W}, {PADS}"
     stays(CONV, signature, constants, "z = Pad (x, p) y = Conv (z, w)", run=False)
@@ -127,7 +127,7 @@ def test_zeros_around_an_average_are_counted(pool: str) -> None:
     [
         "AveragePool <kernel_shape = [4, 4], pads = [1, 1, 0, 0]> (d)",
         "AveragePool <kernel_shape = [4, 4], ceil_mode = 1, strides = [2, 2]> (d)",
-        "AveragePool <kernel_shape = [2, 2]> (d)",  # windows of nothing but padding
+        "AveragePool <kernel_shape = [2, 2]> (d)",  # windows with padding alone
         'AveragePool <kernel_shape = [4, 4], auto_pad = "SAME_UPPER"> (d)',
         "MaxPool <kernel_shape = [4, 4]> (d)",
         "LpPool <kernel_shape = [4, 4]> (d)",
@@ -167,7 +167,7 @@ def test_padding_that_may_be_the_largest_stays(before: str, pool: str) -> None:
     stays(CONV, POOL, constants, f"r = {before} d = Pad (r, p) y = {pool}")
 
 
-def test_the_places_of_maxima_keep_the_pad() -> None:
+def test_used_indices_of_maxima_keep_the_pad() -> None:
     signature = "g (float[N, 4, 7, 6] x) => (float[N, 4, H, W] y, int64[N, 4, H, W] z)"
     pool = "y, z = MaxPool <kernel_shape = [4, 4]> (d)"
     stays(CONV, signature, PADS, f"r = Relu (x) d = Pad (r, p) {pool}")
@@ -234,11 +234,11 @@ def test_other_stems_stay(pieces: str, conv: str) -> None:
     constants = f"{CUTS}, {floats('grouped', 6, 4, 3, 3)}"
     joined = "c = Concat <axis = 1> (p00, p10, p01, p11)"
     signature = STEM.replace("(float[N, 5", "(float[N, C")
-    # Cut short by one row, the pieces do not even fit together.
+    # Without the last row, the shapes of the pieces differ.
     stays(CONV, signature, constants, f"{pieces} {joined} y = {conv}", run="short" not in pieces)
 
 
-def test_pieces_side_by_side_and_a_stack_read_elsewhere_stay() -> None:
+def test_adjacent_pieces_and_a_stack_with_other_users_stay() -> None:
     beside = "c = Concat <axis = 2> (p00, p10, p01, p11) y = Conv (c, w3)"
     stays(CONV, STEM, f"{CUTS}, {floats('w3', 5, 3, 3, 3)}", f"{PIECES} {beside}")
     twice = "c = Concat <axis = 1> (p00, p10, p01, p11) y = Conv (c, w) z = Exp (c)"
@@ -271,11 +271,11 @@ def test_pixel_unshuffle_and_a_conv_are_one_conv(perm: str) -> None:
 
 @pytest.mark.parametrize("perm", ["0, 1, 3, 5, 4, 2", "0, 1, 2, 5, 3, 4", "1, 0, 3, 5, 2, 4"])
 def test_other_shuffles_stay(perm: str) -> None:
-    signature = "g (float[1, 3, 8, 8] x) => (float[1, 5, H, W] y)"
+    signature = "g (float[2, 3, 8, 8] x) => (float[2, 5, H, W] y)"
     constants = [
         floats("w", 5, 12, 3, 3),
-        stored("cut", np.array([1, 3, 4, 2, 4, 2]), "int64"),
-        stored("join", np.array([1, 12, 4, 4]), "int64"),
+        stored("cut", np.array([2, 3, 4, 2, 4, 2]), "int64"),
+        stored("join", np.array([2, 12, 4, 4]), "int64"),
     ]
     nodes = f"a = Reshape (x, cut) t = Transpose <perm = [{perm}]> (a) c = Reshape (t, join)"
     stays(CONV, signature, ", ".join(constants), f"{nodes} y = Conv (c, w)")

@@ -1,4 +1,4 @@
-"""`fuse-linear`: what MatMul and Gemm take into their weights, and what must stay."""
+"""`fuse-linear`: maps folded into the weights of MatMul and Gemm, and near misses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.fuse.compact.shared_input import groups
 from passes.fuse.linear.fuse_linear import FuseLinear
-from tests.checks import model
-from tests.passes.fuse.constants import batch_norm, becomes, floats, stays, stored, typed
+from tests.passes.fuse.constants import batch_norm, becomes, floats, stays, stored
 from toolkit.ir import node as nd
 
 LINEAR = FuseLinear()
@@ -58,7 +56,7 @@ def test_a_product_of_matrices_and_a_bias_are_a_gemm(bias: str) -> None:
 )
 def test_other_biases_stay(signature: str, nodes: str) -> None:
     constants = floats("full", 3, 6), floats("column", 3, 1), floats("b3", 1, 1, 6)
-    runs = "M" not in signature  # what M is, only the run would know
+    runs = "M" not in signature  # M is unknown
     kept(signature, nodes, W, B, *constants, floats("w1", 4, 1), run=runs)
 
 
@@ -68,7 +66,7 @@ def test_integers_stay() -> None:
     kept(signature, "c = MatMul (x, w) y = Add (c, b)", *constants)
 
 
-def test_a_product_that_is_read_elsewhere_stays() -> None:
+def test_a_product_with_other_users_stays() -> None:
     signature = "g (float[N, 4] x) => (float[N, 6] y, float[N, 6] c)"
     kept(signature, "c = MatMul (x, w) y = Add (c, b)", W, B)
 
@@ -87,7 +85,7 @@ def test_a_product_that_is_read_elsewhere_stays() -> None:
         ("float[N, 4] x, float[6, 4] v", "t = Transpose (v) y = Gemm (x, t, b)", (0, 1)),
     ],
 )
-def test_transposes_of_matrices_go_into_a_gemm(
+def test_transposes_of_matrices_are_folded_into_a_gemm(
     signature: str, nodes: str, flags: tuple[int, int]
 ) -> None:
     signature = f"g ({signature}) => (float[N, 6] y)"
@@ -108,10 +106,10 @@ def test_other_transposes_stay() -> None:
     )
 
 
-def test_factors_of_a_gemm_go_into_its_constants() -> None:
+def test_factors_of_a_gemm_are_folded_into_its_constants() -> None:
     changed = fused(ROWS, "y = Gemm <alpha = 0.5, beta = 3.0> (x, w, b)", "Gemm", W, B)
     assert not changed.graph.nodes[0].attribute
-    # A bias that is fed keeps its factor.
+    # A variable bias keeps its factor.
     signature = "g (float[N, 4] x, float[6] z) => (float[N, 6] y)"
     changed = fused(signature, "y = Gemm <alpha = 0.5, beta = 3.0> (x, w, z)", "Gemm", W)
     assert nd.attrs(changed.graph.nodes[0]) == {"beta": 3.0}
@@ -146,7 +144,7 @@ def test_factors_of_a_gemm_stay_where_constants_are_shared_or_fed() -> None:
         "Gemm <transB = 1, beta = 0.5> (x, v, s)",
     ],
 )
-def test_maps_behind_a_gemm_go_into_it(gemm: str, then: str) -> None:
+def test_maps_after_a_gemm_are_folded_into_it(gemm: str, then: str) -> None:
     constants = [W, B, floats("v", 6, 4), floats("b0", 6), floats("b1", 1, 6), "float s = {0.3}"]
     fused(ROWS, f"c = {gemm} {then}", "Gemm", *constants, batch_norm(6))
 
@@ -161,7 +159,7 @@ def test_maps_behind_a_gemm_go_into_it(gemm: str, then: str) -> None:
         ("d = Mul (c, b1) e = Add (d, b) f = Sub (e, s) y = Neg (f)", "MatMul Add"),
     ],
 )
-def test_maps_behind_a_matmul_leave_at_most_one_add(then: str, after: str) -> None:
+def test_maps_after_a_matmul_leave_at_most_one_add(then: str, after: str) -> None:
     constants = W, B, floats("b1", 1, 6), "float s = {0.3}"
     fused(TOKENS, f"c = MatMul (x, w) {then}", after, *constants)
 
@@ -200,12 +198,12 @@ def test_a_shared_weight_is_copied_only_when_small() -> None:
 
 @pytest.mark.parametrize("before", ["d = Mul (x, k)", "e = Sub (x, k) d = Div (e, s)"])
 @pytest.mark.parametrize("gemm", ["Gemm (d, w)", "Gemm <transB = 1, alpha = 0.5> (d, v, b)"])
-def test_maps_before_a_gemm_go_into_it(before: str, gemm: str) -> None:
+def test_maps_before_a_gemm_are_folded_into_it(before: str, gemm: str) -> None:
     constants = W, B, floats("v", 6, 4), floats("k", 4), "float s = {0.3}"
     fused(ROWS, f"{before} y = {gemm}", "Gemm", *constants)
 
 
-def test_batch_normalization_before_a_gemm_goes_into_it() -> None:
+def test_batch_normalization_before_a_gemm_is_folded_into_it() -> None:
     before = f"d = {NORM.replace('(c', '(x')}"
     fused(ROWS, f"{before} y = Gemm (d, w, b)", "Gemm", W, B, batch_norm(4))
 
@@ -219,14 +217,14 @@ def test_batch_normalization_before_a_gemm_goes_into_it() -> None:
         ("e = Mul (x, k) d = Add (e, k) y = MatMul (d, w)", "MatMul Add"),
     ],
 )
-def test_maps_before_a_matmul_go_into_it_or_behind_it(nodes: str, after: str) -> None:
+def test_maps_before_a_matmul_are_folded_into_it_or_after_it(nodes: str, after: str) -> None:
     fused(TOKENS, nodes, after, W, B, floats("k", 4))
 
 
 @pytest.mark.parametrize(
     ("signature", "nodes"),
     [
-        (TOKENS, "d = Add (x, k) y = MatMul (d, w)"),  # as an Add behind it, it gains nothing
+        (TOKENS, "d = Add (x, k) y = MatMul (d, w)"),  # an Add would remain after it
         ("g (float[N, S, 1] x) => (float[N, S, 6] y)", "d = Mul (x, k) y = MatMul (d, w)"),
         ("g (float[4] x) => (float[1, 1, 6] y)", "d = Mul (x, k3) y = MatMul (d, w)"),
         ("g (float[4, 4] x) => (float[4, 6] y)", "d = Mul (x, column) y = MatMul (d, w)"),
@@ -238,7 +236,7 @@ def test_other_maps_before_stay(signature: str, nodes: str) -> None:
     kept(signature, nodes, W, floats("k", 4), *constants)
 
 
-def test_an_input_that_is_read_elsewhere_stays() -> None:
+def test_an_input_with_other_users_stays() -> None:
     signature = "g (float[N, 4] x) => (float[N, 6] y, float[N, 6] z)"
     nodes = "d = Mul (x, k) y = MatMul (d, w) z = MatMul (d, v)"
     kept(signature, nodes, W, floats("v", 4, 6), floats("k", 4))
@@ -270,7 +268,7 @@ def test_gemms_in_a_row_are_one(first: str, second: str) -> None:
 @pytest.mark.parametrize(
     ("inner", "nodes"),
     [
-        (2, "c = MatMul (x, u) y = MatMul (c, v)"),  # a bottleneck: 20 numbers, as one 24
+        (2, "c = MatMul (x, u) y = MatMul (c, v)"),  # a bottleneck: 20 weights, 24 if merged
         (8, "c = MatMul (x, u) r = Relu (c) y = MatMul (r, v)"),
         (8, "c = MatMul (x, u) d = Add (c, z) y = MatMul (d, v)"),
         (8, "c = MatMul (x, u) d = MatMul (c, v) e = MatMul (x, u) y = MatMul (e, v)"),
@@ -284,7 +282,7 @@ def test_others_in_a_row_stay(inner: int, nodes: str) -> None:
     kept(signature, nodes, *constants)
 
 
-def test_a_map_that_is_read_elsewhere_stays() -> None:
+def test_a_map_with_other_users_stays() -> None:
     signature = "g (float[N, 4] x) => (float[N, 6] y, float[N, 8] c)"
     kept(signature, "c = MatMul (x, u) y = MatMul (c, v)", floats("u", 4, 8), floats("v", 8, 6))
 
@@ -344,33 +342,3 @@ def test_half_precision_is_rounded_once() -> None:
 
 
 SMALL = {"x": np.full((2, 3), 0.1, np.float16)}
-
-
-# -- groups
-
-
-def test_maps_of_one_value_are_a_group() -> None:
-    text = typed(
-        "g (float[S, 4] x) => (float[S, 6] q, float[S, 3] k, float[S, 3] v, float[S, 4] o)",
-        f"{W}, {floats('wk', 4, 3)}, {floats('wv', 4, 3)}, {floats('wo', 6, 4)}",
-        "q = MatMul (x, w) k = MatMul (x, wk) v = MatMul (x, wv) o = MatMul (q, wo)",
-    )
-    (found,) = groups(model(text).graph)
-    assert (found.source, found.inputs, found.outputs) == ("x", 4, (6, 3, 3))
-    assert [node.output[0] for node in found.nodes] == ["q", "k", "v"]
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        "e = Exp (x) y = MatMul (x, w) z = MatMul (e, w)",
-        "y = MatMul (x, w) z = MatMul (x, f)",
-        "y = MatMul (x, w) z = Gemm (x, v)",
-        "y = Gemm (x, w) z = Gemm <transB = 1> (x, t)",
-        "y = Gemm (x, w) z = Gemm <alpha = 2.0> (x, v)",
-    ],
-)
-def test_other_maps_are_no_group(nodes: str) -> None:
-    signature = "g (float[N, 4] x, float[4, 6] f) => (float[N, 6] y, float[N, 6] z)"
-    constants = f"{W}, {floats('v', 4, 6)}, {floats('t', 6, 4)}"
-    assert not groups(model(typed(signature, constants, nodes)).graph)

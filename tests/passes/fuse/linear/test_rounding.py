@@ -1,4 +1,4 @@
-"""Weights that fusing has changed, in their own element type again."""
+"""Changed weights, rounded to their element type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 def test_numbers_that_the_type_holds(kind: type, scale: float) -> None:
     exact = np.random.default_rng(0).standard_normal((4, 8)) * scale
     exact[0, 0] = 0.0
-    exact[0, 1] = scale * 1e-30  # vanishes beside the others
+    exact[0, 1] = scale * 1e-30  # negligible next to the others
     result = rounded(exact, np.zeros(1, kind))
     assert result is not None
     assert result.dtype == kind

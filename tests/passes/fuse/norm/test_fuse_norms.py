@@ -1,4 +1,4 @@
-"""`fuse-norms`: every spelling of a norm becomes the operator with its scale and bias inside.
+"""`fuse-norms`: all forms of a norm become one operator with its scale and bias.
 
 A case is the nodes alone, between `x` ([B, S, 4] unless told otherwise) and `y`.
 """
@@ -16,6 +16,7 @@ from tests.checks import check, model, parse, random_feeds, text_of
 from tests.ort import session
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
+from toolkit.settings import Settings
 
 FUSE = FuseNorms()
 HEADER = '<ir_version: 10, opset_import: ["" : {}, "com.microsoft" : 1]>\n'
@@ -40,7 +41,7 @@ CONSTANTS = {
 
 
 def typed(text: str) -> str:
-    """The model with the types of its values between input and output written down."""
+    """Return the model as text, with the inferred types of its values."""
     return printer.to_text(shape_inference.infer_shapes(parse(text)))
 
 
@@ -130,7 +131,7 @@ def test_two_weights_on_one_norm_make_two_norms() -> None:
     assert [node.op_type for node in found.graph.nodes] == ["RMSNormalization"] * 2
 
 
-def test_a_norm_that_is_read_beside_its_weight_keeps_it_outside() -> None:
+def test_a_norm_with_other_users_keeps_its_weight_outside() -> None:
     outputs = "float[B,S,4] y, float[B,S,4] z"
     nodes = CORE + "n = Div (x, s) y = Mul (n, w) z = Neg (n)"
     found = check(FUSE, typed(graph(nodes, outputs=outputs)))
@@ -150,7 +151,7 @@ def test_a_norm_that_is_read_beside_its_weight_keeps_it_outside() -> None:
         "a = Abs (x) m = ReduceMean (a, last) v = Add (m, eps) s = Sqrt (v) y = Div (x, s)",
     ],
 )
-def test_what_only_looks_like_an_rms_norm_stays(nodes: str) -> None:
+def test_near_misses_of_rms_norm_stay(nodes: str) -> None:
     stays(nodes)
 
 
@@ -186,7 +187,7 @@ def test_l2_norm_is_an_rms_norm_of_another_scale() -> None:
 
 
 def test_an_l2_norm_with_a_limit_for_zeros() -> None:
-    """The limit is that of torch, and its square by the number of elements the epsilon."""
+    """The limit is that of torch; epsilon is its square divided by the number of elements."""
     signature = """g (float[B,S,4] x) => (float[B,S,4] y)
         <int64[1] last = {-1}, float tiny = {1e-12}>"""
     values = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
@@ -238,14 +239,14 @@ VARIANCE = VARIANCES["power"]
 
 @pytest.mark.parametrize("inverse", ["s = Sqrt (v) r = Reciprocal (s)", "r = Pow (v, minus_half)"])
 def test_layer_norm_as_a_line(inverse: str) -> None:
-    """How TensorFlow and Keras write it."""
+    """The form of TensorFlow and Keras."""
     start = VARIANCE + inverse + " k = Mul (r, w) a = Mul (x, k) "
     becomes(start + "c = Mul (m, k) e = Sub (b, c) y = Add (a, e)", LN)
     becomes(start + "j = Neg (m) c = Mul (j, k) e = Add (c, b) y = Add (a, e)", LN)
 
 
 def test_layer_norm_by_pooling() -> None:
-    """How TensorFlow's exporter writes means along the last of three axes."""
+    """The form of TensorFlow's exporter for means along the last of three axes."""
     core = VARIANCE.replace("ReduceMean (x, last)", "GlobalAveragePool (x)")
     core = core.replace("ReduceMean (q, last)", "GlobalAveragePool (q)")
     end = "s = Sqrt (v) n = Div (d, s) k = Mul (n, w) y = Add (b, k)"
@@ -296,23 +297,23 @@ def test_layer_norm_of_channels_first() -> None:
         VARIANCE + "s = Sqrt (v) e = Abs (d) y = Div (e, s)",
         VARIANCE.replace("(q, last)", "(q, middle)") + "s = Sqrt (v) y = Div (d, s)",
         DIFFERENCE + "q = Mul (d, d) u = ReduceSum (q, last) h = Mul (u, half) s = Sqrt (h) "
-        "y = Div (d, s)",  # a variance by another number than that of the elements
+        "y = Div (d, s)",  # a variance divided by another count
         DIFFERENCE + "q = Mul (d, d) u = ReduceMean (q, last) s = Sqrt (u) v = Add (s, eps) "
-        "y = Div (d, v)",  # the epsilon beside the root
+        "y = Div (d, v)",  # epsilon outside of the root
     ],
 )
-def test_what_only_looks_like_a_layer_norm_stays(nodes: str) -> None:
+def test_near_misses_of_layer_norm_stay(nodes: str) -> None:
     stays(nodes)
 
 
-def test_a_layer_norm_whose_mean_is_read_is_the_rms_norm_of_a_difference() -> None:
+def test_a_layer_norm_with_a_used_mean_is_the_rms_norm_of_a_difference() -> None:
     nodes = VARIANCE + "s = Sqrt (v) y = Div (d, s)"
     outputs = "float[B,S,4] y, float[B,S,1] m"
     after = DIFFERENCE + "y = RMSNormalization <axis = -1, epsilon = 0.00001> (d, ones)"
     check(FUSE, typed(graph(nodes, outputs=outputs)), graph(after, outputs=outputs))
 
 
-def test_a_layer_norm_whose_deviation_is_read_stays() -> None:
+def test_a_layer_norm_with_a_used_deviation_stays() -> None:
     stays(
         VARIANCE + "s = Sqrt (v) y = Div (d, s)",
         outputs="float[B,S,4] y, float[B,S,1] s",
@@ -346,22 +347,22 @@ AFTER = "y = LayerNormalization <axis = -1, epsilon = 0.00001> "
         ),
     ],
 )
-def test_what_follows_goes_into_scale_and_bias(nodes: str, after: str) -> None:
+def test_following_operators_are_folded_into_scale_and_bias(nodes: str, after: str) -> None:
     becomes(nodes, after)
 
 
 @pytest.mark.parametrize(
     "nodes",
     [
-        HEAD + "(x, ones) k = Mul (n, w) j = Neg (n) y = Add (k, j)",  # read twice
+        HEAD + "(x, ones) k = Mul (n, w) j = Neg (n) y = Add (k, j)",  # used twice
         HEAD + "(x, ones) y = Mul (n, x)",
         HEAD + "(x, ones) y = Sub (b, n)",
-        HEAD + "(x, w) k = ReduceMax (x, last) y = Mul (n, k)",  # varies from token to token
+        HEAD + "(x, w) k = ReduceMax (x, last) y = Mul (n, k)",  # varies by token
         "n = RMSNormalization <axis = -1, epsilon = 0.00001> (x, w) y = Add (n, b)",
         "n, mean = LayerNormalization <axis = -1> (x, ones) k = Mul (n, w) y = Add (k, mean)",
     ],
 )
-def test_what_is_no_scale_or_bias_stays(nodes: str) -> None:
+def test_other_operands_than_scale_and_bias_stay(nodes: str) -> None:
     stays(nodes)
 
 
@@ -405,7 +406,7 @@ def test_an_rms_norm_kept_in_float_is_one_of_half_precision() -> None:
 
 
 def test_a_layer_norm_partly_in_double_is_one_of_half_precision() -> None:
-    """How TorchScript writes it below opset 17."""
+    """The form of TorchScript below opset 17."""
     nodes = (
         "m = ReduceMean (x, last) d = Sub (x, m) c = Cast <to = 11> (d) q = Pow (c, two) "
         "u = ReduceMean (q, last) v = Add (u, wide) s = Sqrt (v) n = Div (c, s) "
@@ -468,7 +469,7 @@ def test_the_sum_of_a_skip_norm_is_its_fourth_output() -> None:
     check(FUSE, graph(nodes, "2,3,4", outputs=outputs), graph(after, "2,3,4", outputs=outputs))
 
 
-def test_a_skip_norm_whose_statistics_are_read_stays() -> None:
+def test_a_skip_norm_with_used_statistics_stays() -> None:
     nodes = f"y, mean = {MS}.SkipLayerNormalization (x, x, w, b)"
     text = graph(nodes, "2,3,4", outputs="float[2,3,4] y, float[2,3,1] mean")
     check(FUSE, text, near_miss=True, run=False)
@@ -514,10 +515,10 @@ GROUPS = (
 
 
 def run_for_onnx(text: str) -> Model:
-    """Run for the target `onnx`, and compare what comes out."""
+    """Check the result for the target `onnx`."""
     original = parse(text)
     subject = model(text)
-    FUSE.run(subject, Context(target="onnx"))
+    FUSE.run(subject, Context(Settings(target="onnx")))
     fed: dict[str, Any] = random_feeds(subject)
     before = session(original).run(None, fed)
     after = session(subject.inlined_proto()).run(None, fed)

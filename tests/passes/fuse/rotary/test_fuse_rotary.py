@@ -1,4 +1,4 @@
-"""Rotary embeddings: every way to turn pairs becomes one operator, and near misses stay."""
+"""Rotary embeddings: all forms become one operator, and near misses stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """The pass on a model whose shapes are known, as it runs in the group."""
+    """The pass, after shape inference."""
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
@@ -46,7 +46,7 @@ def graph(
     turn: str = TURN,
     size: int = 4,
 ) -> str:
-    """x turned by the angles f [1, S, 2], which all heads share."""
+    """Return a model that rotates x by the angles f [1, S, 2], equal for all heads."""
     return f"""{HEADER}g (float[{shape}] x0, float[1, S, 2] f) => (float[{shape}] y)
         <int64[1] b0 = {{0}}, int64[1] b1 = {{1}}, int64[1] b2 = {{2}}, int64[1] b4 = {{{size}}},
          int64[1] last = {{3}}, int64[1] step = {{2}}, int64[1] end = {{-1}},
@@ -72,7 +72,7 @@ def test_halves_of_heads_before_the_sequence() -> None:
     assert attributes == {}
 
 
-def test_halves_of_heads_behind_the_sequence() -> None:
+def test_halves_of_heads_after_the_sequence() -> None:
     _, attributes = fused(graph(shape="N, S, 3, 4", place=2))
     assert attributes == {"num_heads": 3}
 
@@ -97,7 +97,7 @@ def test_pairs_of_different_angles_are_a_near_miss() -> None:
     check(Fuse(), graph(HALVES, STACKED.format(other="f1")), near_miss=True)
 
 
-def test_heads_that_were_split_are_turned_together() -> None:
+def test_split_heads_are_rotated_as_tokens() -> None:
     text = f"""{HEADER}g (float[N, S, 12] t, float[S, 2] f) => (float[N, 3, S, 4] y)
         <int64[4] heads = {{0, 0, 3, 4}}, int64[2] parts = {{2, 2}}> {{
         t4 = Reshape (t, heads) x = Transpose <perm = [0, 2, 1, 3]> (t4)
@@ -118,7 +118,7 @@ def test_heads_that_were_split_are_turned_together() -> None:
         "h = Gather (t, first) x = LayerNormalization (h, scale)",
     ],
 )
-def test_one_part_of_a_packed_projection_is_turned_as_tokens(taken: str) -> None:
+def test_one_part_of_a_packed_projection_is_rotated_as_tokens(taken: str) -> None:
     packed = "a = Reshape (x0, five) t = Transpose <perm = [2, 0, 3, 1, 4]> (a)"
     stored = "int64[5] five = {0, 0, 3, 3, 4}, float[4] scale = {1, 2, 3, 4}, int64 first = {1}"
     text = graph().replace("x = Relu (x0)", f"{packed} {taken}")
@@ -130,8 +130,8 @@ def test_one_part_of_a_packed_projection_is_turned_as_tokens(taken: str) -> None
 
 
 @pytest.mark.parametrize("moved", [True, False])
-def test_a_factor_of_the_heads_comes_behind_the_turn(moved: bool) -> None:
-    """As in ESM, which scales its queries before it turns them."""
+def test_a_factor_of_the_heads_moves_after_the_rotation(moved: bool) -> None:
+    """ESM scales its queries before it rotates them."""
     place = "x0 = Transpose <perm = [0, 2, 1, 3]> (t4)" if moved else "x0 = Identity (t4)"
     shape = "N, 3, S, 4" if moved else "N, S, 3, 4"
     text = f"""{HEADER}g (float[N, S, 12] t, float[S, {1 if moved else "1, 2"}] f0)
@@ -167,7 +167,7 @@ def partial(body: str = PARTIAL) -> str:
     return text.replace("int64[1] b0", "int64[1] end6 = {6}, int64[1] b5 = {5}, int64[1] b0")
 
 
-def test_only_the_first_elements_are_turned() -> None:
+def test_only_the_first_elements_are_rotated() -> None:
     _, attributes = fused(partial())
     assert attributes == {"rotary_embedding_dim": 4}
 
@@ -277,14 +277,14 @@ def test_pairs_with_every_angle_once(turn: str, place: int) -> None:
         ("(u1, u2)", "(u2, u1)"),
     ],
 )
-def test_pairs_that_are_not_turned(turn: str, old: str, new: str) -> None:
+def test_pairs_that_are_not_rotated(turn: str, old: str, new: str) -> None:
     text = pairs(turn)
     if old in text:
         check(Fuse(), text.replace(old, new), near_miss=True)
 
 
 def test_a_pair_that_is_no_pair_of_x() -> None:
-    """Elements 0 and 1 turned with 1 and 2, or columns of three."""
+    """Elements 0 and 1 rotated with 1 and 2, or columns of three."""
     text = pairs(HALVED).replace("b = Slice (x, b2, b4, last)", "b = Slice (x, b1, b3, last)")
     check(Fuse(), text.replace("int64[1] b0", "int64[1] b3 = {3}, int64[1] b0"), near_miss=True)
     text = pairs(COLUMNS, shape="N, 3, S, 6", size=6).replace("{0, 0, 0, 2, 2}", "{0, 0, 0, 2, 3}")
@@ -297,7 +297,7 @@ def test_a_pair_that_is_no_pair_of_x() -> None:
 
 
 def test_neighbours_as_columns_of_pairs() -> None:
-    """x * cos + rotate(x) * sin, with the pairs cut from x as [.., 2, 2]."""
+    """x * cos + rotate(x) * sin, with pairs gathered from x as [.., 2, 2]."""
     columns = """c2 = Reshape (x, groups) even = Gather <axis = 4> (c2, nought)
         odd = Gather <axis = 4> (c2, one) no = Neg (odd)"""
     rotate = columns + NEIGHBOURS[NEIGHBOURS.index("no = Neg (odd)") + len("no = Neg (odd)") :]
@@ -318,7 +318,7 @@ def test_angles_joined_with_themselves() -> None:
 
 
 def test_a_table_that_is_cut_to_the_length() -> None:
-    """min(rows, length) rows: where that is less than the length, the original fails."""
+    """A table cut to min(rows, length) rows: with fewer rows than `length` the original fails."""
     cut = """xl = Shape <start = 2, end = 3> (x)
         c = Slice (t, b0, xl, b0) s = Slice (u, b0, xl, b0)"""
     table = "{" + ", ".join(f"{v:.3f}" for v in np.linspace(-1, 1, 18)) + "}"

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from passes.analysis.intervals import Interval
 from passes.analysis.shapes import Shapes
 from passes.motion.remove_padding import Unpad, region
-from passes.motion.remove_padding.masked_values import Padding
+from passes.motion.remove_padding.masked_values import MaskedValues
 from tests.checks import assert_same_outputs, check, parse
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
+from toolkit.settings import Settings
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23]>\n'
 
@@ -61,7 +62,7 @@ class Ready:
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
-        ctx.target = self.target
+        ctx.settings = Settings(target=self.target)
         Unpad().run(model, ctx)
 
 
@@ -399,11 +400,11 @@ def test_attention_that_gives_more_reads_all_rows(given: str, more: str) -> None
 def test_many_masks_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is made by itself, and none of them takes a key out."""
     asked: list[str] = []
-    at = Padding.at
+    bounds = MaskedValues.bounds
 
-    def counted(self: Padding, value: str, *rest: Any) -> Interval:
+    def counted(self: MaskedValues, value: str, *rest: Any) -> Interval:
         asked.append(value)
-        return at(self, value, *rest)
+        return bounds(self, value, *rest)
 
     def steps(layers: int) -> int:
         asked.clear()
@@ -419,7 +420,7 @@ def test_many_masks_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> 
         assert not len(subject.journal)
         return len(asked)
 
-    monkeypatch.setattr(Padding, "at", counted)
+    monkeypatch.setattr(MaskedValues, "bounds", counted)
     assert 0 < steps(40) <= 2.1 * steps(20)
 
 
@@ -497,6 +498,6 @@ def test_padding_times_what_is_not_finite_may_be_no_number(odd: str, made: str) 
     subject = Model.from_proto(parse(graph(nodes, stored=f"float[4] odd = {odd}")))
     Shapes(annotate=False).run(subject, Context())
     g = subject.graph
-    padding = Padding(g, "mask", g.shape("mask") or ())
-    assert padding.at("weight", padding.place(-3, -2)).is_wild
-    assert padding.at("column", padding.place(-3, -2)) == Interval(0, 0)
+    padding = MaskedValues(g, "mask", g.shape("mask") or ())
+    assert padding.bounds("weight", padding.padded(-3, -2)).may_be_nan
+    assert padding.bounds("column", padding.padded(-3, -2)) == Interval(0, 0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from passes.quantize.bias_correction.correct_bias import CorrectBias, Shift, lasting
+from passes.quantize.bias_correction.output_error import OutputError
 from passes.quantize.schemes.dynamic.quantize_dynamic import QuantizeDynamic
 from tests import ort
 from tests.checks import model, written
@@ -183,9 +184,7 @@ def test_a_correction_that_does_not_help_the_outputs_is_undone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = iter([1.0, 3.0, 2.0])
-    monkeypatch.setattr(
-        "passes.quantize.bias_correction.output_error.OutputError.of", lambda *_: next(answers)
-    )
+    monkeypatch.setattr(OutputError, "of", lambda *_: next(answers))
     subject = model(qdq())
     start = written(subject)
     ctx = Context()

@@ -72,7 +72,7 @@ def test_the_same_as_with_what_is_rounded(mask: str, attributes: str, per_channe
     assert kinds == ["DynamicQuantizeLinear", "QAttention"]
     assert "w" not in subject.graph.initializers
     found = quantize(W, 1 if per_channel else None, 127)
-    exact = (found.values * found.scale).astype(np.float32)
+    exact = (found.codes * found.params.scale).astype(np.float32)
     reference = parse(text)
     (weight,) = (t for t in reference.graph.initializer if t.name == "w")
     weight.CopyFrom(onnx.numpy_helper.from_array(exact, "w"))

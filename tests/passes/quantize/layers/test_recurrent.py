@@ -14,6 +14,7 @@ from tests.passes.fuse.constants import floats, typed
 from tests.passes.quantize.schemes.dynamic.checks import ALL, stays
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
+from toolkit.settings import Settings
 
 NEAR = 0.06
 IN, H = 6, 5
@@ -139,7 +140,7 @@ def test_what_stays() -> None:
 
 
 def test_other_targets_keep_the_float_layer() -> None:
-    subject, ctx = Model.from_proto(parse(lstm())), Context(target="onnx")
+    subject, ctx = Model.from_proto(parse(lstm())), Context(Settings(target="onnx"))
     ALL.run(subject, ctx)
     assert not len(subject.journal)
     assert "only onnxruntime has an int8 kernel" in ctx.notes[0]

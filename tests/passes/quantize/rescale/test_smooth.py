@@ -9,13 +9,14 @@ import pytest
 
 from passes.quantize.rescale.apply import group_of
 from passes.quantize.rescale.samples import ROWS as KEPT
-from passes.quantize.rescale.samples import Sample, Sampling
+from passes.quantize.rescale.samples import Sample
 from passes.quantize.rescale.smooth import Smooth, best_of
 from tests import ort
 from tests.checks import check, model
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.accuracy_checks import Fed, Feeds, in_int8, notes_of, rows, sqnr
 from toolkit.calibrate.data import Calib
+from toolkit.calibrate.observers import Collect
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
@@ -223,7 +224,7 @@ def test_the_search_takes_the_best_and_nothing_that_does_not_gain() -> None:
     group = group_of(subject.graph, subject.graph.nodes[0])
     assert group is not None
     (value,) = {sink.node.input[0] for sink in group.spread.sinks}
-    found = Calib(feeds).open(subject).collect(subject, {value: Sampling(-1)})
+    found = Calib(feeds).open(subject).collect(subject, {value: Collect(Sample, (-1,))})
     samples = [cast(Sample, found.statistics[value])]
     good, better, bad = np.ones(64), np.ones(64), np.ones(64)
     good[[5, 40]], better[[5, 40]], bad[7] = 2, 8, 1e-3
@@ -351,6 +352,6 @@ def test_samples_do_not_depend_on_the_order_and_merge_exactly() -> None:
     kept.restore(whole.state())
     for other in (backwards, shards[0], kept):
         np.testing.assert_array_equal(whole.rows, other.rows)
-        np.testing.assert_array_equal(whole.extremes.high, other.extremes.high)
+        np.testing.assert_array_equal(whole.high, other.high)
     assert whole.rows.shape == (KEPT, 6)
     assert (whole.rows == 0).all(axis=1).sum() <= 1

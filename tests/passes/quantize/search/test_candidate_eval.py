@@ -1,4 +1,4 @@
-"""Trials: how often the judge is asked, and on how many samples."""
+"""Trials: how often the evaluator is asked, and on how many samples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from passes.quantize.search import candidate_eval as subject
 from passes.quantize.search.candidate_eval import FEW, Trials
 from tests.checks import model
 from tests.passes.fuse.constants import floats, typed
-from toolkit.accuracy.evaluator import Judge
+from toolkit.accuracy.evaluator import Evaluator
 from toolkit.accuracy.quality_report import Figure, OutputQuality, Quality
-from toolkit.accuracy.requirement import Demand, Score
+from toolkit.accuracy.requirement import Requirement, Score
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
 from toolkit.quantization.plan import Plan
@@ -27,13 +27,13 @@ LAYER = typed("g (float[N, 64] x) => (float[N, 8] y)", floats("w", 64, 8), "y = 
 
 @dataclass
 class Bench:
-    """A judge of 32 samples, to whom any model uses so much of its budget."""
+    """A evaluator of 32 samples, to whom any model uses so much of its budget."""
 
     used: float = 0.5
-    demand: Demand = field(default_factory=Demand)
+    requirement: Requirement = field(default_factory=Requirement)
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
-    def verdict(self, made: Model, **how: Any) -> Quality:
+    def evaluate(self, made: Model, **how: Any) -> Quality:
         self.asked.append(how)
         seen = min(how.get("samples") or 32, 32)
         figures = (Figure("y", "sqnr", self.used, 1.0),)
@@ -43,7 +43,7 @@ class Bench:
 def tried(bench: Bench) -> tuple[Trials, Plan]:
     layer = model(LAYER)
     plan = QuantizeDynamic(min_elements=1).make_plan(layer)
-    return Trials(layer, Context(judge=cast("Judge", bench)), apply_all), plan
+    return Trials(layer, Context(evaluator=cast("Evaluator", bench)), apply_all), plan
 
 
 def test_a_plan_is_judged_once() -> None:
@@ -91,7 +91,7 @@ def test_what_does_not_hold_is_not_looked_at_for_long() -> None:
     bench = Bench(1.2)
     trials, plan = tried(bench)
     assert not trials.seems_to_hold(plan)
-    assert bench.asked[0]["hopeless"] < subject.HOPELESS
+    assert bench.asked[0]["stop_above"] < subject.STOP_ABOVE
 
 
 def test_of_a_fast_model_more_samples_are_affordable() -> None:
@@ -103,7 +103,7 @@ def test_of_a_fast_model_more_samples_are_affordable() -> None:
 
 def test_a_metric_of_a_user_is_asked_on_all_samples() -> None:
     """Screening would not ask for it, and anything would pass."""
-    bench = Bench(0.5, Demand(metric=Score("own", lambda outputs: 1.0)))
+    bench = Bench(0.5, Requirement(metric=Score("own", lambda outputs: 1.0)))
     trials, plan = tried(bench)
     assert trials.seems_to_hold(plan)
     assert [how.get("samples") for how in bench.asked] == [None]

@@ -15,7 +15,7 @@ from passes.quantize.schemes.dynamic.quantize_dynamic import QuantizeDynamic
 from passes.quantize.schemes.static.quantize_static import QuantizeStatic
 from passes.quantize.schemes.weight_only import nbits
 from passes.quantize.schemes.weight_only.quantize_weights import QuantizeWeights
-from passes.quantize.search import candidate_eval as trials
+from passes.quantize.search import candidate_eval
 from tests import ort
 from tests.checks import parse
 from tests.passes.fuse.constants import floats, stored, typed
@@ -122,14 +122,14 @@ def test_a_budget_that_cannot_be_kept(item: Pass) -> None:
 @pytest.mark.parametrize(("item", "outlier", "drop"), HARMFUL)
 def test_no_budget(monkeypatch: pytest.MonkeyPatch, item: Pass, outlier: float, drop: str) -> None:
     """Nothing is tried, and what was lost is told."""
-    monkeypatch.setattr(trials.Trials, "draft", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(candidate_eval.Trials, "draft", lambda *_: pytest.fail("tried"))
     result = Pipeline([item], max_drop="off", calib=Calib(samples())).run(layers(outlier))
     assert not in_floats(result)
     assert result.quality is not None
 
 
 def test_the_order_is_by_harm_and_not_by_place() -> None:
-    """The budget holds with `b`, and breaks with `c`, but `b` is the one that harms most."""
+    """The budget holds with `b`, and breaks with `c`, but `b` is the most sensitive."""
     result, _ = run(layers(c=15.0, b=20.0), INT4, "12.5dB")
     assert in_floats(result) == {"b"}
 

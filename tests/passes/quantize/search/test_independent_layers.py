@@ -9,7 +9,7 @@ import pytest
 from passes.quantize.schemes.dynamic.quantize_dynamic import QuantizeDynamic
 from passes.quantize.schemes.weight_only.quantize_weights import QuantizeWeights
 from passes.quantize.search.costs import Kernels
-from passes.quantize.search.independent_layers import LEAST_SAVING, loose_in
+from passes.quantize.search.independent_layers import LEAST_SAVING, independent_groups
 from tests.checks import parse
 from tests.passes.fuse.constants import floats, typed
 from toolkit.ir.model import Model
@@ -21,7 +21,7 @@ def found(item: Any, constants: str, nodes: str, signature: str = SIGNATURE) -> 
     """Savings by the outputs that go together."""
     model = Model.from_proto(parse(typed(signature, constants, nodes, 21)))
     plan = item.make_plan(model)
-    groups = loose_in(model, plan, {}, Kernels({}))
+    groups = independent_groups(model, plan, {}, Kernels({}))
     return {"".join(entry.output for entry in group.entries): group.saving for group in groups}
 
 
@@ -64,5 +64,5 @@ def test_same_names_in_two_bodies_are_two_weights() -> None:
     other = then.replace("then_branch = t", "else_branch = e").replace("p", "q")
     text = f"{signature} {{ y = If (c) <{then}, {other}> }}"
     model = Model.from_proto(parse(text))
-    groups = loose_in(model, WEIGHTS.make_plan(model), {}, Kernels({}))
+    groups = independent_groups(model, WEIGHTS.make_plan(model), {}, Kernels({}))
     assert sorted(len(group.entries) for group in groups) == [1, 1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from passes.quantize.search.candidate_eval import Trials
-from passes.quantize.search.notes import note_returned, note_what
+from passes.quantize.search.notes import note_fallbacks, note_what
 from passes.quantize.search.search import Found
 from toolkit.accuracy.quality_report import Figure, OutputQuality, Quality
 from toolkit.pass_manager.protocol import Context
@@ -18,8 +18,8 @@ def entry(name: str) -> Entry:
 
 
 @dataclass
-class Judged:
-    """Trials that know what the judge says of any plan."""
+class FixedQuality:
+    """Trials that know what the evaluator says of any plan."""
 
     said: Quality | None = field(
         default_factory=lambda: Quality(
@@ -33,9 +33,9 @@ class Judged:
     known = quality
 
 
-def told(found: Found, judged: Judged | None = None) -> str:
+def told(found: Found, evaluated: FixedQuality | None = None) -> str:
     ctx = Context()
-    note_returned(found, cast("Trials", cast("Any", judged or Judged())), ctx)
+    note_fallbacks(found, cast("Trials", cast("Any", evaluated or FixedQuality())), ctx)
     return "; ".join(ctx.notes)
 
 
@@ -44,14 +44,14 @@ def test_what_went_back_is_named_with_what_it_does_alone() -> None:
     harm = {one: 0.001, two: 0.01, three: 1e-6}
     said = told(Found(Plan(), (one, two, three), harm))
     assert said.startswith(
-        "back to float to keep the budget: Conv 'two' (SQNR 20 dB alone), "
+        "falls back to float to keep the budget: Conv 'two' (SQNR 20 dB alone), "
         "Conv 'one' (SQNR 30 dB alone) and 1 more: "
     )
 
 
 def test_figures_of_what_is_lost_are_none() -> None:
     one, two, three = entry("one"), entry("two"), entry("three")
-    said = told(Found(Plan(), (one, two, three), {one: 1e6, two: 7e5}), Judged(None))
+    said = told(Found(Plan(), (one, two, three), {one: 1e6, two: 7e5}), FixedQuality(None))
     assert "Conv 'one' (ruins the outputs alone), Conv 'two' (ruins the outputs alone)" in said
     assert "dB" not in said
 
@@ -61,7 +61,7 @@ def test_a_collapse_says_how_far_off_it_is_and_what_to_do() -> None:
     said = told(Found(Plan(), (one,), {one: 0.05}, tried=Plan((one,))))
     assert said == (
         "nothing is quantized: no part of it keeps the budget (output 'y': SQNR 10.0 dB "
-        "(budget 20.0 dB) on 4 samples); most harmful: Conv 'one' (SQNR 13 dB alone); "
+        "(budget 20.0 dB) on 4 samples); most sensitive: Conv 'one' (SQNR 13 dB alone); "
         "--max-drop sets another budget"
     )
 

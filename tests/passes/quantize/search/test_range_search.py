@@ -7,7 +7,7 @@ import numpy as np
 from passes.quantize.quantize import AnyObserver, Quantize
 from tests.checks import parse
 from tests.passes.fuse.constants import stored, typed
-from tests.passes.quantize.test_quantize import quantize
+from tests.passes.quantize.test_quantize import run_quantize
 from toolkit.feeds import Feed
 from toolkit.ir.model import Model
 
@@ -31,7 +31,7 @@ def samples(largest: float) -> list[Feed]:
 
 def notes(largest: float, observer: AnyObserver = "auto") -> str:
     item = Quantize(observer=observer, correct_bias=False, mode="static")
-    _, done = quantize(network(), item, samples(largest), max_drop="off", target="onnx")
+    _, done = run_quantize(network(), item, samples(largest), max_drop="off", target="onnx")
     assert done.status == "applied"
     return " ".join(done.notes)
 

@@ -9,15 +9,16 @@ from typing import Any, cast
 import pytest
 
 from passes.quantize.search.candidate_eval import Trials
-from passes.quantize.search.independent_layers import Loose
-from passes.quantize.search.layer_sensitivity import harms, only
+from passes.quantize.search.independent_layers import IndependentGroup
+from passes.quantize.search.layer_sensitivity import only, sensitivities
 from passes.quantize.search.min_cut import FLOAT_END, Item, Value
 from passes.quantize.search.paired_timing import groups_of, keep_what_pays
-from passes.quantize.search.problem import Survey
-from passes.quantize.search.search import candidates, kept, search
+from passes.quantize.search.problem import Problem
+from passes.quantize.search.search import search
 from toolkit.pass_manager.protocol import Context
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.runtime.latency import Effort, Timing
+from toolkit.settings import Settings
 
 
 def names(plan: Plan) -> str:
@@ -76,7 +77,7 @@ def entry(output: str, op: str = "Conv", scheme: Any = "static") -> Entry:
     return Entry(output=output, op=op, scheme=scheme)
 
 
-def chain(*times: tuple[float, float | None], ops: str = "") -> Survey:
+def chain(*times: tuple[float, float | None], ops: str = "") -> Problem:
     """Layers a, b, c, ... one after another; conversions take 1."""
     letters = "abcdefgh"[: len(times)]
     kinds = {"+": "Add"}
@@ -85,41 +86,31 @@ def chain(*times: tuple[float, float | None], ops: str = "") -> Survey:
     last = len(times) - 1
     values = [Value(FLOAT_END, (0,), 1, 1), Value(last, (FLOAT_END,), 1, 1)]
     values += [Value(i, (i + 1,), 1, 1) for i in range(last)]
-    return Survey(Plan(tuple(entries)), items, tuple(values), tuple(enumerate(entries)), ())
+    return Problem(Plan(tuple(entries)), items, tuple(values), tuple(enumerate(entries)), ())
 
 
 WIDE = (10.0, 4.0)
 NARROW = (2.0, 5.0)
 
 
-def loose(*savings: float) -> Survey:
+def loose(*savings: float) -> Problem:
     """Dynamic layers a, b, c, ... that save so much each."""
     letters = "abcdefgh"[: len(savings)]
     entries = tuple(entry(letter, "MatMul", "dynamic") for letter in letters)
-    alone = (Loose((one,), saving) for one, saving in zip(entries, savings, strict=True))
-    return Survey(Plan(entries), (), (), (), tuple(alone))
+    alone = (IndependentGroup((one,), saving) for one, saving in zip(entries, savings, strict=True))
+    return Problem(Plan(entries), (), (), (), tuple(alone))
 
 
 # -- candidates
 
 
-def test_candidates_are_each_there_once() -> None:
-    found = candidates(chain(NARROW, WIDE, WIDE))
-    assert {names(plan) for plan in found.values()} == {"bc", "abc"}
-    assert names(found["best"]) == "bc"
-
-
-def test_everything_behind_the_first_layers_is_a_candidate() -> None:
-    """By the table the first four are better off in floats."""
-    found = candidates(chain(*[NARROW] * 4, *[WIDE] * 4))
-    assert names(found["best"]) == "efgh"
-    assert {"abcdefgh", "bcdefgh", "cdefgh", "defgh"} <= {names(p) for p in found.values()}
-
-
-def test_where_int8_begins_is_timed() -> None:
-    made = Made(ratio=lambda plan: {"cdefgh": 0.4, "abcdefgh": 0.45}.get(plan, 0.6))
-    survey = chain(*[NARROW] * 4, *[WIDE] * 4)
-    assert names(search(trials(made), survey).plan) == "cdefgh"
+def test_each_candidate_is_timed_once() -> None:
+    seen: list[str] = []
+    made = Made(ratio=lambda plan: seen.append(plan) or 0.5)
+    search(trials(made), chain(NARROW, WIDE, WIDE), pointwise=pointwise(WIDE, WIDE, WIDE))
+    assert sorted(seen) == ["ABC", "abc", "bc"]
+    search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
+    assert sorted(seen[3:]) == ["AB", "ab"]
 
 
 def test_by_the_table_where_nothing_is_timed() -> None:
@@ -143,7 +134,7 @@ def test_a_plan_that_the_runtime_refuses_is_not_taken() -> None:
 
 
 def test_everything_is_small_when_size_is_preferred() -> None:
-    made = Made(ctx=Context(prefer="size"))
+    made = Made(ctx=Context(Settings(prefer="size")))
     assert names(search(trials(made), chain(NARROW, WIDE)).plan) == "ab"
 
 
@@ -154,9 +145,9 @@ def test_the_most_harmful_goes_back() -> None:
     made = Made({"c": 5.0, "b": 0.1})
     found = search(trials(made), chain(*[WIDE] * 8))
     assert names(found.plan) == "abdefgh"
-    assert [e.output for e in found.returned] == ["c"]
-    assert found.harm is not None
-    assert found.harm[entry("c")] == 5.0
+    assert [e.output for e in found.fallbacks] == ["c"]
+    assert found.sensitivity is not None
+    assert found.sensitivity[entry("c")] == 5.0
 
 
 class InCompany(Made):
@@ -171,7 +162,7 @@ def test_what_harms_in_company_does_not_take_all_others_along() -> None:
     made = InCompany({**dict.fromkeys("abdef", 0.08), "c": 0.01, **dict.fromkeys("gh", 0.001)})
     found = search(trials(made), chain(*[WIDE] * 8))
     assert names(found.plan) == "abdefgh"
-    assert [entry.output for entry in found.returned] == ["c"]
+    assert [entry.output for entry in found.fallbacks] == ["c"]
 
 
 def test_what_saves_much_may_harm_more() -> None:
@@ -263,7 +254,7 @@ def test_it_takes_few_questions() -> None:
 
 def test_each_layer_alone() -> None:
     made = Made({"a": 0.5, "b": 0.25})
-    found = harms(trials(made), chain(WIDE, WIDE).plan)
+    found = sensitivities(trials(made), chain(WIDE, WIDE).plan)
     assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.25}
     assert made.asked == ["", "a", "b"]
 
@@ -275,19 +266,19 @@ def test_harm_is_what_a_layer_adds() -> None:
         def noise(self, plan: Plan, samples: int = 8) -> float:
             return 3.0 + super().noise(plan, samples)
 
-    found = harms(trials(Noisy({"a": 0.5})), chain(WIDE, WIDE).plan)
+    found = sensitivities(trials(Noisy({"a": 0.5})), chain(WIDE, WIDE).plan)
     assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.0}
 
 
 def test_what_combines_by_what_its_kind_adds() -> None:
     made = Made({"a": 0.5, "b": 0.25, "c": 0.75})
-    found = harms(trials(made), chain(WIDE, WIDE, WIDE, ops=" ++").plan)
+    found = sensitivities(trials(made), chain(WIDE, WIDE, WIDE, ops=" ++").plan)
     assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.5, "c": 0.5}
 
 
 def test_what_does_not_run_is_as_harmful_as_can_be() -> None:
     made = Made({"a": float("inf")})
-    (harm,) = harms(trials(made), chain(WIDE).plan).values()
+    (harm,) = sensitivities(trials(made), chain(WIDE).plan).values()
     assert harm == 1e6
 
 
@@ -366,7 +357,7 @@ def test_a_group_says_how_fast_it_is() -> None:
 
 
 def test_all_groups_stay_when_size_is_preferred() -> None:
-    made = Made(ratio=lambda plan: 2.0, ctx=Context(prefer="size"))
+    made = Made(ratio=lambda plan: 2.0, ctx=Context(Settings(prefer="size")))
     assert names(keep_what_pays(trials(made), MIXED)) == "abc"
     assert "0.50x the speed" in made.ctx.notes[0]
 
@@ -385,7 +376,7 @@ def test_a_group_that_the_runtime_refuses() -> None:
 # -- single layers in place of regions
 
 
-def single(*times: tuple[float, float | None]) -> Survey:
+def pointwise(*times: tuple[float, float | None]) -> Problem:
     """Layers A, B, ... that read int8 and give floats, each for itself."""
     made = chain(*times)
     entries = tuple(replace(e, output=e.output.upper()) for e in made.plan.entries)
@@ -398,60 +389,59 @@ def by_case(lower: float, upper: float) -> Callable[[str], float]:
 
 def test_regions_that_are_faster_and_hold() -> None:
     made = Made(ratio=by_case(0.4, 0.6))
-    assert names(search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE)).plan) == "ab"
+    assert (
+        names(search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE)).plan) == "ab"
+    )
 
 
 def test_single_layers_that_are_faster_and_hold() -> None:
     made = Made({"a": 0.1}, ratio=by_case(0.6, 0.4))
-    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "AB"
-    assert not found.returned
+    assert not found.fallbacks
 
 
-def test_regions_far_from_the_budget_are_given_up() -> None:
+def test_pointwise_layers_where_the_rest_of_the_regions_saves_less() -> None:
     made = Made({"a": 50.0}, ratio=by_case(0.4, 0.6))
-    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "AB"
-    assert "b" not in made.asked  # nobody looked for what is left of them
 
 
 def test_regions_far_from_the_budget_are_tried_where_they_save_much_more() -> None:
     made = Made({"a": 50.0}, ratio=by_case(0.4, 0.9))
-    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
-    assert names(found.plan) == "b"
-
-
-def test_regions_near_the_budget_are_tried() -> None:
-    made = Made({"a": 2.0}, ratio=by_case(0.4, 0.6))
-    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "b"
 
 
 def test_regions_are_tried_where_no_single_layers_hold() -> None:
     made = Made({"a": 50.0, "A": 50.0, "B": 50.0}, ratio=by_case(0.4, 0.6))
-    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "b"
 
 
 def test_nothing_where_neither_holds() -> None:
     made = Made(dict.fromkeys("abAB", 50.0), ratio=by_case(0.4, 0.6))
-    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+    found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert not found.holds
     assert not found.plan.quantized()
 
 
-def test_harmful_single_layers_go_back() -> None:
-    made = Made({"a": 50.0, "A": 50.0}, ratio=by_case(0.4, 0.6))
-    found = search(trials(made), chain(WIDE, WIDE), single=single(WIDE, WIDE))
+def test_sensitive_pointwise_layers_fall_back_to_float() -> None:
+    made = Made({"a": 50.0, "A": 50.0}, ratio=by_case(0.6, 0.4))
+    found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "B"
-    assert [e.output for e in found.returned] == ["A"]
+    assert [e.output for e in found.fallbacks] == ["A"]
 
 
 def test_by_what_each_saves_where_nothing_is_timed() -> None:
     slow, fast = (10.0, 8.0), (10.0, 2.0)
     made = Made()
-    assert names(search(trials(made), chain(slow, slow), single=single(fast, fast)).plan) == "AB"
-    assert names(search(trials(made), chain(fast, fast), single=single(slow, slow)).plan) == "ab"
+    assert (
+        names(search(trials(made), chain(slow, slow), pointwise=pointwise(fast, fast)).plan) == "AB"
+    )
+    assert (
+        names(search(trials(made), chain(fast, fast), pointwise=pointwise(slow, slow)).plan) == "ab"
+    )
 
 
 # -- dynamic layers alone
@@ -482,16 +472,13 @@ def test_those_that_go_together_are_weighed_together() -> None:
     """What two harm is the sum, and with one of them in floats nothing is saved."""
     both = tuple(entry(letter, "MatMul", "weight-only") for letter in "ab")
     alone = entry("c", "MatMul", "weight-only")
-    problem = Survey(Plan((*both, alone)), (), (), (), (Loose(both, 1.0), Loose((alone,), 1.0)))
+    problem = Problem(
+        Plan((*both, alone)),
+        (),
+        (),
+        (),
+        (IndependentGroup(both, 1.0), IndependentGroup((alone,), 1.0)),
+    )
     made = Made({"a": 0.3, "b": 0.4, "c": 0.6})
     assert names(search(trials(made), problem).plan) == "c"
     assert problem.time(problem.plan.turned([both[0]])) == 1.0
-
-
-@pytest.mark.parametrize("in_time", [False, True])
-def test_where_speed_is_not_asked_for_plans_are_not_timed(in_time: bool) -> None:
-    """Of a plan behind a float prefix and one without the harmful, that with more in int8."""
-    made = Made({"c": 5.0}, ratio=lambda kept: 0.1 if kept == "d" else 0.9)
-    problem = replace(chain(WIDE, WIDE, WIDE, WIDE), in_time=in_time)
-    found = kept(trials(made), problem, problem.plan)
-    assert names(found.plan) == ("d" if in_time else "abd")

@@ -650,10 +650,14 @@ def test_two_transposes_around_axes_of_one_element(first: str) -> None:
 
 
 def test_a_transpose_that_others_read_stays_beside_axes_of_one_element() -> None:
-    stays(
-        "g (float[A, B, C] x) => (float[P, Q, R, S] y, float[B, A, C] z) <int64[1] at = {1}>",
-        """a = Transpose <perm = [1, 0, 2]> (x) z = Exp (a) b = Unsqueeze (a, at)
-        y = Transpose <perm = [1, 2, 0, 3]> (b)""",
+    signature = "g (float[A, B, C] x) => (float[P, Q, R, S] y, float[B, A, C] z) <int64[1] at = {1}"
+    shared = "a = Transpose <perm = [1, 0, 2]> (x) z = Exp (a)"
+    turned = f"{shared} b = Unsqueeze (a, at) y = Transpose <perm = [1, {{}}]> (b)"
+    stays(f"{signature}>", turned.format("3, 0, 2"))
+    gone(
+        f"{signature}, int64[1] front = {{0}}>",
+        turned.format("2, 0, 3"),
+        f"{shared} y = Unsqueeze (x, front)",
     )
 
 

@@ -25,7 +25,7 @@ def test_a_branch_on_values_is_found_by_other_values():
     message = str(caught.value)
     assert "dynamo: the model's control flow depends on values" in message
     assert "all negative" in message
-    assert "test_pytorch_baked.py, line" in message
+    assert "test_baked_values.py, line" in message
 
 
 def test_dynamo_alone_refuses_the_branch():
@@ -67,7 +67,9 @@ class Long(nn.Module):
 def test_a_branch_on_a_size_is_named_with_the_sizes(exporter):
     with pytest.raises(NotProven) as caught:
         toolkit.export(Long(), torch.ones(1, 8), dynamic="x:1=length", exporter=exporter)
-    assert "dimension 'length': it differs from size 17 on, and holds up to 8" in str(caught.value)
+    assert "dimension 'length': it differs from size 17 on, and is correct up to 8" in str(
+        caught.value
+    )
 
 
 class Numbers(nn.Module):
@@ -83,7 +85,7 @@ def test_a_size_that_was_baked_in_is_fixed_and_reported():
     assert graph.dynamic == {}
     assert graph.notes == ("dimension 'batch' is fixed at the example's size: it did not hold",)
     assert {f.exporter for f in graph.failures} == {"dynamo", "torchscript"}
-    assert "dimension 'batch': it refuses to run for any but 3" in graph.failures[-1].reason
+    assert "dimension 'batch': it fails for any size but 3" in graph.failures[-1].reason
 
 
 def test_a_baked_size_that_was_asked_for_is_not_written():

@@ -61,8 +61,8 @@ def test_all_operators_without_a_translation_are_listed_at_once(model):
         toolkit.export(model, EXAMPLE, dynamic={})
     message = str(caught.value)
     assert "2 operators have no translation" in message
-    assert "toolkit_tests.inverse.default at inner (test_pytorch_custom.py, line " in message
-    assert "toolkit_tests.scale.default at the model (test_pytorch_custom.py, line" in message
+    assert "toolkit_tests.inverse.default at inner (test_custom_ops.py, line " in message
+    assert "toolkit_tests.scale.default at the model (test_custom_ops.py, line" in message
     assert "--translate" in message
 
 

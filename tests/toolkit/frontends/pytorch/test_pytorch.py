@@ -72,7 +72,7 @@ def test_the_opset_is_the_one_asked_for(opset):
 
 def test_an_opset_that_has_not_what_the_model_needs():
     model = nn.Sequential(nn.Linear(10, 20), nn.GELU())
-    with pytest.raises(UsageError, match="opset 7 may lack what it needs, 18 is usual") as caught:
+    with pytest.raises(UsageError, match="opset 7 may be too old for it, try 18") as caught:
         toolkit.export(model, torch.randn(1, 10), opset=7, exporter="torchscript")
     assert "Erf" in str(caught.value)
 
@@ -370,9 +370,9 @@ def test_attention_in_operators_that_have_a_translation():
     ids=["lstm", "conv", "tokens", "nested"],
 )
 def test_weights_that_stay_outside_a_trace(monkeypatch, model):
-    from toolkit.frontends.pytorch import external_weights as outside
+    from toolkit.frontends.pytorch import external_weights
 
-    monkeypatch.setattr(outside, "LARGE", 0)
+    monkeypatch.setattr(external_weights, "LARGE", 0)
     ids = torch.randint(0, 9, (2, 5))
     example = {
         nn.LSTM: torch.randn(2, 5, 4),

@@ -100,7 +100,7 @@ def test_a_trace_tells_operators_modules_and_lines():
     assert (silu.kind, silu.calls, silu.how) == ("SiLU", 1, "decomposed")
     assert silu.nodes == {"Sigmoid": 1, "Mul": 1}
     assert found["layers.0", "aten.linear"].kind == "Linear"
-    assert found["", "aten.add"].source.startswith("test_pytorch_traced.py:")
+    assert found["", "aten.add"].source.startswith("test_tracing.py:")
     attributes = [each.name for node in exported.model.graph.nodes for each in node.attribute]
     assert not any(name.startswith("toolkit") for name in attributes)
 

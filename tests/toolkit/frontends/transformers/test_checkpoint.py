@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 import tiny_checkpoints as tiny
 
+from toolkit import Exported, export
 from toolkit.errors import UsageError
-from toolkit.frontends.export import Exported, export
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

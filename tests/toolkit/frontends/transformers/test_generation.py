@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 import tiny_checkpoints as tiny
 
-from toolkit.frontends.export import Exported, export
+from toolkit import Exported, export
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

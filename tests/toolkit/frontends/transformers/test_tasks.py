@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny_checkpoints as tiny
 
-from toolkit.frontends.export import Exported, export
+from toolkit import Exported, export
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

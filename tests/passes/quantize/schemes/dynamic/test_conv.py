@@ -95,7 +95,7 @@ def test_layers_that_share(tmp_path: Path) -> None:
     kinds = [tensor.data_type for tensor in subject.graph.initializers.values()]
     assert kinds.count(TensorProto.INT8) == 1
     path = tmp_path / "plan.json"
-    path.write_text(ctx.plans[0].to_json())
+    path.write_text(ctx.report.plans[0].to_json())
     again = written(text, QuantizeDynamic(plan=path))
     assert again.inlined_proto() == subject.inlined_proto()
 

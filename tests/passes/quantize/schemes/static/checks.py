@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class Calibrated:
     opset: Any = None
 
     def run(self, model: Model, ctx: Context) -> None:
-        ctx.calibration, ctx.opset = context(model, self.feeds).calibration, self.opset
+        ctx.calibration = context(model, self.feeds).calibration
+        ctx.settings = replace(ctx.settings, opset=self.opset)
         self.item.run(model, ctx)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto
 
-from passes.quantize.schemes.static.qparams import Grid
 from passes.quantize.schemes.static.quantize_static import QuantizeStatic
 from tests import ort
 from tests.checks import check, model
@@ -19,7 +18,9 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.ir.node import graphs_of
 from toolkit.pass_manager.protocol import Context
+from toolkit.quantization.number_format import FORMATS
 from toolkit.quantization.plan import Plan
+from toolkit.quantization.qparams import QParams
 from toolkit.runtime.session import optimize_offline
 
 CONV = f"{floats('w', 8, 4, 3, 3)}, {floats('b', 8)}, {floats('v', 8, 8, 1, 1)}"
@@ -109,19 +110,19 @@ def plan_of(text: str, feeds: list[Any], item: QuantizeStatic = ALL) -> tuple[Mo
     return subject, item.make_plan(subject, context(subject, feeds))
 
 
-def grid(plan: Plan, tensor: str) -> Grid:
+def params_of(plan: Plan, tensor: str) -> QParams:
     entry = plan.tensor(tensor)
     assert entry is not None
     assert entry.low is not None
     assert entry.high is not None
-    return Grid.of(entry.low, entry.high, entry.dtype)
+    return QParams.from_range(entry.low, entry.high, FORMATS[entry.dtype])
 
 
-def product(x: Any, weights: Any, by: Grid, channels: bool = True) -> Any:
+def product(x: Any, weights: Any, by: QParams, channels: bool = True) -> Any:
     """x W in integers, for weights [inputs, outputs]."""
     scale = np.abs(weights).max(0 if channels else None) / np.float32(127)
     codes = np.rint(weights / scale).astype(int)
-    exact = (by.quantize(x).astype(int) - by.zero) @ codes
+    exact = (by.quantize(x).astype(int) - by.zero_point) @ codes
     return exact * (np.float64(by.scale) * scale)
 
 

@@ -18,6 +18,7 @@ from tests.passes.quantize.schemes.static.checks import Calibrated, operators
 from toolkit.ir.model import Model
 from toolkit.ir.node import attr
 from toolkit.pass_manager.protocol import Context
+from toolkit.settings import Settings
 
 CONV = f"{floats('w', 8, 4, 3, 3)}, {floats('b', 8)}, {floats('v', 8, 8, 1, 1)}"
 IMAGE = "g (float[N, 4, 8, 8] x) => (float[N, C, H, W] y)"
@@ -26,7 +27,9 @@ FIRST = "a = Conv <pads = [1, 1, 1, 1]> (x, w, b)"
 
 def written(text: str, form: Format = "qop", target: str = "ort-cpu", **options: Any) -> Model:
     subject = model(text)
-    Calibrated(QuantizeStatic(format=form, **options)).run(subject, Context(target=target))
+    Calibrated(QuantizeStatic(format=form, **options)).run(
+        subject, Context(Settings(target=target))
+    )
     return subject
 
 

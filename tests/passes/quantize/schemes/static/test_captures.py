@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.quantize.schemes.static.qparams import Grid
 from passes.quantize.schemes.static.quantize_static import QuantizeStatic, apply_static
 from tests import ort
 from tests.checks import model
@@ -25,11 +24,11 @@ from tests.passes.quantize.schemes.static.subgraph_checks import (
     YES,
     bodies,
     branch_feeds,
-    grid,
     kernels,
     large,
     loop_feeds,
     ops,
+    params_of,
     plan_of,
     product,
     quantized,
@@ -37,6 +36,7 @@ from tests.passes.quantize.schemes.static.subgraph_checks import (
     stored_floats,
 )
 from toolkit.pass_manager.protocol import Context
+from toolkit.quantization.qparams import QParams
 from toolkit.runtime.session import Session
 
 
@@ -49,8 +49,10 @@ def test_weights_that_body_and_main_graph_share(form: Any) -> None:
     m = stored_floats(SHARED, "m")
     y, z = ort.run(subject.inlined_proto(), feeds[0])
     hidden = np.tanh(feeds[0]["x"])
-    np.testing.assert_allclose(y, product(hidden, m, grid(plan, "h")), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(z, product(feeds[0]["x"], m, grid(plan, "x")), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y, product(hidden, m, params_of(plan, "h")), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        z, product(feeds[0]["x"], m, params_of(plan, "x")), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_weights_that_others_read_as_floats_stay_for_them() -> None:
@@ -100,15 +102,15 @@ def test_names_that_sibling_branches_share() -> None:
     assert kernels(subject) == {"MatMulIntegerToFloat": 2, "Tanh": 1, "Exp": 1}
     ctx = Context()
     Calibrated(ALL, feeds).run(model(text), ctx)
-    (plan,) = ctx.plans
+    (plan,) = ctx.report.plans
     assert len({entry.output for entry in plan.entries}) == 2
     names = [t.tensor for t in plan.tensors]
     assert len(names) == 2
     for at, (shape, name) in enumerate(((np.tanh, "m"), (np.exp, "k"))):
         hidden = shape(feeds[at]["x"])
-        by = Grid.of(float(hidden.min()), float(hidden.max()))
-        assert grid(plan, names[at]).scale == pytest.approx(by.scale, rel=1e-5)
-        wanted = product(hidden, stored_floats(text, name), grid(plan, names[at]))
+        by = QParams.from_range(float(hidden.min()), float(hidden.max()))
+        assert params_of(plan, names[at]).scale == pytest.approx(by.scale, rel=1e-5)
+        wanted = product(hidden, stored_floats(text, name), params_of(plan, names[at]))
         np.testing.assert_allclose(run(subject, feeds[at]), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -134,8 +136,8 @@ def test_weights_that_are_integers_already_outside() -> None:
     subject = quantized(text, feeds)
     assert kernels(subject) == {"MatMulIntegerToFloat": 2, "Neg": 1}
     assert ops(subject.graph) == {"If": 1}
-    by = grid(plan_of(text, feeds)[1], "x")
-    exact = (by.quantize(feeds[0]["x"]).astype(int) - by.zero) @ codes
+    by = params_of(plan_of(text, feeds)[1], "x")
+    exact = (by.quantize(feeds[0]["x"]).astype(int) - by.zero_point) @ codes
     np.testing.assert_allclose(run(subject, feeds[0]), exact * (by.scale * 0.01), rtol=1e-5)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.quantize.schemes.static.qparams import Grid
 from passes.quantize.schemes.static.quantize_static import QuantizeStatic
 from tests import ort
 from tests.checks import check, model
@@ -15,6 +14,7 @@ from tests.passes.fuse.constants import floats
 from tests.passes.quantize.schemes.static.checks import ALL, Calibrated, deployed, normal, operators
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
+from toolkit.quantization.qparams import QParams
 
 FEEDS: Any = [{"x": normal(3, 16, seed=1)}, {"x": normal(3, 16, seed=2)}]
 
@@ -37,11 +37,11 @@ def quantized(written: str, item: QuantizeStatic = ALL, feeds: Any = FEEDS) -> M
 def wanted(x: Any, weights: Any, alpha: float, channels: bool = True) -> Any:
     """alpha x W, in integers, for weights [inputs, outputs]."""
     seen = np.concatenate([feed["x"] for feed in FEEDS])
-    grid = Grid.of(float(seen.min()), float(seen.max()))
+    params = QParams.from_range(float(seen.min()), float(seen.max()))
     scale = np.abs(weights).max(0 if channels else None) / np.float32(127)
     codes = np.rint(weights / scale).astype(int)
-    exact = (grid.quantize(x).astype(int) - grid.zero) @ codes
-    return exact * (np.float64(grid.scale) * scale * alpha)
+    exact = (params.quantize(x).astype(int) - params.zero_point) @ codes
+    return exact * (np.float64(params.scale) * scale * alpha)
 
 
 @pytest.mark.parametrize("form", ["qdq", "qop"])
@@ -79,7 +79,7 @@ def test_a_plan_has_the_axis_of_the_weights_as_they_are_stored() -> None:
     ctx = Context()
     subject = model(text(fused("transB = 1"), floats("w", 8, 16)))
     Calibrated(ALL, FEEDS).run(subject, ctx)
-    (entry,) = ctx.plans[0].entries
+    (entry,) = ctx.report.plans[0].entries
     assert (entry.op, entry.scheme, entry.axis) == ("com.microsoft::FusedMatMul", "static", 0)
     assert "w" not in subject.graph.initializers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from passes.quantize.schemes.static.join_silu import raise_islands
+from passes.quantize.schemes.static.ort_fusion_guards import join_silu
 from tests.checks import check
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
@@ -24,7 +24,7 @@ class Raise:
         self.plan = Plan(tuple(Entry(output=o, scheme="static") for o in quantized))
 
     def run(self, model: Model, ctx: Context) -> None:
-        raise_islands(model, self.plan)
+        join_silu(model, self.plan)
 
 
 @pytest.mark.parametrize("factors", ["x, s", "s, x"])

@@ -12,7 +12,7 @@ import pytest
 from passes.quantize.schemes.static.pointwise_conv import apply_pointwise, is_pointwise
 from passes.quantize.schemes.static.quantize_static import QuantizeStatic
 from passes.quantize.search.costs import Kernels
-from passes.quantize.search.problem import survey_pointwise
+from passes.quantize.search.problem import pointwise_problem
 from passes.quantize.search.value_shapes import sizes_on
 from tests.checks import check, parse, random_feeds
 from tests.passes.fuse.constants import floats, typed
@@ -44,7 +44,7 @@ class Write:
         self.outputs, self.target = outputs_, target
 
     def run(self, model: Model, ctx: Context) -> None:
-        ctx.target = self.target
+        ctx.settings = replace(ctx.settings, target=self.target)
         there = [o for o in self.outputs if any(o in n.output for n in _convolutions(model))]
         apply_pointwise(model, plan_of(model, there), ctx, {})
 
@@ -309,7 +309,7 @@ def surveyed(nodes: str, width: int, side: int) -> Any:
     )
     plan = QuantizeStatic().make_plan(model, context(model))
     sizes = sizes_on(model, random_feeds(model))
-    return survey_pointwise(model, plan, sizes, Kernels.in_use())
+    return pointwise_problem(model, plan, sizes, Kernels.in_use())
 
 
 CHAIN = f"""a = Conv (x, w) s = Sigmoid (a) m = Mul (a, s) c = {DEPTHWISE} (m, d)

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from passes.quantize.schemes.static.qparams import Grid, Ties, grids_of
+from passes.quantize.schemes.static.qparams import Ties, qparams_of
 from passes.quantize.schemes.static.range_narrowing import useful
 from tests.checks import model
 from toolkit.calibrate.statistics import Range
 from toolkit.errors import UsageError
+from toolkit.quantization.number_format import FORMATS, UINT8
 from toolkit.quantization.plan import ActivationType, TensorEntry
+from toolkit.quantization.qparams import QParams
 
 
 @pytest.mark.parametrize(
@@ -33,11 +35,11 @@ from toolkit.quantization.plan import ActivationType, TensorEntry
         (0.0, 1e-45, "int8", True, 1 / 127, 0),
     ],
 )
-def test_grids(
+def test_parameters_of_a_range(
     low: float, high: float, dtype: ActivationType, symmetric: bool, scale: float, zero: int
 ) -> None:
-    found = Grid.of(low, high, dtype, symmetric)
-    assert found == Grid(dtype, float(np.float32(scale)), zero)
+    found = QParams.from_range(low, high, FORMATS[dtype], symmetric)
+    assert found == QParams.of(scale, zero, FORMATS[dtype])
 
 
 _NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)
@@ -47,15 +49,18 @@ _NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)
 def test_a_range_is_covered_and_zero_is_exact(
     one: float, other: float, dtype: Any, symmetric: bool
 ) -> None:
-    grid = Grid.of(min(one, other), max(one, other), dtype, symmetric)
-    half = grid.scale * 0.5001
+    params = QParams.from_range(min(one, other), max(one, other), FORMATS[dtype], symmetric)
+    scale = float(params.scale)
+    half = scale * 0.5001
     seen = Range.around(min(one, other), max(one, other))
-    assert grid.low <= seen.low + half
-    assert grid.high >= seen.high - half
-    assert grid.quantize(np.zeros(1, np.float32))[0] == grid.zero
-    numbers = np.linspace(max(seen.low, grid.low), min(seen.high, grid.high), 50)
-    back = (grid.quantize(numbers.astype(np.float32)).astype(np.float64) - grid.zero) * grid.scale
-    assert np.all(np.abs(back - numbers) <= grid.scale * 0.501)
+    assert params.low <= seen.low + half
+    assert params.high >= seen.high - half
+    assert params.quantize(np.zeros(1, np.float32))[0] == params.zero_point
+    numbers = np.linspace(max(seen.low, params.low), min(seen.high, params.high), 50)
+    back = (
+        params.quantize(numbers.astype(np.float32)).astype(np.float64) - params.zero_point
+    ) * scale
+    assert np.all(np.abs(back - numbers) <= scale * 0.501)
 
 
 def test_tied_tensors_have_the_range_of_all() -> None:
@@ -68,21 +73,21 @@ def test_tied_tensors_have_the_range_of_all() -> None:
     ties = Ties()
     ties.tie(["a", "b"])
     ties.tie(["d", "a"])
-    grids = grids_of(entries, ties)
-    assert grids["a"] == grids["b"] == grids["d"] == Grid.of(-3, 4)
-    assert grids["c"] == Grid.of(-9, 9)
+    params = qparams_of(entries, ties)
+    assert params["a"] == params["b"] == params["d"] == QParams.from_range(-3, 4)
+    assert params["c"] == QParams.from_range(-9, 9)
 
 
 def test_a_scale_that_is_given_wins() -> None:
     ties = Ties()
     ties.tie(["a", "b"])
     given_ = TensorEntry("b", scale=0.5, zero=3)
-    grids = grids_of([TensorEntry("a", low=-1, high=2), given_], ties)
-    assert grids["a"] == grids["b"] == Grid("uint8", 0.5, 3)
-    with pytest.raises(UsageError, match="'b' and 'a' are tied, but not their scale"):
-        grids_of([given_, TensorEntry("a", scale=0.25, zero=3)], ties)
-    with pytest.raises(UsageError, match="'b' and 'a' are tied, but not their dtype"):
-        grids_of([given_, TensorEntry("a", "int8", low=0, high=1)], ties)
+    params = qparams_of([TensorEntry("a", low=-1, high=2), given_], ties)
+    assert params["a"] == params["b"] == QParams.of(0.5, 3, UINT8)
+    with pytest.raises(UsageError, match="'b' and 'a' are tied, but differ in scale"):
+        qparams_of([given_, TensorEntry("a", scale=0.25, zero=3)], ties)
+    with pytest.raises(UsageError, match="'b' and 'a' are tied, but differ in dtype"):
+        qparams_of([given_, TensorEntry("a", "int8", low=0, high=1)], ties)
 
 
 SEEN = Range(-40.0, 12.0)

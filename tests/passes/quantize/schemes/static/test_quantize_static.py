@@ -28,6 +28,7 @@ from toolkit.ir.model import Model
 from toolkit.pass_manager.pipeline import Pipeline
 from toolkit.pass_manager.protocol import Context
 from toolkit.pass_manager.registry import parse_passes
+from toolkit.settings import Settings
 
 CONV = f"{floats('w', 8, 4, 3, 3)}, {floats('b', 8)}"
 TWO = f"{CONV}, {floats('v', 8, 8, 1, 1)}"
@@ -316,7 +317,7 @@ class _Kept:
     """The pass where the user wants the opset kept."""
 
     def run(self, subject: Model, ctx: Context) -> None:
-        ctx.opset = "keep"
+        ctx.settings = Settings(opset="keep")
         QuantizeStatic().run(subject, ctx)
 
 

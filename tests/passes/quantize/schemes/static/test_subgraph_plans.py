@@ -33,8 +33,8 @@ from tests.passes.quantize.schemes.static.subgraph_checks import (
     wide,
 )
 from toolkit.accuracy.ablation import quantize_by
-from toolkit.accuracy.evaluator import Judge
-from toolkit.accuracy.sensitivity import added_up, alone
+from toolkit.accuracy.evaluator import Evaluator
+from toolkit.accuracy.sensitivity import layer_noise, value_noise
 from toolkit.calibrate.data import Calib
 from toolkit.errors import UsageError
 from toolkit.pass_manager.pipeline import Pipeline
@@ -49,7 +49,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     ctx = Context()
     first = model(BRANCHES)
     Calibrated(ALL, feeds).run(first, ctx)
-    (plan,) = ctx.plans
+    (plan,) = ctx.report.plans
     assert {e.output: e.scheme for e in plan.entries} == dict.fromkeys("apq", "static")
     assert {t.tensor for t in plan.tensors} == {"x", "r", "p", "q"}
     assert parse_plan(plan.to_json()) == plan
@@ -74,7 +74,7 @@ def test_a_plan_of_shared_names_is_read_by_the_same_names(tmp_path: Path) -> Non
         first = model(text)
         item.run(first, ctx)
         path = tmp_path / "plan.json"
-        path.write_text(ctx.plans[0].to_json())
+        path.write_text(ctx.report.plans[0].to_json())
         second = model(text)
         replace(item, plan=path).run(second, context(model(text), feeds))
         assert kernels(second)["QLinearConv"] == 3
@@ -106,7 +106,7 @@ def test_a_plan_for_what_is_behind_a_loop_in_a_scan(tmp_path: Path) -> None:
     ctx, first, second = context(model(text), feeds), model(text), model(text)
     item.run(first, ctx)
     path = tmp_path / "plan.json"
-    path.write_text(ctx.plans[0].to_json())
+    path.write_text(ctx.report.plans[0].to_json())
     replace(item, plan=path).run(second, context(model(text), feeds))
     assert kernels(second)["QLinearConv"] == 1
     np.testing.assert_array_equal(run(first, feeds[0]), run(second, feeds[0]))
@@ -171,12 +171,12 @@ def test_silu_between_layers_of_a_body_is_one_operator() -> None:
 def test_each_layer_of_a_body_alone() -> None:
     text, feeds = wide(BRANCHES)
     subject = model(text)
-    judge = Judge(subject, feeds, most=8)
+    evaluator = Evaluator(subject, feeds, most=8)
     found = quantize_by(ALL, subject, lambda: context(subject, feeds))
-    rows = {row.label: row.noise for row in alone(judge, found.variants, 8)}
+    rows = {row.label: row.noise for row in layer_noise(evaluator, found.variants, 8)}
     assert list(rows) == ["Conv a", "Conv p", "Conv q"]
     assert all(noise is not None and 0 < noise < 1e-2 for noise in rows.values())
-    values = {row.label: row.noise for row in added_up(subject, found.whole, feeds, samples=2)}
+    values = {row.label: row.noise for row in value_noise(subject, found.whole, feeds, samples=2)}
     assert {"p", "q", "y"} <= set(values)
     assert all(0 < (values[name] or 0) < 1e-2 for name in ("p", "q", "y"))
 

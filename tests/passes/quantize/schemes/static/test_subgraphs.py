@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.quantize.schemes.static.qparams import Grid
 from passes.quantize.schemes.static.quantize_static import QuantizeStatic, apply_static
 from tests import ort
 from tests.checks import check, model, parse, text_of
@@ -25,12 +24,12 @@ from tests.passes.quantize.schemes.static.subgraph_checks import (
     YES,
     bodies,
     branch_feeds,
-    grid,
     kernels,
     large,
     loop_feeds,
     notes,
     ops,
+    params_of,
     plan_of,
     product,
     quantized,
@@ -39,6 +38,8 @@ from tests.passes.quantize.schemes.static.subgraph_checks import (
 )
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
+from toolkit.quantization.qparams import QParams
+from toolkit.settings import Settings
 
 # -- If
 
@@ -131,7 +132,7 @@ def test_bias_of_the_body_and_weights_of_the_graph_around() -> None:
     subject = quantized(text, feeds)
     assert kernels(subject) == {"QGemm": 2}
     plan = plan_of(text, feeds)[1]
-    by = grid(plan, "x")
+    by = params_of(plan, "x")
     k, h, o = (stored_floats(text, name) for name in "kho")
     scale = by.scale * np.abs(k).max(0) / np.float32(127)
     bias = np.rint(h / np.float64(scale)) * scale
@@ -151,7 +152,7 @@ def test_a_loop_whose_shape_grows(channels: bool) -> None:
     feeds = loop_feeds(3, 1, 4)
     subject = quantized(GROWING, feeds, item)
     assert kernels(subject) == {"MatMulIntegerToFloat": 1, "Concat": 1}
-    by = grid(plan_of(GROWING, feeds, item)[1], "s")
+    by = params_of(plan_of(GROWING, feeds, item)[1], "s")
     weights, row = stored_floats(GROWING, "m"), stored_floats(GROWING, "row")
     for feed in feeds:
         value = feed["x"]
@@ -195,14 +196,14 @@ def test_a_scan() -> None:
     assert kernels(subject) == {"MatMulIntegerToFloat": 1, "Sub": 1, "QGemm": 1}
     plan = plan_of(text, feeds)[1]
     m, k, b = (stored_floats(text, name) for name in "mkb")
-    scale = grid(plan, "r").scale * np.abs(k).max(1) / np.float32(127)
+    scale = params_of(plan, "r").scale * np.abs(k).max(1) / np.float32(127)
     bias = np.rint(b / np.float64(scale)) * scale
     for feed in feeds:
         state = feed["h"]
         wanted: list[Any] = []
         for step in feed["x"]:
-            state = (product(state, m, grid(plan, "i")) - step).astype(np.float32)
-            wanted.append(product(step, k.T, grid(plan, "r")) + bias)
+            state = (product(state, m, params_of(plan, "i")) - step).astype(np.float32)
+            wanted.append(product(step, k.T, params_of(plan, "r")) + bias)
         final, made = ort.run(subject.inlined_proto(), feed)
         np.testing.assert_allclose(final, state, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-5)
@@ -221,7 +222,7 @@ def test_a_branch_in_a_loop() -> None:
     feeds = loop_feeds(4, 2)
     subject = quantized(NESTED, feeds)
     assert kernels(subject) == {"MatMulIntegerToFloat": 2, "Tanh": 1, "Mod": 1, "Cast": 1, "If": 1}
-    by = grid(plan_of(NESTED, feeds)[1], "s")
+    by = params_of(plan_of(NESTED, feeds)[1], "s")
     m, k = stored_floats(NESTED, "m"), stored_floats(NESTED, "k")
     for feed in feeds:
         value = feed["x"]
@@ -243,7 +244,7 @@ def test_behind_a_loop_in_a_scan() -> None:
     subject = quantized(text, feeds)
     assert kernels(subject) == {"Loop": 1, "Tanh": 1, "MatMulIntegerToFloat": 1}
     hidden = np.tanh(np.tanh(feeds[0]["x"]))
-    by = Grid.of(float(hidden.min()), float(hidden.max()))
+    by = QParams.from_range(float(hidden.min()), float(hidden.max()))
     wanted = product(hidden, stored_floats(text, "m"), by)
     np.testing.assert_allclose(run(subject, feeds[0]), wanted, rtol=1e-4, atol=1e-4)
 
@@ -286,7 +287,7 @@ def test_a_branch_in_a_scan_stays() -> None:
             z = If (c) <then_branch = t () => (float[2, 16] p) {{ p = MatMul (r, m) }},
                         else_branch = e () => (float[2, 16] q) {{ q = Neg (r) }}> }}> (x) }}"""
     feeds = [{"c": YES, "x": normal(3, 2, 16)}]
-    assert "MatMul 'p' (in a subgraph inside of a Scan" in notes(text, feeds)
+    assert "MatMul 'p' (in a subgraph nested in a Scan" in notes(text, feeds)
     check(Calibrated(ALL, feeds), text, near_miss=True, inputs=feeds[0])
 
 
@@ -312,7 +313,7 @@ def test_only_standard_operators_for_other_runtimes() -> None:
     item = QuantizeStatic(format="qop")
     feeds = [{"c": YES, "x": normal(3, 16)}]
     subject = model(SHARED)
-    Calibrated(item, feeds).run(subject, Context(target="onnx"))
+    Calibrated(item, feeds).run(subject, Context(Settings(target="onnx")))
     assert set(subject.opsets) <= {"", "com.microsoft"}
     assert all(not node.domain for node in subject.nodes())
     assert ops(bodies(subject)[0])["MatMulInteger"] == 1

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from passes.quantize.layers.int8_weights import Unfit, quantize, quantize_lopsided, unsigned
+from passes.quantize.layers.int8_weights import Unfit, quantize, quantize_affine, unsigned
 from passes.quantize.schemes.static.quantizable_ops import Site, site_of
-from passes.quantize.schemes.static.weights import Coded, encode
+from passes.quantize.schemes.static.weights import QLayer, encode
 from tests.checks import model, parse
 from tests.passes.fuse.constants import floats, stored, typed
 from tests.passes.quantize.schemes.static.checks import Calibrated, normal, quantized
@@ -18,6 +18,7 @@ from toolkit.errors import UsageError
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
 from toolkit.quantization.plan import Entry
+from toolkit.quantization.qparams import QTensor
 
 STATIC = Entry(output="y", op="Conv", scheme="static", axis=0)
 _MOST = 2**31 - 1
@@ -32,38 +33,45 @@ def site(constants: str, node: str, signature: str = "") -> Site:
     return found
 
 
-def coded(weights: Any, bias: Any, x_scale: float = 0.1, entry: Entry = STATIC) -> Coded:
+def coded(weights: Any, bias: Any, x_scale: float = 0.1, entry: Entry = STATIC) -> QLayer:
     found = site(f"{stored('w', weights)}, {stored('b', bias)}", "y = Conv (x, w, b)")
     assert found.weight is not None
     return encode(found.weight, found.node, entry, x_scale)
+
+
+def bias_of(layer: QLayer) -> QTensor:
+    assert layer.bias is not None
+    return layer.bias
 
 
 def test_the_formulas() -> None:
     weights, bias = normal(3, 2, 1, 1), normal(3, seed=1)
     found = coded(weights, bias)
     scale = np.abs(weights).max(axis=(1, 2, 3)) / np.float32(127)
-    np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
-    assert found.values is not None
-    assert np.abs(found.values).max(axis=(1, 2, 3)).tolist() == [127] * 3
-    np.testing.assert_array_equal(found.bias_scale, np.float32(0.1) * found.scale)
-    steps = np.rint(bias.astype(np.float64) / found.bias_scale)
-    assert found.bias is not None
-    assert found.bias.dtype == np.int32
-    np.testing.assert_allclose(found.bias, steps, atol=1)
+    np.testing.assert_allclose(found.weight.params.scale, scale, rtol=1e-6)
+    assert np.abs(found.weight.codes).max(axis=(1, 2, 3)).tolist() == [127] * 3
+    np.testing.assert_array_equal(
+        bias_of(found).params.scale, np.float32(0.1) * found.weight.params.scale
+    )
+    steps = np.rint(bias.astype(np.float64) / bias_of(found).params.scale)
+    assert bias_of(found).codes.dtype == np.int32
+    np.testing.assert_allclose(bias_of(found).codes, steps, atol=1)
     per_tensor = coded(weights, bias, entry=Entry(output="y", op="Conv", scheme="static"))
-    assert per_tensor.scale == pytest.approx(np.abs(weights).max() / 127)
+    assert per_tensor.weight.params.scale == pytest.approx(np.abs(weights).max() / 127)
 
 
 def test_a_channel_whose_bias_does_not_fit_is_widened() -> None:
     weights = np.ones((3, 2, 1, 1), np.float32)
     weights[1] = 1e-9
     found = coded(weights, [0.5, 100.0, 0.5])
-    assert found.bias is not None
-    assert np.abs(found.bias.astype(np.int64)).max() < _MOST - 2 * 255 * 127
-    np.testing.assert_allclose(found.bias * found.bias_scale.astype(np.float64),
-                               [0.5, 100.0, 0.5], rtol=1e-3)  # fmt: skip
-    assert found.scale[0] == found.scale[2] == np.float32(1) / np.float32(127)
-    assert found.scale[1] > 1e-9 / 127
+    assert np.abs(bias_of(found).codes.astype(np.int64)).max() < _MOST - 2 * 255 * 127
+    np.testing.assert_allclose(bias_of(found)[:], [0.5, 100.0, 0.5], rtol=1e-3)
+    assert (
+        found.weight.params.scale[0]
+        == found.weight.params.scale[2]
+        == np.float32(1) / np.float32(127)
+    )
+    assert found.weight.params.scale[1] > 1e-9 / 127
 
 
 @pytest.mark.parametrize("bias", [3.7, -1e-6, 1e6])
@@ -71,12 +79,12 @@ def test_a_channel_without_weights_resolves_its_bias(bias: float) -> None:
     weights = normal(3, 2, 1, 1)
     weights[1] = 0
     found = coded(weights, [0.5, bias, 0.5])
-    assert found.bias is not None
-    assert found.bias[1] * float(found.bias_scale[1]) == pytest.approx(bias, rel=1e-6)
+    assert bias_of(found).codes[1] * float(bias_of(found).params.scale[1]) == pytest.approx(
+        bias, rel=1e-6
+    )
     nothing = coded(weights, [0.5, 0.0, 0.5])
-    assert nothing.scale[1] == 1
-    assert nothing.bias is not None
-    assert nothing.bias[1] == 0
+    assert nothing.weight.params.scale[1] == 1
+    assert bias_of(nothing).codes[1] == 0
 
 
 def test_weights_of_nothing_but_zeros_still_run() -> None:
@@ -89,27 +97,28 @@ def test_bytes_without_a_sign() -> None:
     weights = normal(3, 2, 1, 1)
     entry = Entry(output="y", op="Conv", scheme="static", axis=0, weight="uint8")
     signed, found = coded(weights, np.ones(3)), coded(weights, np.ones(3), entry=entry)
-    assert found.zero == 128
-    assert found.values is not None
-    assert signed.values is not None
-    np.testing.assert_array_equal(found.values.astype(int) - 128, signed.values)
+    assert found.weight.params.zero_point.tolist() == [128] * 3
+    np.testing.assert_array_equal(found.weight.codes.astype(int) - 128, signed.weight.codes)
     lopsided = Entry(output="y", op="Conv", scheme="static", weight="uint8", symmetric=False)
     found = coded(np.abs(weights), np.ones(3), entry=lopsided)
-    assert found.zero == 0
-    assert found.values is not None
-    assert found.values.max() == 255
+    assert found.weight.params.zero_point == 0
+    assert found.weight.codes.max() == 255
 
 
 def test_lopsided_bytes_cover_what_is_there() -> None:
     weights = normal(20, 7) + 1
-    found = quantize_lopsided(weights)
-    back = (found.values.astype(np.float64) - found.zero) * float(found.scale)
-    assert np.abs(back - weights).max() <= float(found.scale) * 0.75
-    assert unsigned(quantize(weights, 0)).values.min() >= 1
+    found = quantize_affine(weights)
+    back = (found.codes.astype(np.float64) - found.params.zero_point) * float(found.params.scale)
+    assert np.abs(back - weights).max() <= float(found.params.scale) * 0.75
+    assert unsigned(quantize(weights, 0)).codes.min() >= 1
     with pytest.raises(Unfit, match="NaN"):
-        quantize_lopsided(np.array([[np.nan]], np.float32))
-    empty = quantize_lopsided(np.zeros((0, 4), np.float32))
-    assert (empty.values.shape, float(empty.scale), empty.zero) == ((0, 4), 1.0, 0)
+        quantize_affine(np.array([[np.nan]], np.float32))
+    empty = quantize_affine(np.zeros((0, 4), np.float32))
+    assert (empty.codes.shape, float(empty.params.scale), empty.params.zero_point) == (
+        (0, 4),
+        1.0,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,10 +186,9 @@ def test_a_transposed_convolution_shares_scales_between_groups() -> None:
     assert (found.weight.outputs, found.weight.axis, found.weight.depth) == (6, 1, 8)
     entry = Entry(output="y", op="ConvTranspose", scheme="static", axis=1)
     made = encode(found.weight, found.node, entry, 0.1)
-    assert made.scale.shape == (3,)
-    assert made.bias is not None
-    assert made.bias.shape == (6,)
-    np.testing.assert_array_equal(made.bias_scale[:3], made.bias_scale[3:])
+    assert made.weight.params.scale.shape == (3,)
+    assert bias_of(made).codes.shape == (6,)
+    np.testing.assert_array_equal(bias_of(made).params.scale[:3], bias_of(made).params.scale[3:])
 
 
 @pytest.mark.parametrize(("turned", "axis"), [(0, 1), (1, 0)])
@@ -193,6 +201,5 @@ def test_the_factors_of_a_gemm(turned: int, axis: int) -> None:
     entry = Entry(output="y", op="Gemm", scheme="static", axis=axis)
     made = encode(found.weight, found.node, entry, 0.1)
     most = np.abs(weights).max(axis=1 - axis)
-    np.testing.assert_allclose(made.scale, most / 2 / 127, rtol=1e-6)
-    assert made.bias is not None
-    np.testing.assert_allclose(made.bias * made.bias_scale, 3, rtol=1e-3)
+    np.testing.assert_allclose(made.weight.params.scale, most / 2 / 127, rtol=1e-6)
+    np.testing.assert_allclose(bias_of(made).codes * bias_of(made).params.scale, 3, rtol=1e-3)

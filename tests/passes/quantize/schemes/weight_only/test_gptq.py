@@ -9,7 +9,7 @@ import pytest
 
 from passes.quantize.schemes.weight_only.blocks import Grid, fit_nearest
 from passes.quantize.schemes.weight_only.gptq import Solver
-from passes.quantize.schemes.weight_only.gram import Gram, GramObserver
+from passes.quantize.schemes.weight_only.gram import Gram
 from toolkit.calibrate.statistics import Mismatch, NotFinite
 
 
@@ -86,7 +86,7 @@ def test_grams_without_an_inverse(in_order: bool) -> None:
 
 def test_a_gram_in_batches() -> None:
     x = correlated(30, 8)
-    whole, one, other = (GramObserver().start("x") for _ in range(3))
+    whole, one, other = (Gram("x") for _ in range(3))
     whole.update(x)
     one.update(x[:20].reshape(4, 5, 8))
     other.update(x[20:])

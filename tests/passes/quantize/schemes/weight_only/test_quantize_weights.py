@@ -26,7 +26,8 @@ from toolkit.pass_manager.protocol import Context
 from toolkit.pass_manager.registry import parse_passes
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.quantization.plan_json import parse_plan
-from toolkit.runtime import session as runtime
+from toolkit.runtime import session
+from toolkit.settings import Settings
 
 ANY = {"min_elements": 1, "block_size": 16}
 NBITS = QuantizeWeights(**ANY, accuracy_level=0)
@@ -115,14 +116,14 @@ def test_what_is_proven_is_what_an_application_computes(
     made = check(item, typed(X_Y, floats("w", 16, 8), "y = MatMul (x, w)"), atol=COARSE)
     feeds = random_feeds(made)
     (wanted,) = plain.run(made.inlined_proto(), feeds)
-    (proven,) = runtime.Session(made, optimize).run(feeds)
+    (proven,) = session.Session(made, optimize).run(feeds)
     np.testing.assert_array_equal(proven, wanted)
-    assert not runtime.said_of_packing(made)
-    monkeypatch.setattr(runtime, "MOST_PACKED", 100)
-    monkeypatch.setattr(runtime, "_LIGHT", 100)
-    (in_floats,) = runtime.Session(made, optimize).run(feeds)
+    assert not session.said_of_packing(made)
+    monkeypatch.setattr(session, "MOST_PACKED", 100)
+    monkeypatch.setattr(session, "_LIGHT", 100)
+    (in_floats,) = session.Session(made, optimize).run(feeds)
     assert np.abs(in_floats - wanted).max() > 1e-3
-    assert "accuracy_level 4" in runtime.said_of_packing(made)
+    assert "accuracy_level 4" in session.said_of_packing(made)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_an_older_opset_is_lifted() -> None:
     changed = check(QDQ, text, atol=COARSE)
     assert changed.opsets[""] == 21
     for limit in ("keep", 18):
-        subject, ctx = Model.from_proto(parse(text)), Context(opset=limit)  # pyright: ignore[reportArgumentType]
+        subject, ctx = Model.from_proto(parse(text)), Context(Settings(opset=limit))  # pyright: ignore[reportArgumentType]
         QDQ.run(subject, ctx)
         assert not len(subject.journal)
         assert ctx.notes == ["a weight in blocks needs opset 21, and the model is to stay at 17"]
@@ -241,10 +242,12 @@ def test_the_form_follows_the_target() -> None:
     text = typed(X_Y, floats("w", 16, 8), "y = MatMul (x, w)", 21)
     for target, wanted in (("ort-cpu", ["MatMulNBits"]), ("onnx", WEIGHT.split())):
         subject = Model.from_proto(parse(text))
-        QuantizeWeights(**ANY).run(subject, Context(target=target))
+        QuantizeWeights(**ANY).run(subject, Context(Settings(target=target)))
         assert [n.op_type for n in subject.graph.nodes] == wanted
     with pytest.raises(UsageError, match=r"form=nbits is com.*MatMulNBits"):
-        QuantizeWeights(form="nbits").run(Model.from_proto(parse(text)), Context(target="onnx"))
+        QuantizeWeights(form="nbits").run(
+            Model.from_proto(parse(text)), Context(Settings(target="onnx"))
+        )
 
 
 # -- tables
@@ -263,7 +266,7 @@ def test_tables() -> None:
     for target in ("ort-cpu", "onnx"):
         item = QuantizeWeights(**ANY, embeddings="int4")
         subject = Model.from_proto(parse(text))
-        item.run(subject, Context(target=target))
+        item.run(subject, Context(Settings(target=target)))
         found = sorted(n.op_type for n in subject.graph.nodes)
         assert found == sorted([*INT4_ROWS.split(), "Slice"])
         assert all(not n.domain for n in subject.graph.nodes)

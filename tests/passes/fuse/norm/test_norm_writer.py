@@ -1,0 +1,70 @@
+"""Normalizations written with the operator that fits their axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from passes.analysis.shapes import Shapes
+from passes.fuse.norm.norm_writer import (
+    LAYER,
+    NormSpec,
+    inverse,
+    reduced_axes,
+    write_instance_norm,
+    write_norm,
+)
+from tests.checks import model
+from toolkit.ir.graph import Graph
+from toolkit.pass_manager.protocol import Context
+from toolkit.rewriting.rule import MatchFailure
+
+
+def graph(declared: str = "float[N, 3, 4, 5] x", nodes: str = "y = Relu (x)") -> Graph:
+    found = model(f"""<ir_version: 10, opset_import: ["" : 23]>
+        g ({declared}) => (float[] y) <int64[1] last = {{-1}}, int64[2] axes = {{3, 2}}> {{
+        {nodes} }}""")
+    Shapes(annotate=False).run(found, Context())
+    return found.graph
+
+
+def written(g: Graph, axes: tuple[int, ...]) -> list[str]:
+    before = set(map(id, g.nodes))
+    write_norm(g, LAYER, NormSpec("x", axes, 1e-5, 2.0), g.nodes[0])
+    return [node.op_type for node in g.nodes if id(node) not in before]
+
+
+def test_axes_that_are_not_the_last_are_transposed() -> None:
+    assert written(graph(), (3,)) == ["LayerNormalization"]
+    assert written(graph(), (2, 3)) == ["LayerNormalization"]
+    assert written(graph(), (1,)) == ["Transpose", "LayerNormalization", "Transpose"]
+
+
+def test_an_unknown_size_has_no_scale() -> None:
+    with pytest.raises(MatchFailure, match="is not known"):
+        written(graph("float[N, 3, 4, S] x"), (3,))
+
+
+def test_an_instance_norm_is_over_all_spatial_axes() -> None:
+    g = graph()
+    name = write_instance_norm(g, NormSpec("x", (2, 3), 1e-5, 2.0), g.nodes[0])
+    node = g.producer(name or "")
+    assert node is not None
+    np.testing.assert_array_equal(g.const(node.input[1]), np.full(3, 2, np.float32))
+    assert write_instance_norm(g, NormSpec("x", (3,), 1e-5), g.nodes[0]) is None
+
+
+def test_reductions_must_agree_and_keep_their_axes() -> None:
+    g = graph(nodes="m = ReduceMean (x, last) p = GlobalAveragePool (x) a = ReduceMean (x, axes)"
+              " d = ReduceMean <keepdims = 0> (x, last) y = Add (m, p)")  # fmt: skip
+    last, pool, both, dropped, _ = g.nodes
+    assert reduced_axes(g, "x", last) == (3,)
+    assert reduced_axes(g, "x", pool, None, both) == (2, 3)
+    with pytest.raises(MatchFailure, match="different axes"):
+        reduced_axes(g, "x", last, pool)
+    with pytest.raises(MatchFailure, match="does not keep"):
+        reduced_axes(g, "x", dropped)
+
+
+def test_inverse_of_a_permutation() -> None:
+    assert inverse([2, 0, 1]) == [1, 2, 0]

@@ -1,0 +1,73 @@
+"""The interface of a target: the operators, limits and costs that passes ask about.
+
+Passes query capabilities (`ctx.target.runs("com.microsoft")`), never the name. The defaults run and
+time models in onnxruntime on this machine; a target with a runtime of its own overrides
+`open_session` and `latency`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolkit.feeds import Feed
+    from toolkit.ir.model import Model
+    from toolkit.runtime.latency import Effort, Timing
+    from toolkit.runtime.session import Session
+
+CONTRIB = "com.microsoft"
+"""The domain of onnxruntime's contrib operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A runtime that models are written for."""
+
+    name: str
+    """The name on the command line."""
+    summary: str
+    domains: tuple[str, ...]
+    """The operator domains it runs; the empty string is ONNX's own."""
+    max_opset: int
+    max_ir: int
+    """The newest opset and IR version it loads."""
+    number_formats: tuple[str, ...]
+    """The number formats that its kernels compute in."""
+    lost_kernels: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    """Opset -> standard operators that have no kernel from this opset on."""
+    fuses_qdq: bool = False
+    """Whether it fuses Q/DQ pairs into int8 kernels at load time, by its own patterns."""
+    has_costs: bool = False
+    """Whether operator costs were measured: passes choose by speed, else fewer operators win."""
+
+    def runs(self, domain: str) -> bool:
+        """Return whether the target has the operators of this domain."""
+        return domain in self.domains
+
+    @property
+    def standard_only(self) -> bool:
+        """Whether the target has no operators but those of the ONNX standard."""
+        return set(self.domains) <= {"", "ai.onnx.ml"}
+
+    def open_session(
+        self, model: Model, optimize: bool = False, custom_ops: Sequence[str] = ()
+    ) -> Session:
+        """Open the model as written, or with the runtime's own optimizations (`optimize`)."""
+        from toolkit.runtime.session import Session
+
+        return Session(model, optimize=optimize, custom_ops=custom_ops)
+
+    def latency(
+        self,
+        models: Mapping[str, Model],
+        feeds: Sequence[Feed],
+        threads: int,
+        effort: Effort,
+        custom_ops: Sequence[str] = (),
+    ) -> dict[str, Timing]:
+        """Time the models in turn, each relative to the first."""
+        from toolkit.runtime.latency import latency
+
+        return latency(models, feeds, threads, effort, custom_ops)
