@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toolkit.verification.models import verify
     from toolkit.verification.tolerance import EXACT, FLOAT, QUANT, Tolerance
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "toolkit.api": ("load", "optimize"),
