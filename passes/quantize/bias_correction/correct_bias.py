@@ -22,7 +22,7 @@ import numpy as np
 
 from passes.quantize.bias_correction.biases import Biased, biased_layers
 from passes.quantize.bias_correction.output_error import OutputError
-from passes.quantize.bias_correction.stepwise_run import Step, Stuck, Walk
+from passes.quantize.bias_correction.stepwise_run import RunStep, StepwiseRun, Stuck
 from passes.quantize.layers.channel_means import SampleMeans
 from toolkit.calibrate.collector import Feeds, observable
 from toolkit.calibrate.observers import Collect
@@ -128,7 +128,7 @@ def corrected(
 ) -> Iterator[Biased]:
     """Correct the layers in order; yield each one that changed."""
     g = model.graph
-    walk = Walk(model, feeds, custom_ops)
+    walk = StepwiseRun(model, feeds, custom_ops)
     for layer in layers:
         floats = wanted.get(layer.counterpart)
         step = walk.step(layer.value, layer.node, layer.slot)
@@ -145,7 +145,7 @@ def corrected(
             walk.forget_from(max(_FEWEST, len(walk.kept) // 2))
 
 
-def _corrected(g: Graph, layer: Biased, step: Step, floats: SampleMeans) -> Array:
+def _corrected(g: Graph, layer: Biased, step: RunStep, floats: SampleMeans) -> Array:
     """Return the bias with the least shift, by iteration: a Relu hides a part of each change."""
     bias = layer.bias(g)
     shift = _shift(layer, step.run(bias), floats)

@@ -26,7 +26,7 @@ class Stuck(ToolkitError):
     """The run cannot continue; the message gives the reason."""
 
 
-class Walk:
+class StepwiseRun:
     """The state of all samples between two steps; the model must not change except for biases."""
 
     def __init__(
@@ -47,14 +47,14 @@ class Walk:
         """Drop all but the first samples."""
         del self.kept[count:]
 
-    def step(self, value: str, node: NodeProto, slot: int) -> Step | None:
+    def step(self, value: str, node: NodeProto, slot: int) -> RunStep | None:
         """Return the step to `value` with input `slot` of `node` supplied; None if it has run."""
         g = self.model.graph
         producer = g.producer(value)
         if producer is None or id(producer) in self._done or id(node) in self._done:
             return None
         nodes = self._missing(producer)
-        return Step(self, nodes, value, node, slot)
+        return RunStep(self, nodes, value, node, slot)
 
     def _missing(self, last: NodeProto) -> list[NodeProto]:
         """Return the pending nodes that `last` depends on, in graph order."""
@@ -120,11 +120,11 @@ class Walk:
         return any(id(user) not in run for user in self.model.graph.users(name))
 
 
-class Step:
+class RunStep:
     """The nodes between the kept values and one value."""
 
     def __init__(
-        self, walk: Walk, nodes: list[NodeProto], value: str, node: NodeProto, slot: int
+        self, walk: StepwiseRun, nodes: list[NodeProto], value: str, node: NodeProto, slot: int
     ) -> None:
         self._walk, self._nodes = walk, nodes
         self._needed = walk.needed_behind(nodes)

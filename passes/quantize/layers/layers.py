@@ -35,7 +35,7 @@ def is_fused(node: NodeProto) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weight:
+class WeightMatrix:
     """A constant float32 matrix in a graph; `turned`: the layer uses its transpose."""
 
     graph: Graph
@@ -57,7 +57,7 @@ class Linear:
     """y = alpha x W + beta b. Properties read the node, since other rewrites may change it."""
 
     node: NodeProto
-    weight: Weight
+    weight: WeightMatrix
 
     @property
     def x(self) -> str:
@@ -86,7 +86,7 @@ class Table:
     """A lookup table, y = T[i]."""
 
     node: NodeProto
-    weight: Weight
+    weight: WeightMatrix
 
     @property
     def indices(self) -> str:
@@ -109,7 +109,7 @@ def layer_of(g: Graph, node: NodeProto) -> Layer | None:
     return None
 
 
-def readers_of(weight: Weight) -> list[NodeProto] | None:
+def readers_of(weight: WeightMatrix) -> list[NodeProto] | None:
     """Return the nodes that use the weight, through Transposes too; None if it is an output."""
     found: list[NodeProto] = []
     pending = [weight.name]
@@ -152,7 +152,7 @@ def _table(g: Graph, node: NodeProto) -> Table | None:
     return None if weight is None else Table(node, weight)
 
 
-def _weight(g: Graph, name: str, turned: bool = False) -> Weight | None:
+def _weight(g: Graph, name: str, turned: bool = False) -> WeightMatrix | None:
     scope = g.scope_of(name)
     if scope is None:
         return None
@@ -171,4 +171,4 @@ def _weight(g: Graph, name: str, turned: bool = False) -> Weight | None:
         raise MatchFailure("weights that are no matrix")
     if not all(tensor.dims):
         raise MatchFailure("no weights at all")
-    return Weight(scope, name, (tensor.dims[0], tensor.dims[1]), turned)
+    return WeightMatrix(scope, name, (tensor.dims[0], tensor.dims[1]), turned)

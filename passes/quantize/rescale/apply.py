@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class RescaleSource:
     """A node that can divide the channels of its output by a factor."""
 
     node: NodeProto
@@ -61,10 +61,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class RescaleGroup:
     """A producer and every consumer its channel factor propagates to."""
 
-    source: Source
+    source: RescaleSource
     spread: Spread
 
     @property
@@ -105,16 +105,16 @@ class Group:
             put_scaled(g, sink.node, 1, kernel.shape, along)
 
 
-def group_of(g: Graph, node: NodeProto) -> Group | None:
+def group_of(g: Graph, node: NodeProto) -> RescaleGroup | None:
     """Return the group of a node's output; None if no channel is free."""
     source = source_of(g, node)
     if source is None or not source.parts:
         return None
     found = spread(g, source.value, source.index)
-    return Group(source, found) if found.free.any() else None
+    return RescaleGroup(source, found) if found.free.any() else None
 
 
-def source_of(g: Graph, node: NodeProto) -> Source | None:
+def source_of(g: Graph, node: NodeProto) -> RescaleSource | None:
     """Return a layer with weights, a norm, or a product with a constant as a source."""
     kernel = kernel_of(g, node)
     if kernel is not None:
@@ -127,7 +127,7 @@ def source_of(g: Graph, node: NodeProto) -> Source | None:
     return _product(g, node) if nd.is_op(node, "Mul") else None
 
 
-def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> Source | None:
+def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> RescaleSource | None:
     if nd.attr(node, "activation", "") not in _HOMOGENEOUS or given(node, 3):
         return None
     count = kernel.outputs
@@ -141,10 +141,10 @@ def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> Source | None:
     index = np.arange(count)
     if not kernel.is_matrix:
         index = index.reshape(-1, *[1] * (kernel.rank - 2))
-    return Source(node, index, tuple(parts), kernel)
+    return RescaleSource(node, index, tuple(parts), kernel)
 
 
-def _norm(g: Graph, node: NodeProto, slot: int) -> Source | None:
+def _norm(g: Graph, node: NodeProto, slot: int) -> RescaleSource | None:
     scale = _floats(g, given(node, slot))
     if scale is None or not scale.size:
         return None
@@ -154,10 +154,10 @@ def _norm(g: Graph, node: NodeProto, slot: int) -> Source | None:
         if bias is None or bias.shape != scale.shape:
             return None
         parts.append(Part(slot + 1, scale.shape, scale.shape))
-    return Source(node, np.arange(scale.size).reshape(scale.shape), tuple(parts))
+    return RescaleSource(node, np.arange(scale.size).reshape(scale.shape), tuple(parts))
 
 
-def _channel_norm(g: Graph, node: NodeProto) -> Source | None:
+def _channel_norm(g: Graph, node: NodeProto) -> RescaleSource | None:
     rank, scale, bias = g.rank(node.output[0]), _floats(g, node.input[1]), _floats(g, node.input[2])
     if rank is None or rank < 2 or scale is None or bias is None or scale.shape != bias.shape:
         return None
@@ -166,10 +166,12 @@ def _channel_norm(g: Graph, node: NodeProto) -> Source | None:
     if nd.attr(node, "training_mode", 0) or scale.ndim != 1 or not scale.size:
         return None
     index = np.arange(scale.size).reshape(-1, *[1] * (rank - 2))
-    return Source(node, index, (Part(1, scale.shape, scale.shape), Part(2, bias.shape, bias.shape)))
+    return RescaleSource(
+        node, index, (Part(1, scale.shape, scale.shape), Part(2, bias.shape, bias.shape))
+    )
 
 
-def _product(g: Graph, node: NodeProto) -> Source | None:
+def _product(g: Graph, node: NodeProto) -> RescaleSource | None:
     """Return the source x c, where c varies along one axis."""
     constants = [(slot, _floats(g, name)) for slot, name in enumerate(node.input)]
     found = [(slot, array) for slot, array in constants if array is not None]
@@ -179,7 +181,7 @@ def _product(g: Graph, node: NodeProto) -> Source | None:
     if array.ndim == 0 or array.size == 1 or array.size != max(array.shape):
         return None
     index = np.arange(array.size).reshape(array.shape)
-    return Source(node, index, (Part(slot, array.shape, array.shape),))
+    return RescaleSource(node, index, (Part(slot, array.shape, array.shape),))
 
 
 def _floats(g: Graph, name: str) -> Array | None:

@@ -27,7 +27,7 @@ from onnx import NodeProto
 from passes.analysis.node_filter import Selection
 from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import Kernel
-from passes.quantize.rescale.apply import Group, group_of
+from passes.quantize.rescale.apply import RescaleGroup, group_of
 from toolkit.errors import UsageError
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.model import Model
@@ -81,7 +81,7 @@ class Equalize:
 
 def equalized(
     g: Graph, nodes: Iterable[NodeProto], rounds: int, ctx: Context
-) -> list[tuple[Group, Array]]:
+) -> list[tuple[RescaleGroup, Array]]:
     """Return the converged factors of every pair of layers."""
     pairs: list[_Pair] = []
     state = _State(g)
@@ -125,7 +125,7 @@ class _State:
 class _Pair:
     """A layer and the layers that use its result."""
 
-    def __init__(self, group: Group, kernel: Kernel, state: _State) -> None:
+    def __init__(self, group: RescaleGroup, kernel: Kernel, state: _State) -> None:
         self.group, self.kernel, self.state = group, kernel, state
         self.factors = np.ones(group.spread.count)
         self._least = _least_factors(state.g, group)
@@ -153,7 +153,7 @@ class _Pair:
         return _distance(step)
 
 
-def _least_factors(g: Graph, group: Group) -> Array:
+def _least_factors(g: Graph, group: RescaleGroup) -> Array:
     """Return |b_c| / max |b|: smaller factors would let a bias exceed the largest."""
     count = group.spread.count
     sizes = np.zeros(count)
@@ -173,7 +173,7 @@ def _least_factors(g: Graph, group: Group) -> Array:
     return sizes / largest if largest > 0 else sizes
 
 
-def _beyond(group: Group, factors: Array, slack: float) -> Array:
+def _beyond(group: RescaleGroup, factors: Array, slack: float) -> Array:
     """Return the part of the factors beyond `slack`, relative to their median."""
     if slack == 1:
         return factors

@@ -25,7 +25,7 @@ from toolkit.ir.graph import Array, Graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sink:
+class CompensatingLayer:
     """A layer whose weights compensate a factor. `index` has the channel of each of its inputs."""
 
     kernel: Kernel
@@ -52,7 +52,7 @@ class Spread:
     """A factor's frozen channels, the layers that compensate it, and the constants it scales."""
 
     frozen: NDArray[np.bool_]
-    sinks: list[Sink] = field(default_factory=list[Sink])
+    sinks: list[CompensatingLayer] = field(default_factory=list[CompensatingLayer])
     terms: list[tuple[NodeProto, int, Index]] = field(
         default_factory=list[tuple[NodeProto, int, Index]]
     )
@@ -75,7 +75,7 @@ def spread(g: Graph, value: str, index: Index) -> Spread:
     """Propagate a factor on the channels of `value`."""
     frozen: NDArray[np.bool_] = np.zeros(int(index.max(initial=-1)) + 1, np.bool_)
     while True:
-        found = _Search(g, frozen)
+        found = _Propagation(g, frozen)
         found.follow(value, index)
         if not (found.result.frozen != frozen).any():
             # Last: paths of frozen channels are not followed, so that a gate is not a second path.
@@ -85,7 +85,7 @@ def spread(g: Graph, value: str, index: Index) -> Spread:
         frozen = found.result.frozen
 
 
-class _Search:
+class _Propagation:
     """One traversal, which skips channels that are frozen at its start."""
 
     def __init__(self, g: Graph, frozen: NDArray[np.bool_]) -> None:
@@ -141,9 +141,13 @@ class _Search:
         self.result.frozen[index[index >= 0]] = True
 
 
-def _sink(g: Graph, node: NodeProto, slot: int, index: Index) -> Sink | None:
+def _sink(g: Graph, node: NodeProto, slot: int, index: Index) -> CompensatingLayer | None:
     kernel = kernel_of(g, node) if slot == 0 else None
     if kernel is None or not kernel.reads_channels:
         return None
     found = along(index, -1 if kernel.is_matrix else 1 - kernel.rank)
-    return Sink(kernel, found) if found is not None and found.size == kernel.inputs else None
+    return (
+        CompensatingLayer(kernel, found)
+        if found is not None and found.size == kernel.inputs
+        else None
+    )

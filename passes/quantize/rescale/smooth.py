@@ -24,8 +24,8 @@ import numpy as np
 from passes.analysis.node_filter import Selection
 from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import kernel_of
-from passes.quantize.rescale.apply import Group, Part, Source, group_of
-from passes.quantize.rescale.propagate import Sink, Spread
+from passes.quantize.rescale.apply import Part, RescaleGroup, RescaleSource, group_of
+from passes.quantize.rescale.propagate import CompensatingLayer, Spread
 from passes.quantize.rescale.samples import Sample
 from passes.quantize.rescale.smooth_trial import Trial
 from toolkit.calibrate.observers import Collect
@@ -98,7 +98,7 @@ class Smooth:
             except MatchFailure as failure:
                 ctx.note(f"{group.label} is not smoothed: {failure}")
 
-    def _groups(self, g: Graph) -> Iterator[Group]:
+    def _groups(self, g: Graph) -> Iterator[RescaleGroup]:
         """Yield groups in graph order; a layer is in one group at most."""
         selection = Selection(self.include, self.exclude)
         taken: set[int] = set()
@@ -113,7 +113,7 @@ class Smooth:
         if self.insert is not None:
             yield from _inserted(g, taken, selection)
 
-    def _smooth(self, g: Graph, group: Group, found: Calibration) -> None:
+    def _smooth(self, g: Graph, group: RescaleGroup, found: Calibration) -> None:
         samples = _samples(group, found)
         sizes = _sizes(g, group, samples)
         alphas = _ALPHAS if self.alpha == "search" else (self.alpha,)
@@ -137,7 +137,7 @@ class Smooth:
 # -- factors
 
 
-def _samples(group: Group, found: Calibration) -> list[Sample]:
+def _samples(group: RescaleGroup, found: Calibration) -> list[Sample]:
     names = [sink.node.input[0] for sink in group.spread.sinks]
     failed = next((found.failed[name] for name in names if name in found.failed), None)
     if failed is not None:
@@ -148,7 +148,7 @@ def _samples(group: Group, found: Calibration) -> list[Sample]:
     return samples
 
 
-def _sizes(g: Graph, group: Group, samples: list[Sample]) -> tuple[Array, Array]:
+def _sizes(g: Graph, group: RescaleGroup, samples: list[Sample]) -> tuple[Array, Array]:
     """Return max |x| and max |w| of each channel over all layers of the group."""
     count = group.spread.count
     largest, weights = np.zeros(count), np.zeros(count)
@@ -166,7 +166,7 @@ def _factors(largest: Array, weights: Array, alpha: float) -> Array:
 
 
 def best_of(
-    g: Graph, group: Group, samples: list[Sample], candidates: list[Array], least: float
+    g: Graph, group: RescaleGroup, samples: list[Sample], candidates: list[Array], least: float
 ) -> Array | None:
     """Return the factors with the least int8 error, or None below a gain of `least` dB."""
     pairs = zip(group.spread.sinks, samples, strict=True)
@@ -180,27 +180,27 @@ def best_of(
 # -- new products
 
 
-def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[Group]:
+def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[RescaleGroup]:
     """Yield a group with a new product for each input of layers that no other group has."""
-    users: dict[str, list[Sink]] = {}
+    users: dict[str, list[CompensatingLayer]] = {}
     for node in g.nodes:
         kernel = kernel_of(g, node)
         if kernel is None or not kernel.is_matrix or not kernel.reads_channels:
             continue
         if id(node) not in taken and selection.takes(node):
-            sink = Sink(kernel, np.arange(kernel.inputs))
+            sink = CompensatingLayer(kernel, np.arange(kernel.inputs))
             users.setdefault(node.input[0], []).append(sink)
     for value, sinks in users.items():
         counts = {sink.index.size for sink in sinks}
         if len(counts) == 1:
             count = counts.pop()
             made = nd.make_node("Mul", [value, ""], [value])
-            source = Source(made, np.arange(count), (Part(1, (count,), (count,)),))
+            source = RescaleSource(made, np.arange(count), (Part(1, (count,), (count,)),))
             yield Inserted(source, Spread(np.zeros(count, bool), sinks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inserted(Group):
+class Inserted(RescaleGroup):
     """A group whose source is a new Mul in front of its layers."""
 
     def write(self, g: Graph, factors: Array) -> None:
@@ -210,4 +210,6 @@ class Inserted(Group):
         made = g.add("Mul", [value, ones])
         for sink in sinks:
             g.set_input(sink.node, 0, made.output[0])
-        Group(Source(made, self.source.index, self.source.parts), self.spread).write(g, factors)
+        RescaleGroup(RescaleSource(made, self.source.index, self.source.parts), self.spread).write(
+            g, factors
+        )

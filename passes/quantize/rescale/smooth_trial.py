@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from passes.quantize.layers.int8_weights import FULL_LIMIT, scale_of
-from passes.quantize.rescale.propagate import Sink
+from passes.quantize.rescale.propagate import CompensatingLayer
 from passes.quantize.rescale.samples import Sample
 from toolkit.ir.graph import Array, Graph
 from toolkit.quantization.number_format import INT8
@@ -27,7 +27,7 @@ _OUTPUTS = 256
 class Trial:
     """A layer with sample rows of its input and some columns of its weights."""
 
-    sink: Sink
+    sink: CompensatingLayer
     rows: Array
     low: Array
     high: Array
@@ -35,7 +35,7 @@ class Trial:
     wanted: Array
 
     @classmethod
-    def of(cls, g: Graph, sink: Sink, sample: Sample) -> Trial:
+    def of(cls, g: Graph, sink: CompensatingLayer, sample: Sample) -> Trial:
         kernel = sink.kernel
         stored = kernel.floats(g)
         columns = np.unique(np.linspace(0, kernel.outputs - 1, _OUTPUTS).astype(int))

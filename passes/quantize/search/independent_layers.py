@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from passes.quantize.layers.find_layers import matrices_in
-from passes.quantize.layers.layers import Layer, Table, Weight
+from passes.quantize.layers.layers import Layer, Table, WeightMatrix
 from passes.quantize.search.costs import Kernels, Sizes
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
@@ -57,7 +57,7 @@ def independent_groups(
     return tuple(found)
 
 
-def _weights_to_share(model: Model, plan: Plan) -> dict[int, Weight]:
+def _weights_to_share(model: Model, plan: Plan) -> dict[int, WeightMatrix]:
     """Of nodes that go together with all others that read the same weight, that weight."""
     quantized: list[tuple[Layer, Entry]] = []
     for item in matrices_in(model):

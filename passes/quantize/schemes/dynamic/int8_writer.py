@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.quantize.layers.layers import Linear, Table, Weight
+from passes.quantize.layers.layers import Linear, Table, WeightMatrix
 from passes.quantize.layers.weight_storage import StoredWeight, WeightStore, drop_unused
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -28,7 +28,7 @@ from toolkit.quantization.plan import Entry
 
 
 @dataclass(slots=True, eq=False)
-class Writer:
+class DynamicWriter:
     """Writes linear layers and tables with the weights of one store."""
 
     tables: frozenset[tuple[int, str]] = frozenset()
@@ -71,7 +71,7 @@ class Writer:
         put(g, node, g.op("Mul", exact, factor, at=node))
         drop_unused(weight.graph, weight.name)
 
-    def stored(self, weight: Weight, entry: Entry, by_rows: bool) -> StoredWeight:
+    def stored(self, weight: WeightMatrix, entry: Entry, by_rows: bool) -> StoredWeight:
         """Store a weight in int8; `by_rows` keeps the layout of a table."""
         transpose = weight.turned and not by_rows
         axis = None

@@ -28,7 +28,7 @@ from passes.quantize.layers.recurrent import Recurrent, write_lstm
 from passes.quantize.layers.unique_names import make_distinct
 from passes.quantize.preconditions import quantized_already, too_old
 from passes.quantize.schemes.dynamic.conv import Convolution, write_convolution
-from passes.quantize.schemes.dynamic.int8_writer import Writer
+from passes.quantize.schemes.dynamic.int8_writer import DynamicWriter
 from passes.quantize.search.enforce_budget import write_within_budget
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
@@ -119,7 +119,7 @@ def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
     for _, layer, entry in chosen:
         _require_supported(entry, layer)
     tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
-    writer = Writer(frozenset(tables))
+    writer = DynamicWriter(frozenset(tables))
     for item, layer, entry in chosen:
         start = model.journal.position
         try:

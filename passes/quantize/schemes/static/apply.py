@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.preconditions import lift
-from passes.quantize.schemes.static.int8_region import Region, as_made, behind_limits, settle
+from passes.quantize.schemes.static.int8_region import Int8Region, as_made, behind_limits, settle
 from passes.quantize.schemes.static.ort_fusion_guards import guard, join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.qop import write_operators
 from passes.quantize.schemes.static.qparams import Ties, qparams_of
-from passes.quantize.schemes.static.quantizable_ops import Site, site_of
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, site_of
 from passes.quantize.schemes.static.weights import require_supported
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
@@ -79,13 +79,13 @@ def apply_static(
     guard(model, writer, written, ctx.target.fuses_qdq)
 
 
-def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
+def _planned(model: Model, plan: Plan) -> tuple[Int8Region, dict[int, Entry]]:
     """Return the region of static entries, and each node's entry.
 
     Raises UsageError for a node that cannot be static.
     """
     entries: dict[int, Entry] = {}
-    sites: list[Site] = []
+    sites: list[Int8Site] = []
     waiting = {id(entry): entry for entry in plan.entries if _is_ours(entry)}
     for g, node in model.places():
         entry = plan.find(node)
@@ -107,7 +107,7 @@ def _planned(model: Model, plan: Plan) -> tuple[Region, dict[int, Entry]]:
     for entry in waiting.values():
         raise UsageError(f"{entry.label} cannot be static: it is not in the model")
 
-    def results(site: Site) -> list[str]:
+    def results(site: Int8Site) -> list[str]:
         made = as_made(site)
         return made if plan.tensor(made[0]) is not None else behind_limits(site)
 

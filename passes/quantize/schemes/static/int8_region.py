@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from passes.quantize.schemes.static.quantizable_ops import Site, limits_after
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, limits_after
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
-Results = Callable[[Site], list[str]]
+Results = Callable[[Int8Site], list[str]]
 """Returns the result tensors of a site, or those of the Relu or Clip behind it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class Int8Region:
     """The int8 sites in graph order, with the producer and the users of each tensor."""
 
-    sites: list[Site]
+    sites: list[Int8Site]
     results: Results
-    producers: Mapping[str, Site]
-    users: Mapping[str, list[Site]]
+    producers: Mapping[str, Int8Site]
+    users: Mapping[str, list[Int8Site]]
 
-    def stored_results(self, site: Site) -> list[str]:
+    def stored_results(self, site: Int8Site) -> list[str]:
         """Return the results that are stored in 8 bits.
 
         Every int8 convolution kernel has an 8-bit result. MatMul and Gemm also have kernels with
@@ -51,14 +51,14 @@ class Region:
         )
         return {name: graph for name, graph in found if graph is not None}
 
-    def _read_by_bytes_alone(self, site: Site, name: str) -> bool:
+    def _read_by_bytes_alone(self, site: Int8Site, name: str) -> bool:
         users = site.graph.users(name)
         if not users or site.graph.is_output(name) or site.graph.is_captured(name):
             return False
         return len(self.users.get(name, ())) == len(users)
 
 
-def behind_limits(site: Site) -> list[str]:
+def behind_limits(site: Int8Site) -> list[str]:
     """Return the results of a site, or of the Relu or Clip that is its sole user."""
     if site.kind == "carry":
         return nd.outputs_of(site.node)
@@ -66,21 +66,21 @@ def behind_limits(site: Site) -> list[str]:
     return [limits.output if limits is not None else site.node.output[0]]
 
 
-def as_made(site: Site) -> list[str]:
+def as_made(site: Int8Site) -> list[str]:
     """Return the results of a site itself."""
     return nd.outputs_of(site.node)
 
 
-def settle(sites: Iterable[Site], results: Results) -> Region:
+def settle(sites: Iterable[Int8Site], results: Results) -> Int8Region:
     """Return the region of the sites that are not isolated."""
     alive = _without_limits(list(sites), results)
     producers = {name: site for site in alive.values() for name in results(site)}
-    users: dict[str, dict[int, Site]] = {}
+    users: dict[str, dict[int, Int8Site]] = {}
     for site in alive.values():
         for name in site.activations:
             users.setdefault(name, {})[id(site.node)] = site
 
-    def holds(site: Site) -> bool:
+    def holds(site: Int8Site) -> bool:
         if site.kind == "product":
             return True
         if not all(name in producers for name in site.activations):
@@ -101,10 +101,10 @@ def settle(sites: Iterable[Site], results: Results) -> Region:
             if name in producers:
                 pending.append(producers[name])
     listed = {name: list(found.values()) for name, found in users.items()}
-    return Region(list(alive.values()), results, producers, listed)
+    return Int8Region(list(alive.values()), results, producers, listed)
 
 
-def _without_limits(sites: list[Site], results: Results) -> dict[int, Site]:
+def _without_limits(sites: list[Int8Site], results: Results) -> dict[int, Int8Site]:
     """Return the sites by node id, without each Relu or Clip that belongs to its producer."""
     passed = {s.node.output[0] for s in sites if s.node.output[0] not in results(s)}
     return {id(s.node): s for s in sites if s.node.input[0] not in passed}

@@ -24,7 +24,7 @@ from passes.quantize.schemes.static.channels_last import Turned, around
 from passes.quantize.schemes.static.ort_fusion_guards import join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.qparams import Ties, qparams_of
-from passes.quantize.schemes.static.quantizable_ops import Site, site_of
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, site_of
 from passes.quantize.schemes.static.weights import encode
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
@@ -83,7 +83,7 @@ def _asked(plan: Plan, node: NodeProto) -> Entry | None:
     return entry if entry is not None and entry.scheme == "static" and entry.float_result else None
 
 
-def _site(g: Graph, node: NodeProto, entry: Entry) -> Site:
+def _site(g: Graph, node: NodeProto, entry: Entry) -> Int8Site:
     try:
         site = site_of(g, node) if is_pointwise(g, node) else None
     except MatchFailure as failure:
@@ -98,7 +98,7 @@ class _Writer:
     """Writes sites in graph order."""
 
     def __init__(
-        self, g: Graph, plan: Plan, means: ChannelMeans, sites: Mapping[int, Site]
+        self, g: Graph, plan: Plan, means: ChannelMeans, sites: Mapping[int, Int8Site]
     ) -> None:
         self._g, self._plan, self._means = g, plan, means
         read = {name for site in sites.values() for name in site.activations}
@@ -108,7 +108,7 @@ class _Writer:
         self._codes: dict[str, str] = {}
         self.turned = Turned(g)
 
-    def write(self, site: Site, entry: Entry) -> None:
+    def write(self, site: Int8Site, entry: Entry) -> None:
         """Replace the convolution by a matrix product. Raises Unfit."""
         g, node = self._g, site.node
         x, result = node.input[0], node.output[0]
@@ -148,7 +148,7 @@ class _Writer:
         return self._codes[x]
 
 
-def _read_by(g: Graph, name: str, sites: Mapping[int, Site]) -> bool:
+def _read_by(g: Graph, name: str, sites: Mapping[int, Int8Site]) -> bool:
     """Whether all users of a value are among the sites."""
     if g.is_output(name) or g.is_captured(name):
         return False

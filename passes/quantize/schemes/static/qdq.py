@@ -26,8 +26,8 @@ from onnx import NodeProto
 from passes.analysis.operands import given
 from passes.quantize.layers.layers import is_fused
 from passes.quantize.layers.weight_storage import drop_unused
-from passes.quantize.schemes.static.quantizable_ops import Site
-from passes.quantize.schemes.static.weights import QLayer, Weight, encode
+from passes.quantize.schemes.static.quantizable_ops import Int8Site
+from passes.quantize.schemes.static.weights import LayerWeight, QLayer, encode
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.quantization.plan import Entry
@@ -47,7 +47,7 @@ class QdqWriter:
     _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def write(
-        self, site: Site, entry: Entry, made: Sequence[str], mean: Array | None = None
+        self, site: Int8Site, entry: Entry, made: Sequence[str], mean: Array | None = None
     ) -> bool:
         """Write a site whose results `made` are stored in 8 bits; return False if vetoed.
 
@@ -70,7 +70,7 @@ class QdqWriter:
 
     # -- activations
 
-    def _operand(self, site: Site, slot: int, made: Sequence[str]) -> str:
+    def _operand(self, site: Int8Site, slot: int, made: Sequence[str]) -> str:
         g, value = site.graph, site.node.input[slot]
         if value in self.views:  # the same parameters in a subgraph give the same codes
             return value if g.is_defined(value) else self._view(g, value, self.views[value])
@@ -122,7 +122,7 @@ class QdqWriter:
     # -- weights
 
     def _layer(
-        self, g: Graph, node: NodeProto, weight: Weight, entry: Entry, coded: QLayer
+        self, g: Graph, node: NodeProto, weight: LayerWeight, entry: Entry, coded: QLayer
     ) -> None:
         floats = [node.input[1]]
         if not coded.is_stored:
@@ -147,7 +147,7 @@ class QdqWriter:
         for name in floats:
             drop_unused(g, name)
 
-    def _weight_view(self, weight: Weight, entry: Entry, found: QTensor) -> str:
+    def _weight_view(self, weight: LayerWeight, entry: Entry, found: QTensor) -> str:
         """Return the dequantized weight; its graph stores the codes once for all users."""
         g, params = weight.graph, found.params
         scope = g.scope_of(weight.name)

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
-from passes.quantize.schemes.static.quantizable_ops import Site, bounds_of
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, bounds_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
@@ -71,7 +71,7 @@ class _Place:
             g.prune(quantizer)
 
 
-def write_operators(sites: Sequence[Site], standard: bool) -> None:
+def write_operators(sites: Sequence[Int8Site], standard: bool) -> None:
     """Replace written sites by integer operators; `standard` allows only those of ONNX itself."""
     for site in sites:
         place = _place(site)
@@ -79,7 +79,7 @@ def write_operators(sites: Sequence[Site], standard: bool) -> None:
             _write(site, place, standard)
 
 
-def _write(site: Site, place: _Place, standard: bool) -> None:
+def _write(site: Int8Site, place: _Place, standard: bool) -> None:
     g, node, op = place.g, place.node, place.node.op_type
     attributes = nd.attrs(node)
     xs = place.operands
@@ -139,7 +139,7 @@ def _matmul_integer(place: _Place) -> None:
     place.put("Mul", (floats, factor))
 
 
-def _place(site: Site) -> _Place | None:
+def _place(site: Int8Site) -> _Place | None:
     """Return the node with its DQs and Qs; None if some are missing, or a Clip is not a no-op."""
     g, node = site.graph, site.node
     slots = (*site.operands, 1) if site.weight is not None else site.operands

@@ -21,7 +21,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
 from passes.quantize.layers.layers import FUSED_MATMUL, is_fused
-from passes.quantize.schemes.static.weights import Weight, weight_of
+from passes.quantize.schemes.static.weights import LayerWeight, weight_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.rewriting.match_failure import MatchFailure
@@ -44,7 +44,7 @@ _TWO_OPERANDS = ("Add", "Mul", "MatMul")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class Int8Site:
     """A node that can compute in int8."""
 
     graph: Graph
@@ -52,7 +52,7 @@ class Site:
     kind: Kind
     operands: tuple[int, ...]
     """The input slots that may hold activations."""
-    weight: Weight | None = None
+    weight: LayerWeight | None = None
 
     @property
     def activations(self) -> list[str]:
@@ -79,7 +79,7 @@ class Limits:
     high: float
 
 
-def site_of(g: Graph, node: NodeProto) -> Site | None:
+def site_of(g: Graph, node: NodeProto) -> Int8Site | None:
     """Return the site of `node`, None if it is no such operator.
 
     Raise MatchFailure if it must stay float.
@@ -122,12 +122,12 @@ def bounds_of(g: Graph, node: NodeProto) -> tuple[float, float] | None:
     return None if np.isnan(bounds).any() else (bounds[0], bounds[1])
 
 
-def _product(g: Graph, node: NodeProto) -> Site | None:
+def _product(g: Graph, node: NodeProto) -> Int8Site | None:
     if g.is_const(node.input[0]):
         return None
     weight = weight_of(g, node)
     if weight is not None:
-        return Site(g, node, "product", (0,), weight)
+        return Int8Site(g, node, "product", (0,), weight)
     if is_fused(node):
         raise MatchFailure("two activations, which no int8 kernel multiplies so")
     if not nd.is_op(node, "MatMul"):
@@ -138,10 +138,10 @@ def _product(g: Graph, node: NodeProto) -> Site | None:
     producer = g.producer(node.input[1])
     if producer is not None and nd.is_op(producer, "Transpose") and g.is_const(producer.input[0]):
         raise MatchFailure("weights that are turned at run time")
-    return Site(g, node, "product", (0, 1))
+    return Int8Site(g, node, "product", (0, 1))
 
 
-def _combine(g: Graph, node: NodeProto) -> Site | None:
+def _combine(g: Graph, node: NodeProto) -> Int8Site | None:
     slots = range(2) if nd.is_op(node, *_TWO_OPERANDS) else range(1)
     if nd.is_op(node, "Concat"):
         slots = range(len(node.input))
@@ -152,10 +152,10 @@ def _combine(g: Graph, node: NodeProto) -> Site | None:
     for slot in slots:
         if g.dtype(node.input[slot]) not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
             return None
-    return Site(g, node, "combine", tuple(slots))
+    return Int8Site(g, node, "combine", tuple(slots))
 
 
-def _carry(g: Graph, node: NodeProto) -> Site | None:
+def _carry(g: Graph, node: NodeProto) -> Int8Site | None:
     if g.is_const(node.input[0]) or g.dtype(node.input[0]) not in (TensorProto.FLOAT, 0):
         return None
     if nd.is_op(node, "MaxPool") and len(nd.outputs_of(node)) > 1:
@@ -164,7 +164,7 @@ def _carry(g: Graph, node: NodeProto) -> Site | None:
         return None
     if nd.is_op(node, "Resize") and nd.attr(node, "mode", "nearest") != "nearest":
         return None
-    return Site(g, node, "carry", (0,))
+    return Int8Site(g, node, "carry", (0,))
 
 
 def _pads_with_range(g: Graph, node: NodeProto) -> bool:

@@ -31,7 +31,7 @@ from passes.quantize.layers.unique_names import make_all_distinct
 from passes.quantize.preconditions import quantized_already
 from passes.quantize.schemes.static.apply import Format, apply_static, lift_for_static
 from passes.quantize.schemes.static.int8_region import (
-    Region,
+    Int8Region,
     Results,
     as_made,
     behind_limits,
@@ -41,7 +41,7 @@ from passes.quantize.schemes.static.quantizable_ops import (
     CARRIERS,
     COMBINERS,
     PRODUCTS,
-    Site,
+    Int8Site,
     site_of,
 )
 from passes.quantize.schemes.static.range_narrowing import useful
@@ -180,9 +180,9 @@ class QuantizeStatic:
             return Percentile(self.percent)
         return observer_named(self.observer)
 
-    def candidates(self, model: Model) -> tuple[list[Site], dict[int, str]]:
+    def candidates(self, model: Model) -> tuple[list[Int8Site], dict[int, str]]:
         """Return the sites that can be quantized, and the reasons against others by node id."""
-        sites: list[Site] = []
+        sites: list[Int8Site] = []
         left: dict[int, str] = {}
         selection = Selection(self.include, self.exclude)
         inner = inner_values(model)
@@ -208,7 +208,7 @@ class QuantizeStatic:
     def _takes(self, node: NodeProto) -> bool:
         return nd.is_op(node, *self.ops) or (is_fused(node) and "MatMul" in self.ops)
 
-    def _refusal(self, site: Site, selection: Selection) -> str:
+    def _refusal(self, site: Int8Site, selection: Selection) -> str:
         if not selection.takes(site.node):
             return "excluded"
         if site.kind == "product":
@@ -221,7 +221,7 @@ class QuantizeStatic:
         return ""
 
     def _plan(
-        self, model: Model, region: Region, found: Calibration, left: Mapping[int, str]
+        self, model: Model, region: Int8Region, found: Calibration, left: Mapping[int, str]
     ) -> Plan:
         tensors: dict[str, TensorEntry] = {}
         for name, graph in region.scopes().items():
@@ -237,7 +237,7 @@ class QuantizeStatic:
                 entries.append(Entry.of(node, reason=left[id(node)]))
         return Plan(tuple(entries), tuple(tensors.values()))
 
-    def _entry(self, site: Site, tied: bool) -> Entry:
+    def _entry(self, site: Int8Site, tied: bool) -> Entry:
         if site.weight is None:
             return Entry.of(site.node, scheme="static", tied=tied)
         axis = site.weight.axis if self.per_channel else None
@@ -254,7 +254,7 @@ class QuantizeStatic:
         return TensorEntry(name, self.activations, self.symmetric, used.low, used.high)
 
 
-def _range(region: Region, name: str, found: Calibration) -> Range:
+def _range(region: Int8Region, name: str, found: Calibration) -> Range:
     """Return the calibration range of a tensor; for Softmax always [0, 1) in steps of 1 / 256.
 
     onnxruntime's kernel overflows with smaller steps and needs an integer number of steps for 1.
@@ -265,7 +265,7 @@ def _range(region: Region, name: str, found: Calibration) -> Range:
     return found.range(name)
 
 
-def _without_range(site: Site, region: Region, found: Calibration) -> str:
+def _without_range(site: Int8Site, region: Int8Region, found: Calibration) -> str:
     names = (*site.activations, *region.stored_results(site))
     failed = next((name for name in names if name in found.failed), None)
     if failed is not None:
@@ -273,12 +273,12 @@ def _without_range(site: Site, region: Region, found: Calibration) -> str:
     return _NEVER_RAN if found.unseen.intersection((*names, _ran(site))) else ""
 
 
-def _ran(site: Site) -> str:
+def _ran(site: Int8Site) -> str:
     """Return a value that exists once a site has run; all its operands may be captured."""
     return site.node.output[0]
 
 
-def _hidden(site: Site, inner: Mapping[str, Graph]) -> str:
+def _hidden(site: Int8Site, inner: Mapping[str, Graph]) -> str:
     """Return why a site in a subgraph cannot have ranges with any data, or an empty string."""
     if not site.is_inner:
         return ""
@@ -293,7 +293,7 @@ def _is_linear(node: NodeProto) -> bool:
     return nd.is_op(node, "MatMul", "Gemm") or is_fused(node)
 
 
-def _makers(site: Site) -> Iterator[NodeProto]:
+def _makers(site: Int8Site) -> Iterator[NodeProto]:
     """Yield the producers of a site's operands, looking through data movement, Relu and Clip."""
     pending = list(site.activations)
     seen: set[str] = set()

@@ -12,15 +12,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from passes.quantize.schemes.static.int8_region import Region
+from passes.quantize.schemes.static.int8_region import Int8Region
 from passes.quantize.schemes.static.qparams import Ties
-from passes.quantize.schemes.static.quantizable_ops import Site, limits_after
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, limits_after
 from toolkit.ir import node as nd
 from toolkit.quantization.plan import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _TiedRange:
     """The range of tied tensors, its bounds, and the narrowest one with other users."""
 
     low: float
@@ -29,8 +29,8 @@ class _Group:
     most: float = math.inf
     narrowest: float = math.inf
 
-    def __or__(self, other: _Group) -> _Group:
-        return _Group(
+    def __or__(self, other: _TiedRange) -> _TiedRange:
+        return _TiedRange(
             min(self.low, other.low),
             max(self.high, other.high),
             max(self.least, other.least),
@@ -44,13 +44,13 @@ class _Group:
         return inside and self.high - self.low <= 2 * self.narrowest
 
 
-def tied_sites(region: Region, tensors: Mapping[str, TensorEntry]) -> set[int]:
+def tied_sites(region: Int8Region, tensors: Mapping[str, TensorEntry]) -> set[int]:
     """Return the ids of the sites that share one range: all carriers, and some Concats."""
     ties = Ties()
     groups = {name: _alone(region, name, entry) for name, entry in tensors.items()}
     tied: set[int] = set()
 
-    def tie(site: Site, always: bool) -> None:
+    def tie(site: Int8Site, always: bool) -> None:
         names = list(dict.fromkeys((*site.activations, *region.stored_results(site))))
         members = list(dict.fromkeys(map(ties.group, names)))
         joined = groups[members[0]]
@@ -70,16 +70,16 @@ def tied_sites(region: Region, tensors: Mapping[str, TensorEntry]) -> set[int]:
     return tied
 
 
-def _alone(region: Region, name: str, entry: TensorEntry) -> _Group:
+def _alone(region: Int8Region, name: str, entry: TensorEntry) -> _TiedRange:
     """Return the group of a single tensor."""
     low, high = entry.low or 0.0, entry.high or 0.0
     producer = region.producers.get(name)
     if producer is None:
-        return _Group(low, high, narrowest=high - low)
+        return _TiedRange(low, high, narrowest=high - low)
     least, most = -math.inf, math.inf
     limits = limits_after(producer.graph, producer.node.output[0])
     if producer.kind != "carry" and limits is not None and limits.output == name:
         least, most = limits.low, limits.high
     joined = nd.is_op(producer.graph.sole_user(name), "Concat")
     minds = producer.kind != "carry" and not joined
-    return _Group(low, high, least, most, high - low if minds else math.inf)
+    return _TiedRange(low, high, least, most, high - low if minds else math.inf)

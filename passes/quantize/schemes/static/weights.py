@@ -40,7 +40,7 @@ _RESOLUTION = 2**23
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weight:
+class LayerWeight:
     """The constant weight of a layer; `axis` is that of its outputs.
 
     `graph` is the layer's; the weight may be in an outer graph. Each index of the axis belongs to
@@ -76,7 +76,7 @@ class QLayer:
     is_stored: bool = False
 
 
-def weight_of(g: Graph, node: NodeProto) -> Weight | None:
+def weight_of(g: Graph, node: NodeProto) -> LayerWeight | None:
     """Return the constant weights of a product, or None; raise MatchFailure if they stay float."""
     name = given(node, 1)
     source = _source(g, name)
@@ -104,14 +104,14 @@ def weight_of(g: Graph, node: NodeProto) -> Weight | None:
         raise MatchFailure("a factor that is not above zero")
     depth = math.prod(source.shape) // source.shape[axis] // groups
     turned = is_fused(node) and axis == 0
-    found = Weight(g, name, source, axis, depth, groups, alpha, turned)
+    found = LayerWeight(g, name, source, axis, depth, groups, alpha, turned)
     if bias and _bias_of(g, node, found.outputs) is None:
         raise MatchFailure("a bias that is not one number for each output")
     return found
 
 
 def encode(
-    weight: Weight, node: NodeProto, entry: Entry, x_scale: float, mean: Array | None = None
+    weight: LayerWeight, node: NodeProto, entry: Entry, x_scale: float, mean: Array | None = None
 ) -> QLayer:
     """Quantize the weight and bias of a layer as its entry says. Raises Unfit.
 
@@ -142,7 +142,7 @@ def encode(
     )
 
 
-def require_supported(entry: Entry, weight: Weight) -> None:
+def require_supported(entry: Entry, weight: LayerWeight) -> None:
     """Raise UsageError for weights without a kernel."""
     if entry.weight not in ("int8", "uint8"):
         raise UsageError(f"{entry.label} cannot be static with {entry.weight} weights: they are "
@@ -201,7 +201,7 @@ def _stored(g: Graph, node: NodeProto | None) -> QTensor | None:
 
 
 def _kept(
-    weight: Weight, entry: Entry, limit: int, bias: Array | None, x_scale: float
+    weight: LayerWeight, entry: Entry, limit: int, bias: Array | None, x_scale: float
 ) -> QTensor | None:
     """Return the stored codes if they can be used unchanged."""
     stored = weight.source
@@ -220,7 +220,7 @@ def _kept(
 
 
 def _with_room(
-    weight: Weight, scale: Array, most: Array, bias: Array | None, x_scale: float
+    weight: LayerWeight, scale: Array, most: Array, bias: Array | None, x_scale: float
 ) -> Array:
     """Return scales with which the bias fits into int32, too."""
     if bias is None:
@@ -234,14 +234,14 @@ def _with_room(
     return np.where(needed > scale, wider, scale).astype(np.float32)
 
 
-def _needed(weight: Weight, scale: Array, bias: Array, x_scale: float) -> Array:
+def _needed(weight: LayerWeight, scale: Array, bias: Array, x_scale: float) -> Array:
     """Return the least weight scale with which bias and sum together fit into int32."""
     most = weight.depth * UINT8.steps * -INT8.low
     room = INT32.high - min(most, INT32.high // 2)
     return _by_scale(weight, scale, bias) / x_scale / room
 
 
-def _by_scale(weight: Weight, scale: Array, bias: Array) -> Array:
+def _by_scale(weight: LayerWeight, scale: Array, bias: Array) -> Array:
     """Return the largest |bias| that each scale applies to, in float64."""
     most = np.abs(bias.astype(np.float64))
     if not scale.ndim:
@@ -250,7 +250,7 @@ def _by_scale(weight: Weight, scale: Array, bias: Array) -> Array:
 
 
 def _moved(
-    weight: Weight, node: NodeProto, found: QTensor, bias: Array | None, mean: Array | None
+    weight: LayerWeight, node: NodeProto, found: QTensor, bias: Array | None, mean: Array | None
 ) -> Array | None:
     """Return the bias with the mean shift of rounding subtracted, or None if there is neither."""
     if mean is None:
@@ -263,7 +263,7 @@ def _moved(
     return shift.astype(np.float32) if bias is None else (bias + shift).astype(np.float32)
 
 
-def _bias(weight: Weight, scale: Array, bias: Array | None, x_scale: float) -> QTensor | None:
+def _bias(weight: LayerWeight, scale: Array, bias: Array | None, x_scale: float) -> QTensor | None:
     """Quantize the bias with the product of the input's scale and the weight's."""
     if bias is None:
         return None

@@ -21,16 +21,22 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.operands import int_vector, unsqueeze
-from passes.quantize.layers.layers import Linear, Table, Weight
+from passes.quantize.layers.layers import Linear, Table, WeightMatrix
 from passes.quantize.layers.weight_storage import drop_unused
-from passes.quantize.schemes.dynamic.int8_writer import Writer, as_vector, bias_behind, bias_of, put
+from passes.quantize.schemes.dynamic.int8_writer import (
+    DynamicWriter,
+    as_vector,
+    bias_behind,
+    bias_of,
+    put,
+)
 from passes.quantize.schemes.weight_only.blocks import Bits, Grid
 from passes.quantize.schemes.weight_only.packing import AsStored, Blob, pack
 from passes.quantize.schemes.weight_only.streaming import (
     Coded,
+    CodeSink,
     Compensated,
     Method,
-    Sink,
     quantize_blocks,
 )
 from toolkit.ir import node as nd
@@ -46,7 +52,7 @@ _BITS: dict[str, Bits] = {"int4": 4, "int8": 8}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stored:
+class _BlockCodes:
     """A quantized weight: name of its codes, scales [outputs, blocks], name of zero points."""
 
     codes: str
@@ -64,9 +70,9 @@ class BlockWriter:
     form: Form
     accuracy_level: int
     known: Known = field(default_factory=dict[tuple[object, ...], Coded])
-    _rows: Writer = field(default_factory=Writer)
-    _stored: dict[tuple[object, ...], _Stored] = field(
-        default_factory=dict[tuple[object, ...], _Stored]
+    _rows: DynamicWriter = field(default_factory=DynamicWriter)
+    _stored: dict[tuple[object, ...], _BlockCodes] = field(
+        default_factory=dict[tuple[object, ...], _BlockCodes]
     )
     _scales: dict[tuple[str, float], str] = field(default_factory=dict[tuple[str, float], str])
     _dequantized: dict[tuple[object, ...], str] = field(
@@ -119,18 +125,18 @@ class BlockWriter:
         turned = isinstance(layer, Table) or layer.weight.turned
         return self._chosen_as(layer.weight, turned, entry) in self.known
 
-    def _chosen_as(self, weight: Weight, turned: bool, entry: Entry) -> tuple[object, ...]:
+    def _chosen_as(self, weight: WeightMatrix, turned: bool, entry: Entry) -> tuple[object, ...]:
         how = (entry.weight, entry.block_size, entry.symmetric, entry.method)
         return (self.form, weight.name, turned, *how)
 
     def _coded(
         self,
-        weight: Weight,
+        weight: WeightMatrix,
         turned: bool,
         entry: Entry,
         grid: Grid,
         method: Method | None,
-        sink: Sink,
+        sink: CodeSink,
     ) -> Coded:
         """Return the known codes, or those that the method writes to `sink`."""
         key = self._chosen_as(weight, turned, entry)
@@ -179,7 +185,7 @@ class BlockWriter:
         if not layer.bias:
             _take_bias(g, made, result, layer.outputs)
 
-    def _scale(self, g: Graph, found: _Stored, factor: float = 1.0) -> str:
+    def _scale(self, g: Graph, found: _BlockCodes, factor: float = 1.0) -> str:
         """Return the name of a weight's scales, multiplied by the layer's factor."""
         key = found.codes, factor
         if key not in self._scales:
@@ -187,7 +193,9 @@ class BlockWriter:
             self._scales[key] = g.constant(numbers, f"{found.codes}_scale")
         return self._scales[key]
 
-    def _blob(self, weight: Weight, turned: bool, entry: Entry, method: Method | None) -> _Stored:
+    def _blob(
+        self, weight: WeightMatrix, turned: bool, entry: Entry, method: Method | None
+    ) -> _BlockCodes:
         """Store a weight for MatMulNBits; outputs are the rows of a `turned` one."""
         block, grid = entry.block_size, Grid(_BITS[entry.weight], entry.symmetric)
         assert block is not None
@@ -200,7 +208,7 @@ class BlockWriter:
             zero = ""
             if not grid.symmetric:
                 zero = weight.graph.constant(pack(found.scales.zero, grid.bits), f"{name}_zero")
-            self._stored[key] = _Stored(name, found.scales.scale, zero)
+            self._stored[key] = _BlockCodes(name, found.scales.scale, zero)
         return self._stored[key]
 
     # -- DequantizeLinear
@@ -215,7 +223,7 @@ class BlockWriter:
         if before is not None:
             g.prune(before)
 
-    def _by_blocks(self, weight: Weight, entry: Entry, method: Method | None) -> str:
+    def _by_blocks(self, weight: WeightMatrix, entry: Entry, method: Method | None) -> str:
         block = entry.block_size
         grid = Grid(_BITS[entry.weight], entry.symmetric, positive=True)
         assert block is not None
@@ -237,7 +245,7 @@ class BlockWriter:
         self._dequantized[key] = made
         return made
 
-    def _by_rows(self, weight: Weight, entry: Entry) -> str:
+    def _by_rows(self, weight: WeightMatrix, entry: Entry) -> str:
         """Return the dequantized table, with a scale per row."""
         key = ("rows", *weight.key)
         if key not in self._dequantized:
@@ -248,7 +256,7 @@ class BlockWriter:
         return self._dequantized[key]
 
 
-def _put_codes(g: Graph, weight: Weight, codes: Array, entry: Entry) -> str:
+def _put_codes(g: Graph, weight: WeightMatrix, codes: Array, entry: Entry) -> str:
     hint = f"{weight.name}_{entry.weight}"
     if entry.weight == "int8":
         return g.constant(codes, hint)

@@ -25,7 +25,7 @@ _VANISHED = {4: 0.75, 8: 0.5}
 """A weight stays float if more than this share of its nonzero elements would become zero."""
 
 
-class Sink(Protocol):
+class CodeSink(Protocol):
     """A destination for the codes of some outputs and blocks; see `packing`."""
 
     def put(self, outputs: slice, blocks: slice, codes: Array) -> None: ...
@@ -101,7 +101,7 @@ class Compensated:
 
 
 def quantize_blocks(
-    weights: Array, turned: bool, block: int, grid: Grid, method: Method, sink: Sink
+    weights: Array, turned: bool, block: int, grid: Grid, method: Method, sink: CodeSink
 ) -> Scales:
     """Write the codes of a float32 matrix to `sink`. Raises Unfit."""
     outputs, inputs = weights.shape if turned else weights.shape[::-1]

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto
 
 from passes.quantize.layers.int8_weights import Unfit, quantize, quantize_affine, unsigned
-from passes.quantize.schemes.static.quantizable_ops import Site, site_of
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, site_of
 from passes.quantize.schemes.static.weights import QLayer, encode
 from tests.checks import model, parse
 from tests.passes.fuse.constants import floats, stored, typed
@@ -24,7 +24,7 @@ STATIC = Entry(output="y", op="Conv", scheme="static", axis=0)
 _MOST = 2**31 - 1
 
 
-def site(constants: str, node: str, signature: str = "") -> Site:
+def site(constants: str, node: str, signature: str = "") -> Int8Site:
     signature = signature or "g (float[N, 2, 8, 8] x) => (float[N, 3, 8, 8] y)"
     graph = model(f"{signature} <{constants}> {{ {node} }}").graph
     found = site_of(graph, graph.nodes[-1])
