@@ -109,7 +109,7 @@ def _count(search: _Search, value: str) -> Count | None:
         return Count(known.reshape(-1)[0], {}, shape)
     stored = g.const(value)
     if stored is not None:
-        return _constant(stored)
+        return constant_count(stored)
     node = g.producer(value)
     rule = _RULES.get(node.op_type) if node is not None else None
     if node is None or rule is None or node.domain not in nd.STANDARD_DOMAINS:
@@ -117,7 +117,8 @@ def _count(search: _Search, value: str) -> Count | None:
     return rule(search, node, shape)
 
 
-def _constant(stored: Array) -> Count | None:
+def constant_count(stored: Array) -> Count | None:
+    """Return the count that a constant holds, or None."""
     if not 0 < stored.size <= _LARGEST_TABLE:
         return None
     first = int(stored[(0,) * stored.ndim])

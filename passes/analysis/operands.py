@@ -1,8 +1,9 @@
-"""Reading and writing what a node works on, whatever the opset calls it.
+"""Read and write the operands of a node independently of the opset.
 
-Axes, ranges, pads and bounds moved from attributes to inputs over the years. Readers here take
-either form and answer None for what only the run will know; writers use the form of the model's
-opset. `fits` and `reshape_target` are the two questions about shapes that most rewrites ask.
+Axes, ranges, pads and bounds moved from attributes to inputs over the years. The functions that
+read take either form and return None for a value that only the run determines; those that write use
+the form of the model's opset. `fits` and `reshape_target` answer the two questions about shapes
+that most rewrites ask.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.axes import positive_axes
+from passes.analysis.shapes.dims import places
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import Shape, TensorType
@@ -23,12 +25,12 @@ from toolkit.symbolic import Dim, Expr, floordiv, is_positive
 
 
 def given(node: NodeProto, index: int) -> str:
-    """The name of an input, blank when it was left out."""
+    """Return the name of an input, or "" if it is omitted."""
     return node.input[index] if index < len(node.input) else ""
 
 
 def dims(g: Graph, value: str) -> list[Dim] | None:
-    """The integers in `value`, symbolic ones among them, as a flat list; None when unknown."""
+    """Return the integers in `value`, numbers or symbolic, as a flat list; None if unknown."""
     known = g.data(value)
     if known is None:
         known = g.const(value)
@@ -39,12 +41,12 @@ def dims(g: Graph, value: str) -> list[Dim] | None:
 
 
 def ints(g: Graph, value: str) -> list[int] | None:
-    """The integers in `value` when all of them are plain numbers."""
+    """Return the integers in `value` if all of them are numbers, or None."""
     return whole(dims(g, value))
 
 
 def whole(sizes: Sequence[Dim] | None) -> list[int] | None:
-    """The same sizes, if they all are plain numbers."""
+    """Return `sizes` if all of them are numbers, or None."""
     if sizes is None or any(isinstance(size, Expr) for size in sizes):
         return None
     return [size for size in sizes if isinstance(size, int)]
@@ -53,7 +55,7 @@ def whole(sizes: Sequence[Dim] | None) -> list[int] | None:
 def operand(
     g: Graph, node: NodeProto, name: str, index: int, absent: Sequence[int] | None = None
 ) -> list[Dim] | None:
-    """The integers of the attribute `name` or the input `index`; `absent` when neither is given."""
+    """Return the integers of the attribute `name` or the input `index`; `absent` without both."""
     found: list[Dim] | int | None = nd.attr(node, name)
     if found is not None:
         return [found] if isinstance(found, int) else found
@@ -66,12 +68,39 @@ def operand(
 def int_operand(
     g: Graph, node: NodeProto, name: str, index: int, absent: Sequence[int] | None = None
 ) -> list[int] | None:
-    """`operand`, for plain numbers only."""
+    """Return what `operand` returns if all of it are numbers, or None."""
     return whole(operand(g, node, name, index, absent))
 
 
+def slice_ranges(g: Graph, node: NodeProto) -> dict[int, tuple[Dim, Dim, Dim]] | None:
+    """Return the (start, end, step) of each axis that a Slice names, or None if unknown.
+
+    Axes are counted from the front.
+    """
+    starts, ends = operand(g, node, "starts", 1), operand(g, node, "ends", 2)
+    if starts is None or ends is None:
+        return None
+    absent = range(len(starts))
+    axes = positive_axes(int_operand(g, node, "axes", 3, absent), g.rank(node.input[0]))
+    steps = operand(g, node, "steps", 4, absent=[1] * len(starts))
+    if axes is None or steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
+        return None
+    return dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
+
+
+def slice_range(g: Graph, node: NodeProto) -> tuple[int, int, int] | None:
+    """Return axis, start and end of a Slice with step 1 along one axis of known size."""
+    found, shape = slice_ranges(g, node), g.shape(node.input[0])
+    if found is None or shape is None or len(found) != 1:
+        return None
+    [(axis, (start, end, step))] = found.items()
+    numbers = whole([shape[axis], start, end])
+    taken = None if numbers is None or step != 1 else places(*numbers, 1)
+    return None if taken is None else (axis, taken.start, taken.stop)
+
+
 def permutation(g: Graph, node: NodeProto) -> tuple[int, ...] | None:
-    """The axes of a Transpose; reversed when it names none."""
+    """Return the permutation of a Transpose; without the attribute, the axes in reverse."""
     perm = nd.attr(node, "perm")
     if perm is not None:
         return tuple(perm)
@@ -80,9 +109,9 @@ def permutation(g: Graph, node: NodeProto) -> tuple[int, ...] | None:
 
 
 def normalized_from(g: Graph, node: NodeProto) -> int | None:
-    """The first of the axes that a norm runs along, if scale and bias lie along those alone.
+    """Return the first normalized axis of a norm, or None if it is unknown.
 
-    None when that is not known, or where they differ along others: by heads, as [heads, 1, size].
+    Also None if scale or bias vary along other axes, as per-head scales [heads, 1, size] do.
     """
     rank = g.rank(node.input[0])
     axes = positive_axes([nd.attr(node, "axis", -1)], rank)
@@ -104,7 +133,7 @@ def scalar_value(g: Graph, value: str) -> float | None:
 
 
 def extra_outputs_used(g: Graph, node: NodeProto) -> bool:
-    """Whether any output but the first has users."""
+    """Return whether any output but the first has users."""
     return any(extra and not g.is_unused(extra) for extra in node.output[1:])
 
 
@@ -112,13 +141,13 @@ def extra_outputs_used(g: Graph, node: NodeProto) -> bool:
 
 
 def same_shape(g: Graph, a: str, b: str) -> bool:
-    """Whether both have a known shape, and the same one at every run."""
+    """Return whether both values have the same known shape."""
     shape = g.shape(a)
     return shape is not None and shape == g.shape(b)
 
 
 def fits(g: Graph, value: str, into: str, result: str) -> bool:
-    """Whether broadcasting `value` against `into`, as `result`, leaves the shape of `into`."""
+    """Return whether broadcasting `value` against `into` to `result` keeps the shape of `into`."""
     if same_shape(g, into, result):
         return True
     shape, rank = g.shape(value), g.rank(into)
@@ -127,31 +156,28 @@ def fits(g: Graph, value: str, into: str, result: str) -> bool:
     return not shape or (rank is not None and len(shape) <= rank)
 
 
-def broadcast(*shapes: Shape) -> Shape | None:
-    """The shape that these broadcast to; None when two sizes cannot be compared."""
+def broadcast(*shapes: Shape | None) -> Shape | None:
+    """Return the shape that these broadcast to; None if one is unknown or two sizes may differ."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
     sizes: list[Dim] = []
-    for place in range(1, max(map(len, shapes), default=0) + 1):
-        size: Dim = 1
-        for shape in shapes:
-            other: Dim = shape[-place] if place <= len(shape) else 1
-            if other in (1, size):
-                continue
-            if size != 1:
-                return None
-            size = other
-        sizes.append(size)
+    for place in range(1, max(map(len, known), default=0) + 1):
+        column = {shape[-place] for shape in known if place <= len(shape)} - {1}
+        if len(column) > 1:
+            return None
+        sizes.append(*column or (1,))
     return tuple(reversed(sizes))
 
 
 def reshape_target(
     source: Shape | None, result: Shape | None, inferred: int | None = None
 ) -> list[int] | None:
-    """What a Reshape has to be told to make `result` of `source`, at every run; None if it cannot.
+    """Return the constant target that reshapes `source` to `result` in every run, or None.
 
-    A size that varies is copied (0) from the same place, which is right for empty tensors too, or
-    is the only one that is left to the runtime (-1). That needs all others to be positive for sure,
-    because next to an empty dimension nothing can be inferred; unless it is at the place that the
-    model itself had left to the runtime, `inferred`.
+    A symbolic size is copied (0) from the same axis, which holds for empty tensors too, or is the
+    only inferred one (-1). Next to an empty dimension nothing can be inferred, so all other sizes
+    must be provably positive, unless the model itself infers the size at axis `inferred`.
     """
     if source is None or result is None:
         return None
@@ -230,8 +256,10 @@ def transpose(g: Graph, x: str, perm: Sequence[int], at: NodeProto) -> str:
 def set_int_operand(
     g: Graph, node: NodeProto, name: str, index: int, values: Sequence[int], like: str = ""
 ) -> None:
-    """Give an operand new contents in the form that the node uses: attribute, or input of the type
-    of the old one or of `like`."""
+    """Set the integers of an operand in the form that the node uses.
+
+    That is an attribute, or an input with the element type of the old one or of `like`.
+    """
     old = nd.attr(node, name)
     if old is not None:
         g.set_attr(node, name, list(values) if isinstance(old, list) else values[0])

@@ -2,7 +2,7 @@
 
     f(Expand(x))            Expand(f(x)), for what works on each element by itself
     Reduce(Expand(x))       Expand(Reduce(x)), along axes that are not repeated
-    Expand(x) * y           x * y, where that broadcasts to the same (`operand_widened_in_vain`)
+    Expand(x) * y           x * y, where that broadcasts to the same (`redundant_expand`)
 
 That is how a mask is spread over the features of a text, summed, and divided by, when its tokens
 are averaged: with this it is a number a token, and one a text.
@@ -15,7 +15,7 @@ from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_operand, int_vector
-from passes.simplify.canonicalize.slice_concat_pad import operand_widened_in_vain
+from passes.simplify.canonicalize.slice_concat_pad import redundant_expand
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import ELEMENTWISE, REDUCTIONS
@@ -65,4 +65,4 @@ def _repeated_to(g: Graph, value: str, shape: str, at: NodeProto, before: Shape 
     return g.op("Expand", value, shape, at=at)
 
 
-RULES = (elementwise_of_repeated, reduction_of_repeated, operand_widened_in_vain)
+RULES = (elementwise_of_repeated, reduction_of_repeated, redundant_expand)

@@ -24,10 +24,10 @@ from passes.analysis.operands import (
     permutation,
     reshape,
     reshape_target,
+    slice_range,
     transpose,
     unsqueeze,
 )
-from passes.simplify.canonicalize.slices_of_views import cut
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape, TensorType
@@ -195,7 +195,7 @@ def _entries_of(g: Graph, node: NodeProto, value: str, axis: int, count: int) ->
     if node.input[0] != value or not nd.is_op(node, "Gather", "Slice", "Split"):
         return []
     if nd.is_op(node, "Slice"):
-        bounds = cut(g, node)
+        bounds = slice_range(g, node)
         if bounds is None or bounds[0] != axis or bounds[2] != bounds[1] + 1:
             return []
         return [Entry(node.output[0], bounds[1], True, node)]

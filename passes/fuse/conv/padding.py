@@ -16,10 +16,16 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.axes import TO_THE_END, positive_axes
-from passes.analysis.operands import extra_outputs_used, given, int_operand, scalar_value
+from passes.analysis.axes import positive_axes
+from passes.analysis.operands import (
+    extra_outputs_used,
+    given,
+    int_operand,
+    scalar_value,
+    slice_ranges,
+)
 from passes.simplify.canonicalize.elementwise import limits
-from passes.simplify.canonicalize.slice_concat_pad import ranges
+from passes.simplify.canonicalize.slice_concat_pad import is_to_end
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import op, var
@@ -42,7 +48,7 @@ def pad_into_conv(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> str:
     """Conv(Pad(x, p), W) = Conv(x, W, pads + p)"""
     if _pad_value(g, pad) != 0:
         raise MatchFailure("the Pad does not pad with zeros")
-    _move(g, x, pad, node, _own_pads(node))
+    _move(g, x, pad, node)
     return node.output[0]
 
 
@@ -51,10 +57,9 @@ def pad_into_average_pool(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> 
     """AveragePool(Pad(x, p)) = AveragePool(x, p) counting the padding"""
     if _pad_value(g, pad) != 0:
         raise MatchFailure("the Pad does not pad with zeros")
-    own = _own_pads(node)
-    if any(own) and not nd.attr(node, "count_include_pad", 0):
+    if any(explicit_pads(node)) and not nd.attr(node, "count_include_pad", 0):
         raise MatchFailure("its own padding is excluded from the average, that of the Pad is not")
-    _require_small(node, _move(g, x, pad, node, own))
+    _require_small(node, _move(g, x, pad, node))
     g.set_attr(node, "count_include_pad", 1)
     return node.output[0]
 
@@ -69,23 +74,22 @@ def pad_into_max_pool(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> str:
     fill = _pad_value(g, pad)
     if fill != -np.inf and not (fill == 0 and _is_non_negative(g, x, _DEPTH)):
         raise MatchFailure("the padding may be the maximum of a window")
-    _require_small(node, _move(g, x, pad, node, _own_pads(node)))
+    _require_small(node, _move(g, x, pad, node))
     return node.output[0]
 
 
 @rewrite(op.Slice(op.Conv(var(), ...).named("conv"), ...), opset=2)
 def slice_of_conv(g: Graph, conv: NodeProto, node: NodeProto) -> str:
     """Conv(x)[k:-m] needs less padding: Conv(x, pads - (k, m) strides)"""
-    shape, found = g.shape(conv.output[0]), ranges(g, node)
+    shape, found = g.shape(conv.output[0]), slice_ranges(g, node)
     if shape is None or found is None:
         raise MatchFailure("the bounds of the Slice are not known")
-    axes = positive_axes(list(found), len(shape))
-    if axes is None or min(axes) < 2:
+    if min(found) < 2:
         raise MatchFailure("the batch or the channels are sliced")
     sides = len(shape) - 2
-    pads = _own_pads(conv) or [0] * (2 * sides)
+    pads = explicit_pads(conv) or [0] * (2 * sides)
     strides = nd.attr(conv, "strides", [1] * sides)
-    for axis, (start, end, step) in zip(axes, found.values(), strict=True):
+    for axis, (start, end, step) in found.items():
         first, last = _cut_off(shape[axis], start, end, step)
         pads[axis - 2] -= first * strides[axis - 2]
         pads[axis - 2 + sides] -= last * strides[axis - 2]
@@ -98,12 +102,12 @@ def _cut_off(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[int, int]:
     """Return how many elements a Slice cuts off at either end of an axis."""
     if step != 1 or not isinstance(start, int) or not isinstance(end, int) or start < 0:
         raise MatchFailure("it does more than cut off a fixed number of elements at the ends")
-    if end < 0:
-        last = -end
-    elif end >= TO_THE_END or end == size:
+    if is_to_end(end, size):
         last = 0
+    elif end < 0:
+        last = -end
     elif isinstance(size, int):
-        last = max(size - end, 0)
+        last = size - end
     else:
         raise MatchFailure("the number of elements cut off depends on the input size")
     if not is_nonneg(size - start - last):
@@ -111,7 +115,7 @@ def _cut_off(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[int, int]:
     return start, last
 
 
-# -- reading
+# -- operands and attributes
 
 
 def _pad_value(g: Graph, pad: NodeProto) -> float | None:
@@ -125,8 +129,8 @@ def _pad_value(g: Graph, pad: NodeProto) -> float | None:
     return scalar_value(g, pad.input[2])
 
 
-def _own_pads(node: NodeProto) -> list[int]:
-    """Return the node's own padding, begins and ends; empty when it has none."""
+def explicit_pads(node: NodeProto) -> list[int]:
+    """Return the node's own padding, begins and ends, or an empty list; else raise MatchFailure."""
     auto = nd.attr(node, "auto_pad", "NOTSET")
     if auto not in ("NOTSET", "VALID"):
         raise MatchFailure(f"its padding depends on the input size ({auto})")
@@ -172,13 +176,13 @@ def _is_non_negative(g: Graph, value: str, depth: int) -> bool:
 # -- writing
 
 
-def _move(g: Graph, x: str, pad: NodeProto, node: NodeProto, own: Sequence[int]) -> list[int]:
+def _move(g: Graph, x: str, pad: NodeProto, node: NodeProto) -> list[int]:
     """Move the padding of `pad` to `node`, which then uses `x`; return the total padding."""
     added = _spatial_pads(g, x, pad)
-    total = [a + b for a, b in zip(added, own or [0] * len(added), strict=True)]
+    own = explicit_pads(node) or [0] * len(added)
+    total = [a + b for a, b in zip(added, own, strict=True)]
     g.set_input(node, 0, x)
-    if nd.attr(node, "auto_pad") is not None:
-        g.del_attr(node, "auto_pad")
+    g.del_attr(node, "auto_pad")
     g.set_attr(node, "pads", total)
     return total
 

@@ -19,10 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.axes import positive_axes
+from passes.analysis.operands import slice_ranges
 from passes.analysis.view_algebra import Trace, int_product, leaves
+from passes.fuse.conv.padding import explicit_pads
 from passes.fuse.linear.affine import may_copy
-from passes.simplify.canonicalize.slice_concat_pad import is_to_end, ranges
+from passes.simplify.canonicalize.slice_concat_pad import is_to_end
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS
@@ -98,11 +99,9 @@ def _from_slices(g: Graph, stack: NodeProto) -> _Blocks:
 
 def _strided(g: Graph, piece: NodeProto, rank: int) -> tuple[int, tuple[int, ...]]:
     """Return step and starts of a Slice that runs to the end of all spatial axes."""
-    found, shape = ranges(g, piece), g.shape(piece.input[0])
-    axes = positive_axes(list(found or ()), rank)
-    if found is None or axes is None or shape is None or sorted(axes) != list(range(2, rank)):
+    bounds, shape = slice_ranges(g, piece), g.shape(piece.input[0])
+    if bounds is None or shape is None or sorted(bounds) != list(range(2, rank)):
         raise MatchFailure("a piece is not sliced along all spatial axes")
-    bounds = dict(zip(axes, found.values(), strict=True))
     step = bounds[2][2]
     if not isinstance(step, int) or step < 2 or any(by != step for _, _, by in bounds.values()):
         raise MatchFailure("a piece is not sliced with one step along all spatial axes")
@@ -167,21 +166,17 @@ def _one_conv(g: Graph, node: NodeProto, blocks: _Blocks) -> str:
     dilations = nd.attr(node, "dilations", [1] * count)
     if any(d != 1 and k != 1 for d, k in zip(dilations, weight.shape[2:], strict=True)):
         raise MatchFailure("its kernel is dilated")
-    auto = nd.attr(node, "auto_pad", "NOTSET")
-    if auto not in ("NOTSET", "VALID"):
-        raise MatchFailure(f"its padding depends on the input size ({auto})")
-    pads = nd.attr(node, "pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
+    pads = explicit_pads(node)
     strides = nd.attr(node, "strides", [1] * count)
     spread = _spread(weight, blocks)
     stack = g.producer(node.input[0])
     inputs = [blocks.image, g.constant(spread, node.input[1]), *node.input[2:]]
     g.set_inputs(node, inputs)
     for name in ("auto_pad", "dilations"):
-        if nd.attr(node, name) is not None:
-            g.del_attr(node, name)
+        g.del_attr(node, name)
     g.set_attr(node, "kernel_shape", list(spread.shape[2:]))
     g.set_attr(node, "strides", [size * stride for stride in strides])
-    g.set_attr(node, "pads", [size * pad for pad in pads])
+    g.set_attr(node, "pads", [size * pad for pad in pads] or None)
     if stack is not None:
         g.prune(stack)
     return node.output[0]

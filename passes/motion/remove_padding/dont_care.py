@@ -19,11 +19,10 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.intervals import ONE, ZERO
-from passes.analysis.operands import given, ints
+from passes.analysis.operands import given, ints, slice_ranges
 from passes.motion.remove_padding.masked_values import MaskedValues
 from passes.motion.sink_slices.operators import row_plan
 from passes.motion.sink_slices.row_selection import Entries
-from passes.simplify.canonicalize.slice_concat_pad import ranges
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
@@ -148,7 +147,7 @@ class Free:
             axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(value))
             is_first = set(ints(g, node.input[1]) or ()) == {0}
         else:
-            cut = ranges(g, node) or {}
+            cut = slice_ranges(g, node) or {}
             axes = positive_axes(list(cut), g.rank(value))
             is_first = list(cut.values()) == [(0, 1, 1)]
         return {0: axes[0]} if axes and is_first else {}

@@ -1,21 +1,22 @@
-"""Where rows are selected, and whether that is worth moving.
+"""Find nodes that select few rows of a value.
 
     Gather(x, i), Slice(x, start, end), GatherND(x, (0..b, i)), Gather(Flatten(x), l (0..b) + i)
 
-It is when few rows are kept, and surely not more than there are: a fixed number of them, and at
-most half where it is known how many there are.
+Moving a selection pays if it keeps a fixed number of rows, surely no more than there are, and at
+most half of them where their number is known.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.affine_index import count
 from passes.analysis.axes import TO_THE_END, positive_axes
-from passes.analysis.operands import given
+from passes.analysis.operands import given, slice_ranges
 from passes.analysis.shapes.dims import sliced
-from passes.motion.sink_slices.row_selection import Entries, OneEach, Selected, Window
-from passes.simplify.canonicalize.slice_concat_pad import ranges
+from passes.motion.sink_slices.row_selection import Entries, RowPerEntry, SelectedRows, Window
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape
@@ -23,13 +24,13 @@ from toolkit.symbolic import Dim, bounds, minimum
 
 SELECTING = ("Gather", "GatherND", "Slice")
 MOST_USERS = 64
-"""A value read by more nodes than this is taken to be needed as a whole."""
+"""A value with more users than this is assumed to be needed as a whole."""
 
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 
 
-def read(g: Graph, node: NodeProto) -> Selected | None:
-    """What a node selects, if that is worth moving."""
+def find_slice(g: Graph, node: NodeProto) -> SelectedRows | None:
+    """Return the rows that `node` selects, or None if moving the selection does not pay."""
     if nd.is_op(node, "Gather"):
         return _gather(g, node) or _gather_flat(g, node)
     if nd.is_op(node, "Slice"):
@@ -37,30 +38,30 @@ def read(g: Graph, node: NodeProto) -> Selected | None:
     return _gather_nd(g, node) if nd.is_op(node, "GatherND") else None
 
 
-def read_behind(g: Graph, node: NodeProto) -> Selected | None:
-    """The same, where the node may be a view in front of a Gather."""
+def find_slice_behind_view(g: Graph, node: NodeProto) -> SelectedRows | None:
+    """Return the rows that `node`, or the sole user of a view `node`, selects."""
     if not nd.is_op(node, "Flatten", "Reshape"):
-        return read(g, node)
+        return find_slice(g, node)
     users = g.users(node.output[0])
-    return read(g, users[0]) if len(users) == 1 else None
+    return find_slice(g, users[0]) if len(users) == 1 else None
 
 
-def joined(g: Graph, one: Selected) -> Selected:
-    """All entries that are selected of the value, where different ones are."""
+def merge_entries(g: Graph, one: SelectedRows) -> SelectedRows:
+    """Return the union of `one` and the entries that all other users select of the same value."""
     if g.reader_count(one.value) > MOST_USERS:
         return one
     numbers: set[int] = set()
-    ends = [read_behind(g, user) for user in g.users(one.value)]
-    for end in ends:
-        if end is None or not isinstance(end.selection, Entries) or end.selection.index:
+    for user in g.users(one.value):
+        other = find_slice_behind_view(g, user)
+        if other is None or not isinstance(other.selection, Entries) or other.selection.index:
             return one
-        if (end.value, end.axis) != (one.value, one.axis):
+        if (other.value, other.axis) != (one.value, one.axis):
             return one
-        numbers.update(end.selection.numbers)
+        numbers.update(other.selection.numbers)
     if isinstance(one.selection, Entries) and numbers == set(one.selection.numbers):
         return one
     found = _entries(sorted(numbers), (g.shape(one.value) or ())[one.axis])
-    return one if found is None else Selected(found, one.value, one.axis, one.result, False)
+    return one if found is None else replace(one, selection=found, drops_axis=False)
 
 
 def _are_few(count: Dim, size: Dim) -> bool:
@@ -70,10 +71,10 @@ def _are_few(count: Dim, size: Dim) -> bool:
     return 2 * most <= size if isinstance(size, int) else True
 
 
-# -- the same rows for all
+# -- the same rows for all entries of the batch
 
 
-def _gather(g: Graph, node: NodeProto) -> Selected | None:
+def _gather(g: Graph, node: NodeProto) -> SelectedRows | None:
     value, index = node.input
     shape, places = g.shape(value), g.shape(index)
     axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(value))
@@ -85,11 +86,11 @@ def _gather(g: Graph, node: NodeProto) -> Selected | None:
     else:
         single = all(size == 1 for size in places) and _are_few(1, size)
         found = Entries(1, (), index) if single else None
-    return None if found is None else Selected(found, value, axes[0], node, not places)
+    return None if found is None else SelectedRows(found, value, axes[0], node, not places)
 
 
 def _entries(numbers: list[int], size: Dim) -> Entries | None:
-    """These entries, if no two of them are one, however many there are."""
+    """Return the selection of these entries if they are few and distinct at any size."""
     if isinstance(size, int):
         if not all(-size <= number < size for number in numbers):
             return None
@@ -101,8 +102,8 @@ def _entries(numbers: list[int], size: Dim) -> Entries | None:
     return Entries(len(numbers), tuple(numbers))
 
 
-def _slice(g: Graph, node: NodeProto) -> Selected | None:
-    value, found = node.input[0], ranges(g, node)
+def _slice(g: Graph, node: NodeProto) -> SelectedRows | None:
+    value, found = node.input[0], slice_ranges(g, node)
     shape = g.shape(value)
     if found is None or len(found) != 1 or shape is None:
         return None
@@ -116,13 +117,13 @@ def _slice(g: Graph, node: NodeProto) -> Selected | None:
     names = [node.input[1], node.input[2], given(node, 4)]
     last = limits[0] in (-1, shape[axis] - 1) and bounds(kept)[1] == 1
     window = Window(kept, tuple(filter(None, names)), last)
-    return Selected(window, value, axis, node, False)
+    return SelectedRows(window, value, axis, node, False)
 
 
 def _kept(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """How many rows a Slice takes: none at all only where there are none.
+    """Return how many rows a Slice keeps; 0 if that is unknown, or none although there are rows.
 
-    Of a number that varies it must be the first few or the last few; 0 says that it is not.
+    Of a dynamic number of rows, only the first few or the last few are a known number.
     """
     if isinstance(size, int):
         return sliced(size, start, end, step) or 0
@@ -133,23 +134,23 @@ def _kept(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     return minimum(-start, size) if -TO_THE_END < start < 0 and end >= TO_THE_END else 0
 
 
-# -- a row for each entry of the batch
+# -- one row per entry of the batch
 
 
-def _gather_nd(g: Graph, node: NodeProto) -> Selected | None:
+def _gather_nd(g: Graph, node: NodeProto) -> SelectedRows | None:
     value, places = node.input
     shape, batched = g.shape(value), nd.attr(node, "batch_dims", 0)
     if shape is None or len(shape) < 2 or batched > 1 or not _are_few(1, shape[1]):
         return None
-    index = places if batched else _second_of_each(g, places, shape[0])
+    index = places if batched else _row_index(g, places, shape[0])
     sizes = None if index is None else g.shape(index)
     if index is None or sizes not in ((shape[0], 1), (shape[0], 1, 1)):
         return None
-    return Selected(OneEach(index, shape[0]), value, 1, node, drops_axis=len(sizes) == 2)
+    return SelectedRows(RowPerEntry(index, shape[0]), value, 1, node, drops_axis=len(sizes) == 2)
 
 
-def _second_of_each(g: Graph, places: str, batch: Dim) -> str | None:
-    """The index behind 0, 1, 2, .. up to the batch."""
+def _row_index(g: Graph, places: str, batch: Dim) -> str | None:
+    """Return `index` if `places` is [[0, index 0], [1, index 1], ...] for the whole batch."""
     join = g.producer(places)
     if join is None or not nd.is_op(join, "Concat") or len(join.input) != 2:
         return None
@@ -157,11 +158,11 @@ def _second_of_each(g: Graph, places: str, batch: Dim) -> str | None:
     return join.input[1] if behind and _counts(g, join.input[0], (batch, 1), 1) else None
 
 
-def _gather_flat(g: Graph, node: NodeProto) -> Selected | None:
-    """Rows of a batch that was laid out as one matrix.
+def _gather_flat(g: Graph, node: NodeProto) -> SelectedRows | None:
+    """Match a Gather from a batch that was flattened to one matrix.
 
-    Unlike that of a GatherND, an index out of range would name a row of another entry: it must be
-    known to be in range.
+    Unlike in a GatherND, an index out of range would select a row of another batch entry, so the
+    index must be provably in range.
     """
     flat, index = node.input
     view, total = g.producer(flat), g.producer(index)
@@ -176,21 +177,21 @@ def _gather_flat(g: Graph, node: NodeProto) -> Selected | None:
     batch, size = shape[:2]
     for start, inner in (total.input, reversed(total.input)):
         counted = g.shape(inner) == (batch,) and _counts(g, start, (batch,), size)
-        if counted and _is_below(g, inner, size) and _are_few(1, size):
-            return Selected(OneEach(inner, batch), value, 1, node, True)
+        if counted and _is_in_range(g, inner, size) and _are_few(1, size):
+            return SelectedRows(RowPerEntry(inner, batch), value, 1, node, True)
     return None
 
 
 def _counts(g: Graph, value: str, shape: Shape, stride: Dim) -> bool:
-    """Whether `value` is 0, stride, 2 stride, .. along its first axis."""
+    """Whether `value` is 0, stride, 2 stride, ... along its first axis."""
     found = count(g, value)
     if found is None or found.shape != shape or found.offset != 0:
         return False
     return dict(found.strides) == ({} if shape[0] == 1 else {0: stride})
 
 
-def _is_below(g: Graph, index: str, size: Dim) -> bool:
-    """Whether no element is negative, or `size` or more."""
+def _is_in_range(g: Graph, index: str, size: Dim) -> bool:
+    """Whether 0 <= index < size is provable for all elements."""
     node = g.producer(index)
     while node is not None and nd.is_op(node, "Cast", "Squeeze"):
         if nd.attr(node, "to", TensorProto.INT64) not in _INTEGERS:

@@ -1,14 +1,14 @@
-"""Gathering by computed indices that count: a view, a Slice, or one row for all.
+"""Gathers whose computed indices are affine: a view, a Slice, or one row for all.
 
-    GatherND(x, [arange(b)[:, None], arange(l)])     = x
-    GatherND(x, Unsqueeze(i, -1))                    = Gather(x, i)
+    GatherND(x, [arange(b)[:, None], arange(l)])         = x
+    GatherND(x, Unsqueeze(i, -1))                        = Gather(x, i)
     Gather(Flatten(x), l arange(b)[:, None] + arange(l)) = x
-    Gather(table, arange(l) + 2)                     = Slice(table, 2, l + 2)
-    y + Gather(table, zeros)                         = y + table[0]
-    Gather(table, where(i < 0, i + rows, i))         = Gather(table, i)
+    Gather(table, arange(l) + 2)                         = Slice(table, 2, l + 2)
+    y + Gather(table, zeros)                             = y + table[0]
+    Gather(table, where(i < 0, i + rows, i))             = Gather(table, i)
 
-Exporters write masks and positions like this. `affine_index` tells what an index holds. All of
-it holds for runs that do not fail: a Gather out of range fails where a Slice ends.
+Exporters write masks and positions like this. `affine_index` recognizes the indices. The equations
+hold for runs that do not fail: where a Gather out of range fails, a Slice ends.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.analysis.affine_index import Count, count, size_in_inputs, truth
+from passes.analysis.affine_index import Count, constant_count, count, size_in_inputs, truth
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import (
     broadcast,
     dims,
     int_operand,
     int_vector,
-    operand,
     same_shape,
-    unsqueeze,
+    slice_ranges,
 )
 from passes.analysis.shapes.dims import sliced
+from passes.simplify.canonicalize.views import viewed_as
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import BROADCASTING
@@ -41,12 +41,12 @@ from toolkit.symbolic import Dim
 x = var("x")
 
 
-# -- everything, in order
+# -- all elements in order
 
 
 @rewrite(op.GatherND(x, op.Concat(var(), ...).named("join")), opset=12)
 def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str | None:
-    """An index for each axis of x, which together name all elements in order."""
+    """Replace a GatherND with one index per axis, which together enumerate x in order."""
     shape, rank = g.shape(x), g.rank(join.output[0])
     axis = positive_axes([nd.attr(join, "axis", 0)], rank)
     if shape is None or rank is None or axis != [rank - 1] or nd.attr(node, "batch_dims", 0):
@@ -54,8 +54,8 @@ def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str 
     counts = [_without_last(count(g, part)) for part in join.input]
     if len(counts) > len(shape):
         return None
-    places = _places(counts, shape)
-    return None if places is None else _spread(g, x, places, rank - 1, node)
+    whole = _enumerated(counts, shape)
+    return None if whole is None else viewed_as(g, x, (*whole, *shape[len(counts) :]), node)
 
 
 @rewrite(
@@ -66,12 +66,12 @@ def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str 
 def gather_nd_of_rows(
     g: Graph, x: str, rows: str | None, last: NodeProto | None, at: str | None, node: NodeProto
 ) -> str | None:
-    """One index, for the first axis of x."""
+    """Replace a GatherND that indexes the first axis alone by a Gather."""
     if nd.attr(node, "batch_dims", 0):
         return None
-    places = g.const(at) if at is not None else None
-    if places is not None and places.ndim and places.shape[-1] == 1:
-        return g.op("Gather", x, g.constant(places.reshape(places.shape[:-1]), "rows"), at=node)
+    index = g.const(at) if at is not None else None
+    if index is not None and index.ndim and index.shape[-1] == 1:
+        return g.op("Gather", x, g.constant(index.reshape(index.shape[:-1]), "rows"), at=node)
     if rows is None or last is None:
         return None
     rank = g.rank(last.output[0])
@@ -80,99 +80,61 @@ def gather_nd_of_rows(
 
 
 def _without_last(found: Count | None) -> Count | None:
-    """The count in a shape without the last axis, which must be of size 1."""
+    """Return the count in a shape without the last axis, which must have size 1."""
     if found is None or found.shape[-1] != 1:
         return None
     return Count(found.offset, found.strides, found.shape[:-1])
 
 
-def _places(counts: Sequence[Count | None], shape: Shape) -> list[int] | None:
-    """For each axis of `shape`, the axis of the indices that counts it from end to end."""
-    places: list[int] = []
+def _enumerated(counts: Sequence[Count | None], shape: Shape) -> Shape | None:
+    """Return the shape of indices that count the leading axes of `shape` in order, or None."""
+    axes: list[int] = []
     for found, size in zip(counts, shape, strict=False):
         if found is None or found.offset != 0 or len(found.strides) != 1:
             return None
         [(axis, stride)] = found.strides.items()
-        if stride != 1 or found.shape[axis] != size or (places and axis <= places[-1]):
+        if stride != 1 or found.shape[axis] != size or (axes and axis <= axes[-1]):
             return None
-        places.append(axis)
+        axes.append(axis)
     whole = broadcast(*(found.shape for found in counts if found is not None))
-    if whole is None or any(size != 1 for axis, size in enumerate(whole) if axis not in places):
+    if whole is None or any(size != 1 for axis, size in enumerate(whole) if axis not in axes):
         return None
-    return places
-
-
-def _spread(g: Graph, x: str, places: Sequence[int], rank: int, node: NodeProto) -> str:
-    """x with its first axes at these places of `rank` axes, and the rest of its axes behind."""
-    new = [axis for axis in range(rank) if axis not in places]
-    return unsqueeze(g, x, new, at=node) if new else x
+    return whole
 
 
 @rewrite(op.Gather(x, var("at")))
-def gather_in_order(g: Graph, x: str, at: str, node: NodeProto) -> str | None:
-    """All entries of an axis in order, of which a number is only known at run time."""
-    shape, axes = g.shape(x), positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
-    if shape is None or axes is None or g.is_const(at):
+def gather_of_all(g: Graph, x: str, at: str, node: NodeProto) -> str | None:
+    """Replace a Gather of all entries of an axis in order by a view.
+
+    The axis may be a product of axes: batch * length, indexed by length * i + j.
+    """
+    shape, index, stored = g.shape(x), g.shape(at), g.const(at)
+    axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
+    if shape is None or axes is None or index is None:
         return None
-    found = count(g, at)
-    if found is None or len(found.strides) != 1:
-        return _gather_rows(g, x, found, axes[0], node)
-    [(axis, stride)] = found.strides.items()
-    if (found.offset, stride) != (0, 1) or found.shape[axis] != shape[axes[0]]:
+    entries: Dim = 1
+    strides: dict[int, Dim] = {}
+    for axis, size in reversed(list(enumerate(index))):
+        if size != 1:
+            strides[axis] = entries
+            entries = entries * size
+    size = shape[axes[0]]
+    if entries != size:
         return None
-    if any(size != 1 for place, size in enumerate(found.shape) if place != axis):
+    # Constants may count some entries from the end.
+    wraps = stored is not None and isinstance(size, int) and size > 0
+    found = constant_count(stored % size) if wraps else count(g, at)
+    if found is None or found.offset != 0 or dict(found.strides) != strides:
         return None
-    new = [axes[0] + place for place in range(len(found.shape)) if place != axis]
-    return unsqueeze(g, x, new, at=node) if new else x
+    return viewed_as(g, x, (*shape[: axes[0]], *index, *shape[axes[0] + 1 :]), node)
 
 
-def _gather_rows(
-    g: Graph, flat: str, found: Count | None, axis: int, node: NodeProto
-) -> str | None:
-    """All entries of axes that were merged into the first one, in order."""
-    view = g.producer(flat)
-    if found is None or found.offset != 0 or axis or not nd.is_op(view, "Reshape", "Flatten"):
-        return None
-    source = view.input[0] if view is not None else ""
-    shape, merged = g.shape(source), g.shape(flat)
-    if shape is None or not merged:
-        return None
-    # Where the source ends in axes of size 1, the view may have more or fewer of them.
-    rest = [size for size in merged[1:] if size != 1]
-    lead = len(shape) - len(rest)
-    while lead > 0 and shape[lead - 1] == 1:
-        lead -= 1
-    if [size for size in shape[lead:] if size != 1] != rest:
-        return None
-    step: Dim = 1
-    places: list[int] = []
-    for size in reversed(shape[:lead]):
-        if size == 1:
-            return None
-        place = [a for a, stride in found.strides.items() if stride == step]
-        if len(place) != 1 or found.shape[place[0]] != size:
-            return None
-        places.insert(0, place[0])
-        step = step * size
-    if places != sorted(places) or len(places) != len(found.strides) or merged[0] != step:
-        return None
-    if any(size != 1 for place, size in enumerate(found.shape) if place not in places):
-        return None
-    if tuple(shape[lead:]) == tuple(merged[1:]):
-        return _spread(g, source, places, len(found.shape), node)
-    if lead != len(shape):
-        return None
-    # [batch, length] was flattened to [batch * length, 1]: the axes of size 1 follow.
-    rank = len(found.shape) + len(merged) - 1
-    return _spread(g, source, places, rank, node)
-
-
-# -- neighbours
+# -- neighbouring rows
 
 
 @rewrite(op.Gather(const("table", rank=2), var("at")), opset=10)
 def gather_of_positions(g: Graph, table: str, at: str, node: NodeProto) -> str | None:
-    """Rows of a table from one to another."""
+    """Replace a Gather of consecutive rows of a constant table by a Slice."""
     stored, found = g.const(table), count(g, at) if not g.is_const(at) else None
     if stored is None or found is None or len(found.strides) != 1 or nd.attr(node, "axis", 0):
         return None
@@ -184,10 +146,10 @@ def gather_of_positions(g: Graph, table: str, at: str, node: NodeProto) -> str |
         return None
     changed = first > 0 or len(found.shape) > 1
     if changed and g.use_count(table) != 1:
-        return None  # it would be stored twice
+        return None  # the table would be stored twice
     end, length = _length(g, at, found.shape[axis], rows, node)
     size = sliced(rows - first, 0, length, 1)
-    if size is None or (size != found.shape[axis] and not _is_measured(g, node, axis)):
+    if size is None or (size != found.shape[axis] and not _is_size_checked(g, node, axis)):
         return None
     if changed:
         shape = [1] * len(found.shape)
@@ -197,15 +159,15 @@ def gather_of_positions(g: Graph, table: str, at: str, node: NodeProto) -> str |
     result = g.op("Slice", table, *bounds, at=node)
     sizes: list[Dim] = [1] * len(found.shape)
     sizes[axis] = size
-    # Not the size that the Gather had: where the table is too short, a Slice ends.
+    # The size may differ from the Gather's: where the table is too short, a Slice ends.
     g.learn_type(result, TensorType(g.dtype(table), (*sizes, stored.shape[1])))
     return result
 
 
-def _is_measured(g: Graph, node: NodeProto, axis: int) -> bool:
-    """Whether all that reads the rows broadcasts them against as many as the indices ask for.
+def _is_size_checked(g: Graph, node: NodeProto, axis: int) -> bool:
+    """Return whether all users broadcast the rows against a value with as many as were asked for.
 
-    Then their number is known without them, and a table that is too short still fails.
+    Then their number is known without the rows, and a table that is too short still fails.
     """
     value = node.output[0]
     shape = g.shape(value) or ()
@@ -220,16 +182,17 @@ def _is_measured(g: Graph, node: NodeProto, axis: int) -> bool:
 
 
 def _length(g: Graph, at: str, size: Dim, rows: int, node: NodeProto) -> tuple[str, Dim | None]:
-    """A vector with the number of positions, which may say more than there are, and the number."""
+    """Return a vector with the number of positions, or an upper bound of it, and the number."""
     if isinstance(size, int):
         return int_vector(g, [size], "end"), size
     cut = g.producer(at)
     if cut is not None and nd.is_op(cut, "Slice") and len(cut.input) > 2:
-        # A table of positions cut to the length: the table of rows is as long.
-        whole, ends = g.shape(cut.input[0]) or (), dims(g, cut.input[2])
-        starts, axes = operand(g, cut, "starts", 1), int_operand(g, cut, "axes", 3, absent=[0])
-        if starts == [0] and ends and axes and len(axes) == 1 and whole[axes[0]] == rows:
-            return cut.input[2], ends[0]
+        # The positions are sliced from a constant that has as many as the table has rows.
+        whole, found, ends = g.shape(cut.input[0]), slice_ranges(g, cut), dims(g, cut.input[2])
+        if whole and found and ends and len(found) == 1:
+            [(axis, (start, _, _))] = found.items()
+            if start == 0 and whole[axis] == rows:
+                return cut.input[2], ends[0]
     place = size_in_inputs(g, size)
     if place is None or g.opset() < 15:
         return "", None
@@ -245,21 +208,21 @@ gathered = op.Gather(const(), var()).shared()
 
 @rewrite(summed(gathered, var()), summed(var(), gathered), opset=8)
 def operand_of_one_row(g: Graph, node: NodeProto) -> str | None:
-    """One row of a table, taken for every element: broadcasting repeats it as well."""
-    for place, value in enumerate(node.input):
-        shape = g.shape(node.input[1 - place])
+    """Replace a Gather of one row for every element by the row, which broadcasting repeats."""
+    for slot, value in enumerate(node.input):
+        shape = g.shape(node.input[1 - slot])
         row = _only_row(g, value)
         if row is None or shape is None:
             continue
         if broadcast(row.shape, shape) == g.shape(node.output[0]):
             values = list(node.input)
-            values[place] = g.constant(np.ascontiguousarray(row), "row")
+            values[slot] = g.constant(np.ascontiguousarray(row), "row")
             return g.op(node.op_type, *values, at=node)
     return None
 
 
 def _only_row(g: Graph, value: str) -> Array | None:
-    """The row of a constant table that a Gather takes, by an index that is one everywhere."""
+    """Return the row of a constant table that a Gather with a uniform index takes, or None."""
     node = g.producer(value)
     if node is None or not nd.is_op(node, "Gather") or nd.attr(node, "axis", 0):
         return None
@@ -271,17 +234,17 @@ def _only_row(g: Graph, value: str) -> Array | None:
     return table[index] if -rows <= index < rows else None
 
 
-# -- narrow detours
+# -- index arithmetic
 
 _narrow = op.Cast(op.CumSum(var("steps"), ...).shared().named("total"), to=TensorProto.INT32)
 _flag = op.Cast(var("flag"), to=TensorProto.INT32).shared()
 
 
 @rewrite(op.Cast(op.Mul(_narrow, _flag), to=TensorProto.INT64), opset=13)
-def counted_in_narrow_integers(
+def widened_cumsum(
     g: Graph, steps: str, flag: str, total: NodeProto, node: NodeProto
 ) -> str | None:
-    """How many were true so far, in 32 bits and back: no axis is so long that it would matter."""
+    """Count true elements in 64 bits: a detour over 32 bits is exact, no axis is long enough."""
     counted = g.producer(steps)
     if counted is None or not nd.is_op(counted, "Cast"):
         return None
@@ -302,7 +265,7 @@ _is_negative = op.Less(at | op.Cast(at), const("zero"))
 def gather_from_the_end(
     g: Graph, x: str, at: str, rows: str, zero: str, node: NodeProto
 ) -> str | None:
-    """An index below 0 counts from the end anyway. (One below -rows is out of range then.)"""
+    """Gather(x, where(i < 0, i + rows, i)) = Gather(x, i), which counts from the end anyway."""
     axis: int = nd.attr(node, "axis", 0)
     size = (g.shape(x) or ())[axis:][:1]
     limit, shift = g.const(zero), g.const(rows)
@@ -321,7 +284,7 @@ _INDICES = (TensorProto.INT32, TensorProto.INT64)
 
 @rewrite(op.any("And", "Or")(x, var("c")), opset=7)
 def known_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
-    """x and true, x or false, where comparing counts tells."""
+    """x and true = x, x or false = x, where `truth` decides a comparison of counts."""
     wanted = nd.is_op(node, "And")
     for value, other in ((x, c), (c, x)):
         if same_shape(g, value, node.output[0]) and truth(g, other) is wanted:
@@ -330,11 +293,11 @@ def known_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
 
 
 RULES = (
-    counted_in_narrow_integers,
+    widened_cumsum,
     known_operand,
     gather_nd_of_all,
     gather_nd_of_rows,
-    gather_in_order,
+    gather_of_all,
     gather_of_positions,
     gather_from_the_end,
     operand_of_one_row,

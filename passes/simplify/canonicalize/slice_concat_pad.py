@@ -1,4 +1,9 @@
-"""Cutting, joining, padding and repeating that gives back what was there."""
+"""Slice, Pad, Concat, Split, Gather, Expand and Tile that are no-ops, or that merge.
+
+Slice(x, 0, size) = x            Slice(Slice(x)) = Slice(x), along other axes
+Concat(Split(x))  = x            Concat(a, Concat(b, c)) = Concat(a, b, c)
+Expand(x) + y     = x + y        Reshape(Concat(Unsqueeze(a), Unsqueeze(b))) = Concat(a, b)
+"""
 
 from __future__ import annotations
 
@@ -13,14 +18,13 @@ from passes.analysis.operands import (
     int_operand,
     int_vector,
     ints,
-    operand,
     same_shape,
-    squeeze,
+    slice_ranges,
+    whole,
 )
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import BROADCASTING
-from toolkit.ir.tensor_type import Shape
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import rewrite
 from toolkit.symbolic import Dim, Expr, minimum
@@ -28,7 +32,7 @@ from toolkit.symbolic import Dim, Expr, minimum
 x = var("x")
 
 _MOST_INPUTS = 256
-"""Concats are not merged into larger ones: a long chain would be copied again and again."""
+"""Largest number of operands of a merged Concat; a longer list would be copied at each merge."""
 
 
 # -- Slice and Pad
@@ -36,32 +40,18 @@ _MOST_INPUTS = 256
 
 @rewrite(op.Slice(x, ...))
 def slice_of_all(g: Graph, x: str, node: NodeProto) -> str | None:
-    found = ranges(g, node)
+    """Remove a Slice that keeps every element."""
+    found, shape = slice_ranges(g, node), g.shape(x)
     if found is None:
         return None
-    shape = g.shape(x)
     for axis, (start, end, step) in found.items():
-        size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-        if step != 1 or not _from_start(start, size) or not is_to_end(end, size):
+        size = None if shape is None else shape[axis]
+        if step != 1 or not _is_from_start(start, size) or not is_to_end(end, size):
             return None
     return x
 
 
-def ranges(g: Graph, node: NodeProto) -> dict[int, tuple[Dim, Dim, Dim]] | None:
-    """axis -> (start, end, step), each axis as written; None when only the run will know."""
-    starts, ends = operand(g, node, "starts", 1), operand(g, node, "ends", 2)
-    if starts is None or ends is None:
-        return None
-    axes = int_operand(g, node, "axes", 3, absent=range(len(starts)))
-    steps = operand(g, node, "steps", 4, absent=[1] * len(starts))
-    if axes is None or steps is None:
-        return None
-    if not len(starts) == len(ends) == len(axes) == len(steps) or len(set(axes)) != len(axes):
-        return None
-    return dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
-
-
-def _from_start(start: Dim, size: Dim | None) -> bool:
+def _is_from_start(start: Dim, size: Dim | None) -> bool:
     if start == 0:
         return True
     if isinstance(start, Expr):
@@ -70,32 +60,22 @@ def _from_start(start: Dim, size: Dim | None) -> bool:
 
 
 def is_to_end(end: Dim, size: Dim | None) -> bool:
-    """Whether a Slice that ends at `end` keeps the last element of an axis of this size."""
-    if end == size and size is not None:
+    """Return whether a Slice that ends at `end` keeps the last element of an axis of this size."""
+    if end == size:
         return True
-    if not isinstance(end, int):
-        return False
-    return end >= (size if isinstance(size, int) else TO_THE_END)
+    return isinstance(end, int) and end >= (size if isinstance(size, int) else TO_THE_END)
 
 
 @rewrite(op.Slice(op.Slice(x, ...).shared().named("inner"), ...))
 def slice_of_slice(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
-    """Two Slices along different axes are one, which copies no more than the second did."""
-    rank = g.rank(x)
-    bounds: dict[int, tuple[int, ...]] = {}
-    for part in (inner, node):
-        found = ranges(g, part)
-        axes = positive_axes(list(found), rank) if found is not None else None
-        if found is None or axes is None or bounds.keys() & set(axes):
-            return None
-        for axis, limits in zip(axes, found.values(), strict=True):
-            numbers = tuple(limit for limit in limits if isinstance(limit, int))
-            if len(numbers) != 3:
-                return None
-            bounds[axis] = numbers
-    columns = [[r[i] for r in bounds.values()] for i in range(3)]
-    starts, ends, steps = columns
-    axes = list(bounds)
+    """Merge Slices along different axes; the result copies no more than the second one did."""
+    first, second = slice_ranges(g, inner), slice_ranges(g, node)
+    if not first or not second or first.keys() & second.keys():
+        return None
+    starts, ends, steps = map(whole, zip(*(first | second).values(), strict=True))
+    if starts is None or ends is None or steps is None:
+        return None
+    axes = [*first, *second]
     if g.opset() < 10:
         return g.op("Slice", x, at=node, starts=starts, ends=ends, axes=axes)
     listed = [(starts, "starts"), (ends, "ends"), (axes, "axes")]
@@ -106,6 +86,7 @@ def slice_of_slice(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str |
 
 @rewrite(op.Pad(x, ...))
 def pad_by_nothing(g: Graph, x: str, node: NodeProto) -> str | None:
+    """Remove a Pad whose pads are all 0."""
     pads = int_operand(g, node, "pads", 1)
     return x if pads is not None and not any(pads) else None
 
@@ -115,7 +96,7 @@ def pad_by_nothing(g: Graph, x: str, node: NodeProto) -> str | None:
 
 @rewrite(op.Concat(x, ...))
 def concat_inputs(g: Graph, x: str, node: NodeProto) -> str | None:
-    """Inputs that are empty, all parts of a Split, or a Concat that nothing else reads."""
+    """Drop empty operands, undo a Split, and merge a Concat that has no other users."""
     axis = _axis(g, node, 1)
     values = list(node.input)
     kept = [v for v in values if not _is_empty(g, v, axis)] or values[:1]
@@ -127,19 +108,19 @@ def concat_inputs(g: Graph, x: str, node: NodeProto) -> str | None:
 
 
 @rewrite(op.Reshape(op.Concat(op.Unsqueeze(var(), ...).shared(), ...).named("stack"), ...))
-def stack_that_is_flattened(g: Graph, stack: NodeProto, node: NodeProto) -> str | None:
-    """Pieces that are joined along an axis of their own, which the next one then takes in."""
+def flattened_stack(g: Graph, stack: NodeProto, node: NodeProto) -> str | None:
+    """Concatenate along an axis what was stacked along a new axis that is merged into it."""
     shape, axis = g.shape(stack.output[0]), _axis(g, stack, 1)
     if shape is None or not 0 <= axis < len(shape) - 1:
         return None
     pieces: list[str] = []
     for value in stack.input:
-        maker = g.producer(value)
-        if maker is None or not nd.is_op(maker, "Unsqueeze"):
+        producer = g.producer(value)
+        if producer is None or not nd.is_op(producer, "Unsqueeze"):
             return None
-        if positive_axes(int_operand(g, maker, "axes", 1), len(shape)) != [axis]:
+        if positive_axes(int_operand(g, producer, "axes", 1), len(shape)) != [axis]:
             return None
-        pieces.append(maker.input[0])
+        pieces.append(producer.input[0])
     merged = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
     if g.shape(node.output[0]) != merged:
         return None
@@ -147,7 +128,7 @@ def stack_that_is_flattened(g: Graph, stack: NodeProto, node: NodeProto) -> str 
 
 
 def _axis(g: Graph, node: NodeProto, default: int) -> int:
-    """The attribute `axis`, counted from the front where the rank is known."""
+    """Return the attribute `axis`, counted from the front if the rank is known."""
     axis = nd.attr(node, "axis", default)
     found = positive_axes([axis], g.rank(node.input[0]))
     return axis if found is None else found[0]
@@ -159,20 +140,18 @@ def _is_empty(g: Graph, value: str, axis: int) -> bool:
 
 
 def _without_splits(g: Graph, values: Sequence[str], axis: int) -> list[str]:
-    """Replace each run of all outputs of a Split along `axis` by what the Split reads."""
+    """Replace each run of all outputs of a Split along `axis` by the operand of the Split."""
     found: list[str] = []
     at = 0
     while at < len(values):
-        producer = g.producer(values[at])
-        if nd.is_op(producer, "Split") and producer is not None and _axis(g, producer, 0) == axis:
-            count = len(producer.output)
-            starts = values[at] == producer.output[0]  # tells mostly, without comparing all
-            if starts and list(values[at : at + count]) == list(producer.output):
-                found.append(producer.input[0])
-                at += count
-                continue
+        producer, count = g.producer(values[at]), 1
         found.append(values[at])
-        at += 1
+        if nd.is_op(producer, "Split") and producer is not None and _axis(g, producer, 0) == axis:
+            outputs = list(producer.output)
+            # The first comparison settles most cases without copying the list.
+            if values[at] == outputs[0] and values[at : at + len(outputs)] == outputs:
+                found[-1], count = producer.input[0], len(outputs)
+        at += count
     return found
 
 
@@ -185,33 +164,16 @@ def _parts(g: Graph, value: str, axis: int) -> list[str]:
 
 @rewrite(op.Split(x, ...))
 def split_into_one(g: Graph, x: str, node: NodeProto) -> str | None:
+    """Remove a Split that has a single output."""
     return x if len(node.output) == 1 else None
 
 
 # -- Gather
 
 
-@rewrite(op.Gather(x, var("at")))
-def gather_of_all(g: Graph, x: str, at: str, node: NodeProto) -> str | None:
-    """All entries of an axis in order; or the only one, which then is a Squeeze."""
-    shape, places = g.shape(x), g.shape(at)
-    axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
-    if shape is None or axes is None:
-        return None
-    size = shape[axes[0]]
-    if not isinstance(size, int) or places not in ((size,), () if size == 1 else (size,)):
-        return None
-    indices = ints(g, at)
-    if indices is None or [i % size for i in indices] != list(range(size)):
-        return None
-    return x if places else squeeze(g, x, axes, at=node)
-
-
 @rewrite(op.Unsqueeze(op.Gather(x, const("at", rank=0)).named("inner"), ...))
-def gather_keeping_its_axis(
-    g: Graph, x: str, at: str, inner: NodeProto, node: NodeProto
-) -> str | None:
-    """One entry, whose axis is put back at once: gather a list of one."""
+def unsqueeze_of_gather(g: Graph, x: str, at: str, inner: NodeProto, node: NodeProto) -> str | None:
+    """Unsqueeze(Gather(x, i)) = Gather(x, [i]), where the gathered axis is the one put back."""
     rank = g.rank(x)
     axis = positive_axes([nd.attr(inner, "axis", 0)], rank)
     index = g.const(at)
@@ -227,6 +189,7 @@ def gather_keeping_its_axis(
 
 @rewrite(op.Expand(x, var("shape")))
 def expand_to_same_shape(g: Graph, x: str, shape: str, node: NodeProto) -> str | None:
+    """Remove an Expand that repeats nothing."""
     if same_shape(g, x, node.output[0]):
         return x
     sizes, rank = dims(g, shape), g.rank(x)
@@ -237,6 +200,7 @@ def expand_to_same_shape(g: Graph, x: str, shape: str, node: NodeProto) -> str |
 
 @rewrite(op.Tile(x, var("repeats")))
 def tile_by_one(g: Graph, x: str, repeats: str) -> str | None:
+    """Remove a Tile whose repeats are all 1."""
     times = ints(g, repeats)
     return x if times is not None and all(count == 1 for count in times) else None
 
@@ -251,20 +215,22 @@ widened = op.any("Expand", "Unsqueeze")(x, ...).shared()
     broadcasting(var(), var(), widened, ...),
     opset=8,
 )
-def operand_widened_in_vain(g: Graph, node: NodeProto) -> str | None:
-    """An operator that broadcasts by itself reads what was there before the Expand.
+def redundant_expand(g: Graph, node: NodeProto) -> str | None:
+    """Remove an Expand, or an Unsqueeze of leading axes, in front of an operator that broadcasts.
 
-    Or before the Unsqueeze, if that adds axes in front: so does broadcasting.
+    The result must keep its shape: proven from the shapes, or by the other operands alone.
     """
     values = list(node.input)
-    for place, value in enumerate(values):
+    for slot, value in enumerate(values):
         producer = g.producer(value)
         if producer is None or not _only_widens(g, producer):
             continue
-        values[place] = producer.input[0]
-        others = [other for index, other in enumerate(values) if index != place]
-        if not _same_result(g, values, node.output[0]) and not _adds_none(g, producer, others):
-            values[place] = value
+        values[slot] = producer.input[0]
+        result = broadcast(*map(g.shape, values))
+        if result is not None and result == g.shape(node.output[0]):
+            continue
+        if not _is_covered(g, producer, values[:slot] + values[slot + 1 :]):
+            values[slot] = value
     if values == list(node.input):
         return None
     return g.op(node.op_type, *values, at=node, **nd.attrs(node))
@@ -277,31 +243,18 @@ def _only_widens(g: Graph, node: NodeProto) -> bool:
     return nd.is_op(node, "Expand")
 
 
-def _same_result(g: Graph, values: Sequence[str], result: str) -> bool:
-    whole = _broadcast(g, values)
-    return whole is not None and whole == g.shape(result)
+def _is_covered(g: Graph, widening: NodeProto, others: Sequence[str]) -> bool:
+    """Return whether the other operands have at least the shape that an Expand asks for.
 
-
-def _adds_none(g: Graph, widening: NodeProto, others: Sequence[str]) -> bool:
-    """Whether the other operands have all that an Expand asks for: whatever fits that, fits them.
-
-    So the size of what is expanded need not be known: a table cut to the length of a text may be
-    too short for it, and then neither runs.
+    Then the shape of the expanded value need not be known: any value that broadcasts to the target
+    broadcasts to the others. A table that is too short for either fails before and after.
     """
     if not nd.is_op(widening, "Expand"):
         return False
-    whole, sizes = _broadcast(g, others), dims(g, widening.input[1])
-    return whole is not None and sizes is not None and broadcast(whole, tuple(sizes)) == whole
-
-
-def _broadcast(g: Graph, values: Sequence[str]) -> Shape | None:
-    shapes: list[Shape] = []
-    for value in values:
-        shape = g.shape(value)
-        if shape is None:
-            return None
-        shapes.append(shape)
-    return broadcast(*shapes)
+    whole_shape, sizes = broadcast(*map(g.shape, others)), dims(g, widening.input[1])
+    if whole_shape is None or sizes is None:
+        return False
+    return broadcast(whole_shape, tuple(sizes)) == whole_shape
 
 
 RULES = (
@@ -309,11 +262,10 @@ RULES = (
     slice_of_slice,
     pad_by_nothing,
     concat_inputs,
-    stack_that_is_flattened,
+    flattened_stack,
     split_into_one,
-    gather_of_all,
-    gather_keeping_its_axis,
+    unsqueeze_of_gather,
     expand_to_same_shape,
     tile_by_one,
-    operand_widened_in_vain,
+    redundant_expand,
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from passes.analysis.axes import TO_THE_END, positive_axes
+from passes.analysis.axes import positive_axes
 from passes.analysis.operands import (
     int_operand,
     int_vector,
@@ -20,6 +20,7 @@ from passes.analysis.operands import (
     permutation,
     reshape,
     reshape_target,
+    slice_range,
     transpose,
 )
 from toolkit.ir import node as nd
@@ -107,7 +108,7 @@ def split_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> st
 def _range(g: Graph, node: NodeProto, axis: int) -> tuple[int, int] | None:
     """Return start and end of the range of `axis` that a Slice or a Gather takes."""
     if nd.is_op(node, "Slice"):
-        found = cut(g, node)
+        found = slice_range(g, node)
         return None if found is None or found[0] != axis else found[1:]
     shape = g.shape(node.input[0])
     if not nd.is_op(node, "Gather") or shape is None or (g.rank(node.input[1]) or 0) > 1:
@@ -120,22 +121,6 @@ def _range(g: Graph, node: NodeProto, axis: int) -> tuple[int, int] | None:
     first = indices[0] % size
     in_order = [index % size for index in indices] == list(range(first, first + len(indices)))
     return (first, first + len(indices)) if in_order else None
-
-
-def cut(g: Graph, node: NodeProto) -> tuple[int, int, int] | None:
-    """Return axis, start and end of a Slice with step 1 along one axis of known size."""
-    shape = g.shape(node.input[0])
-    starts, ends = int_operand(g, node, "starts", 1), int_operand(g, node, "ends", 2)
-    if shape is None or starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
-        return None
-    axes = positive_axes(int_operand(g, node, "axes", 3, absent=[0]), len(shape))
-    if axes is None or int_operand(g, node, "steps", 4, absent=[1]) != [1]:
-        return None
-    size = shape[axes[0]]
-    if not isinstance(size, int):
-        return None
-    start, end, _ = slice(starts[0], min(ends[0], TO_THE_END)).indices(size)
-    return axes[0], start, end
 
 
 # -- slices of a Concat
@@ -171,7 +156,7 @@ def slice_of_concat(g: Graph, x: str, node: NodeProto) -> str | None:
 
 def _last_axis(g: Graph, node: NodeProto) -> tuple[int, int] | None:
     """Return start and end of a Slice along the last axis."""
-    found = cut(g, node)
+    found = slice_range(g, node)
     return None if found is None or found[0] + 1 != g.rank(node.input[0]) else found[1:]
 
 

@@ -43,7 +43,7 @@ _LONGEST_CHAIN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ViewStep:
     """A node of the normal form: its operator, its axes or target, and the shape of its result."""
 
     op_type: str
@@ -60,7 +60,7 @@ def view_chain(g: Graph, node: NodeProto) -> str | None:
     node reads a value further up and is no costlier than the old one.
     """
     chain = list(_chain(g, node))
-    best: tuple[int, str, list[Step]] | None = None
+    best: tuple[int, str, list[ViewStep]] | None = None
     for length in range(len(chain), 0, -1):
         source = chain[length - 1].input[0]
         steps = _normal_form(g, source, chain[length - 1 :: -1])
@@ -73,14 +73,28 @@ def view_chain(g: Graph, node: NodeProto) -> str | None:
     return None if best is None else _write(g, *best[1:], node)
 
 
-def _chain(g: Graph, node: NodeProto) -> Iterator[NodeProto]:
-    """Yield `node` and the views above it, nearest first."""
-    above: NodeProto | None = node
+def viewed_as(g: Graph, value: str, shape: Shape, at: NodeProto) -> str | None:
+    """Return the elements of `value` in order as `shape`, or None without a constant target.
+
+    The result is a view of `value`, or of a value that `value` is a view of.
+    """
+    for source in (value, *(node.input[0] for node in _chain(g, g.producer(value), VIEWS))):
+        before = g.shape(source)
+        steps = None if before is None else _in_order(g, before, shape)
+        if steps is not None:
+            return _write(g, source, steps, at)
+    return None
+
+
+def _chain(
+    g: Graph, node: NodeProto | None, views: Sequence[str] = (*VIEWS, "Transpose")
+) -> Iterator[NodeProto]:
+    """Yield `node` and its producers as long as they are views, nearest first."""
     for _ in range(_LONGEST_CHAIN):
-        if above is None or not nd.is_op(above, *VIEWS, "Transpose"):
+        if node is None or not nd.is_op(node, *views):
             return
-        yield above
-        above = g.producer(above.input[0])
+        yield node
+        node = g.producer(node.input[0])
 
 
 def _removed(g: Graph, chain: Sequence[NodeProto]) -> int:
@@ -91,7 +105,7 @@ def _removed(g: Graph, chain: Sequence[NodeProto]) -> int:
     return len(chain)
 
 
-def _is_shorter(g: Graph, node: NodeProto, length: int, steps: Sequence[Step]) -> bool:
+def _is_shorter(g: Graph, node: NodeProto, length: int, steps: Sequence[ViewStep]) -> bool:
     """Return whether one node that replaces `node` alone is worth writing."""
     if len(steps) != 1:
         return False
@@ -104,7 +118,7 @@ def _is_shorter(g: Graph, node: NodeProto, length: int, steps: Sequence[Step]) -
     )
 
 
-def _write(g: Graph, source: str, steps: Sequence[Step], at: NodeProto) -> str:
+def _write(g: Graph, source: str, steps: Sequence[ViewStep], at: NodeProto) -> str:
     write = {
         "Squeeze": squeeze,
         "Unsqueeze": unsqueeze,
@@ -119,10 +133,10 @@ def _write(g: Graph, source: str, steps: Sequence[Step], at: NodeProto) -> str:
     return value
 
 
-def _normal_form(g: Graph, source: str, chain: Sequence[NodeProto]) -> list[Step] | None:
+def _normal_form(g: Graph, source: str, chain: Sequence[NodeProto]) -> list[ViewStep] | None:
     """Return the fewest steps from `source` to the result of a chain, None if they are unknown."""
     shape = g.shape(source)
-    if shape is None:  # a permutation still tells the rank
+    if shape is None:  # a permutation still determines the rank
         perm = nd.attr(chain[0], "perm") if nd.is_op(chain[0], "Transpose") else None
         if perm is None:
             return None
@@ -156,17 +170,17 @@ def _flat(axes: Sequence[Axis]) -> list[Factor]:
     return [factor for axis in axes for factor in leaves(axis)]
 
 
-def _in_order(g: Graph, before: Shape, after: Shape) -> list[Step] | None:
+def _in_order(g: Graph, before: Shape, after: Shape) -> list[ViewStep] | None:
     """Return the steps between two shapes of the same elements in the same order."""
     if before == after:
         return []
     added, dropped = _ones_among(after, before), _ones_among(before, after)
     if added is not None:
-        return [Step("Unsqueeze", added, after)]
+        return [ViewStep("Unsqueeze", added, after)]
     if dropped is not None:
-        return [Step("Squeeze", dropped, after)]
+        return [ViewStep("Squeeze", dropped, after)]
     target = reshape_target(before, after) if g.opset() >= 5 else None
-    return None if target is None else [Step("Reshape", tuple(target), after)]
+    return None if target is None else [ViewStep("Reshape", tuple(target), after)]
 
 
 def _ones_among(longer: Shape, shorter: Shape) -> tuple[int, ...] | None:
@@ -183,22 +197,22 @@ def _ones_among(longer: Shape, shorter: Shape) -> tuple[int, ...] | None:
     return None if left else tuple(axes)
 
 
-def _transposed(g: Graph, before: Sequence[Axis], after: Sequence[Axis]) -> list[Step] | None:
+def _transposed(g: Graph, before: Sequence[Axis], after: Sequence[Axis]) -> list[ViewStep] | None:
     """Return a Transpose of whole axes, and a view before it or after it, whichever is shorter."""
-    forms: list[list[Step]] = []
+    forms: list[list[ViewStep]] = []
     perm = _order(before, after)
     if perm is not None:
         shape = _sizes([before[axis] for axis in perm])
         last = _in_order(g, shape, _sizes(after))
         if last is not None:
-            forms.append([Step("Transpose", tuple(perm), shape), *last])
+            forms.append([ViewStep("Transpose", tuple(perm), shape), *last])
     order = _order(after, before)
     if order is not None:
         shape = _sizes([after[axis] for axis in order])
         first = _in_order(g, _sizes(before), shape)
         perm = tuple(order.index(axis) for axis in range(len(order)))
         if first is not None:
-            forms.append([*first, Step("Transpose", perm, _sizes(after))])
+            forms.append([*first, ViewStep("Transpose", perm, _sizes(after))])
     return min(forms, key=len, default=None)
 
 
@@ -233,9 +247,9 @@ def _order(axes: Sequence[Axis], other: Sequence[Axis]) -> list[int] | None:
 
 @rewrite(op.Reshape(op.any(*VIEWS)(x, ...).shared().named("inner"), var("shape")))
 def reshape_of_view(g: Graph, x: str, inner: NodeProto, shape: str, node: NodeProto) -> str | None:
-    """The last target alone decides; a 0 in it must copy the same size from `x`.
+    """Reshape `x` to the last target, in which a 0 must copy the same size from `x`.
 
-    `view_chain` cannot do this where the target is computed, or has sizes that only the run knows.
+    `view_chain` leaves computed targets and unknown sizes to this rule.
     """
     if nd.attr(node, "allowzero", 0):
         return g.op("Reshape", x, shape, at=node, allowzero=1)
