@@ -1,11 +1,11 @@
-"""Einsums of two operands that are products of matrices.
+"""Rewrite Einsums of two operands that are matrix products as MatMul.
 
     bind,bjnd->bnij    =    MatMul(Transpose(a: b n i d), Transpose(b: b n d j))
     ibh,hnd->ibnd      =    Reshape(MatMul(a, w))     with w the constant as [h, n d]
 
-A label of both operands and of the result counts a batch of matrices, one of both operands alone is
-summed over, the others are rows and columns. Of a linear map, whose matrix is a constant, several
-may be summed over, and several be columns.
+A label of both operands and of the result is a batch axis, one of both operands alone is summed
+over, the others are rows and columns. With a constant matrix, several axes may be summed over, and
+several may be columns.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from onnx import NodeProto
 
 from passes.analysis.operands import broadcast, reshape, transpose
 from passes.fuse.linear.affine import may_copy
+from passes.fuse.typed_op import typed_op
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS, TensorType
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 
-_TWO_OPERANDS = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)")
+_EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The axes of two operands and their product, a letter each."""
+    """The axes of two operands and their product, as one letter each."""
 
     left: str
     right: str
@@ -38,11 +39,11 @@ class Labels:
 
     @classmethod
     def of(cls, equation: str) -> Labels:
-        found = _TWO_OPERANDS.fullmatch(equation.replace(" ", ""))
+        found = _EQUATION.fullmatch(equation.replace(" ", ""))
         if found is None:
             raise MatchFailure(f"'{equation}' does not name all axes of two operands and a result")
         if any(len(set(labels)) != len(labels) for labels in found.groups()):
-            raise MatchFailure(f"'{equation}' has a label twice in one place")
+            raise MatchFailure(f"'{equation}' repeats a label within an operand or the result")
         return cls(*found.groups())
 
     @property
@@ -64,46 +65,50 @@ class Labels:
 
 @rewrite(op.Einsum(var("a"), const("w", dtype=tuple(FLOATS)), equation=var("equation")), opset=12)
 def einsum_with_a_weight(g: Graph, a: str, w: str, equation: str, node: NodeProto) -> str:
-    """An Einsum with a constant: the rows first, then what is summed over, or the columns"""
+    """rows summed, weight -> rows columns = Reshape(MatMul(Reshape(a), weight as a matrix))"""
     labels, shape = Labels.of(equation), g.shape(a)
     weight: Array | None = g.const(w)
     rows, summed = labels.rows, labels.summed
     columns = labels.result[len(rows) :]
-    if labels.left != "".join(rows + summed) or labels.result[: len(rows)] != "".join(rows):
-        raise MatchFailure(f"'{equation}' is no map of the last axes")
-    if not summed or not columns or set(columns) != set(labels.columns):
-        raise MatchFailure(f"'{equation}' is no map of the last axes")
+    rows_first = list(labels.left) == rows + summed and list(labels.result) == [*rows, *columns]
+    if not rows_first or not summed or not columns or set(columns) != set(labels.columns):
+        raise MatchFailure(f"'{equation}' is not a linear map of the last axes")
     if weight is None or shape is None or not weight.size or len(shape) != len(labels.left):
         raise MatchFailure("the shapes of its operands are not known")
     order = [labels.right.index(label) for label in (*summed, *columns)]
     sizes: list[int] = [weight.shape[axis] for axis in order]
     summands, results = prod(sizes[: len(summed)]), prod(sizes[len(summed) :])
     if list(shape[len(rows) :]) != sizes[: len(summed)]:
-        raise MatchFailure("an axis of 1 that is summed over may be repeated")
+        raise MatchFailure("a summed axis may be broadcast")
     if not may_copy(g, w):
-        raise MatchFailure("its weight has other readers, and is too large to be copied")
+        raise MatchFailure("its weight has other users, and is too large to be copied")
     matrix: Array = np.transpose(weight, order).reshape(summands, results)
-    x, kept = a, (0,) * len(rows)
-    if len(summed) > 1:
-        x = reshape(g, a, (*kept, summands), at=node)
-        g.learn_type(x, TensorType(g.dtype(a), (*shape[: len(rows)], summands)))
-    product = g.op("MatMul", x, g.constant(matrix, w), at=node)
-    if len(columns) == 1:
-        return product
-    g.learn_type(product, TensorType(g.dtype(a), (*shape[: len(rows)], results)))
-    return reshape(g, product, (*kept, *sizes[len(summed) :]), at=node)
+    leading, kept = shape[: len(rows)], (0,) * len(rows)
+    x = reshape(g, a, (*kept, summands), node, (*leading, summands)) if len(summed) > 1 else a
+    known = TensorType(g.dtype(a), (*leading, results))
+    product = typed_op(g, known, "MatMul", x, g.constant(matrix, w), at=node)
+    return (
+        product
+        if len(columns) == 1
+        else reshape(g, product, (*kept, *sizes[len(summed) :]), at=node)
+    )
 
 
 @rewrite(op.Einsum(var("a"), var("b"), equation=var("equation")), opset=12)
 def einsum_of_matrices(g: Graph, a: str, b: str, equation: str, node: NodeProto) -> str:
-    """An Einsum with one label for the rows, one for the columns, and one that is summed over"""
+    """batch rows summed, batch summed columns -> batch rows columns = MatMul(a, b)"""
     labels = Labels.of(equation)
     left, right, result = labels.left, labels.right, labels.result
     batch, rows, summed, columns = labels.batch, labels.rows, labels.summed, labels.columns
     if not len(summed) == len(rows) == len(columns) == 1 or set(rows + columns) - set(result):
-        raise MatchFailure(f"'{equation}' is no product of matrices")
-    if not _is_same_size(g, a, left.index(summed[0]), b, right.index(summed[0])):
-        raise MatchFailure(f"'{summed[0]}' may be 1 in one of the operands, and repeated")
+        raise MatchFailure(f"'{equation}' is not a matrix product")
+    sizes = [
+        shape[labels.index(summed[0])]
+        for shape, labels in ((g.shape(a), left), (g.shape(b), right))
+        if shape
+    ]
+    if len(sizes) != 2 or sizes[0] != sizes[1]:
+        raise MatchFailure(f"axis '{summed[0]}' may be broadcast")
     first = _ordered(g, a, left, [*batch, *rows, *summed], node)
     second = _ordered(g, b, right, [*batch, *summed, *columns], node)
     product = g.op("MatMul", first, second, at=node)
@@ -116,21 +121,12 @@ def einsum_of_matrices(g: Graph, a: str, b: str, equation: str, node: NodeProto)
     return _ordered(g, product, [*batch, *rows, *columns], list(result), node)
 
 
-def _is_same_size(g: Graph, a: str, axis: int, b: str, other: int) -> bool:
-    first, second = g.shape(a), g.shape(b)
-    return first is not None and second is not None and first[axis] == second[other]
-
-
 def _ordered(
     g: Graph, value: str, labels: Sequence[str], wanted: Sequence[str], node: NodeProto
 ) -> str:
+    """Transpose the axes `labels` of a value into the order `wanted`."""
     perm = [list(labels).index(label) for label in wanted]
-    if perm == sorted(perm):
-        return value
-    moved, shape = transpose(g, value, perm, at=node), g.shape(value)
-    if shape is not None:
-        g.learn_type(moved, TensorType(g.dtype(value), tuple(shape[axis] for axis in perm)))
-    return moved
+    return value if perm == sorted(perm) else transpose(g, value, perm, at=node)
 
 
 RULES = (einsum_with_a_weight, einsum_of_matrices)

@@ -1,14 +1,14 @@
-"""Arithmetic in its plainest form.
+"""Fuse formulas of elementwise arithmetic, reductions and products into fewer operators.
 
     x * (1 / y)               x / y, for values of one shape
     sum(x) / n                mean(x)
-    einsum of two matrices    matmul, with transposes around it
-    unsqueeze(reduce(x))      the reduction that keeps its axes (or a Reshape)
-    exp(x) / sum(exp(x))      softmax(x)
-    transpose(a b)            transpose(b) transpose(a), where one is transposed anyway
-    product of flattened rows matmul along the last axis
+    einsum of two matrices    MatMul, with Transposes around it
+    Unsqueeze(reduce(x))      the reduction with keepdims=1 (or of a Reshape)
+    exp(x) / sum(exp(x))      Softmax(x)
+    Transpose(A B)            Transpose(B) Transpose(A), where one is transposed anyway
+    product of flattened rows MatMul along the last axis
 
-Powers are for the target to spell, see `passes.lower.lower.powers`.
+`passes.lower.lower.powers` chooses between the forms of powers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import math
 from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
-from passes.analysis.operands import int_operand, permutation, same_shape, transpose
+from passes.analysis.operands import int_operand, permutation, same_shape, transpose, whole
 from passes.fuse.arithmetic import einsum, flattened_matmul, one_hot_indices
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import REDUCTIONS
-from toolkit.ir.tensor_type import FLOATS, TensorType
+from toolkit.ir.tensor_type import FLOATS
 from toolkit.pattern import const, number, op, product, var
 from toolkit.rewriting.rule import MatchFailure, RulePass, rewrite
 
@@ -32,14 +33,14 @@ x, y = var("x"), var("y")
 
 @rewrite(op.Mul(x, op.Reciprocal(y)), op.Mul(x, 1 / y))
 def product_with_reciprocal(g: Graph, x: str, y: str, node: NodeProto) -> str:
-    """x * (1 / y). For a `y` that is broadcast, few divisions and many products are faster."""
+    """x * (1 / y). For a broadcast `y`, few divisions and many products are faster."""
     if not same_shape(g, y, node.output[0]) or g.dtype(y) not in FLOATS:
-        raise MatchFailure(f"'{y}' is not of the shape of the result")
+        raise MatchFailure(f"'{y}' is not a float with the shape of the result")
     return g.op("Div", x, y, at=node)
 
 
-_turned = op.Transpose(var()).shared()
-_product = (op.MatMul(_turned, y) | op.MatMul(x, _turned)).named("product")
+_transposed = op.Transpose(var()).shared()
+_product = (op.MatMul(_transposed, y) | op.MatMul(x, _transposed)).named("product")
 _factor = const("factor", where=lambda array: array.size == 1)
 
 
@@ -51,40 +52,29 @@ _factor = const("factor", where=lambda array: array.size == 1)
 def transpose_of_product(
     g: Graph, product: NodeProto, factor: str | None, scale: NodeProto | None, node: NodeProto
 ) -> str:
-    """(A B)^T = B^T A^T, for matrices of which one is transposed anyway, and a factor"""
+    """(A B)^T = B^T A^T, where A or B is transposed already, with an optional scalar factor"""
     rank = g.rank(product.output[0])
     if rank is None or rank < 2 or any(g.rank(name) != rank for name in product.input):
-        raise MatchFailure("its operands have not as many axes as the product")
+        raise MatchFailure("its operands differ in rank from the product")
     swap = [*range(rank - 2), rank - 1, rank - 2]
     if list(permutation(g, node) or ()) != swap:
-        raise MatchFailure("it does more than to turn each matrix")
-    left, right = (_turned_by(g, name, swap, product) for name in product.input)
-    result = g.op("MatMul", right, left, at=node)
+        raise MatchFailure("it does more than transpose each matrix")
+    left, right = (_transposed_by(g, name, swap, product) for name in product.input)
+    result = typed_op(g, g.type(node.output[0]), "MatMul", right, left, at=node)
     if scale is None or factor is None:
         return result
     if (g.rank(factor) or 0) > rank:
-        raise MatchFailure("its factor adds axes")
-    known = g.type(node.output[0])
-    if known is not None:
-        g.learn_type(result, known)
+        raise MatchFailure("its factor has more axes than the product")
     return g.op(scale.op_type, result, factor, at=node)
 
 
-def _turned_by(g: Graph, value: str, swap: list[int], product: NodeProto) -> str:
-    """The transpose of each matrix; two Transposes in a row are one, or none."""
-    maker = g.producer(value)
-    perm = permutation(g, maker) if maker is not None and nd.is_op(maker, "Transpose") else None
-    if maker is None or perm is None:
-        source, whole = value, swap
-    else:
-        source, whole = maker.input[0], [perm[axis] for axis in swap]
-    if whole == sorted(whole):
-        return source
-    turned = transpose(g, source, whole, at=product)
-    shape = g.shape(value)
-    if shape is not None:
-        g.learn_type(turned, TensorType(g.dtype(value), tuple(shape[axis] for axis in swap)))
-    return turned
+def _transposed_by(g: Graph, value: str, perm: list[int], at: NodeProto) -> str:
+    """Transpose a value; merge with the Transpose that produces it, if any."""
+    producer = g.producer(value)
+    if producer is not None and nd.is_op(producer, "Transpose"):
+        first = permutation(g, producer) or ()
+        value, perm = producer.input[0], [first[axis] for axis in perm]
+    return value if perm == sorted(perm) else transpose(g, value, perm, at=at)
 
 
 # -- reductions
@@ -96,10 +86,9 @@ def sum_as_mean(g: Graph, x: str, share: float, sum: NodeProto, node: NodeProto)
     shape, axes = g.shape(x), int_operand(g, sum, "axes", 1, absent=[])
     if g.dtype(x) not in FLOATS or shape is None or not axes:
         raise MatchFailure(f"the shape of '{x}' or the axes are not known")
-    over = positive_axes(axes, len(shape)) or []
-    sizes = [size for size in (shape[axis] for axis in over) if isinstance(size, int)]
-    if len(sizes) != len(axes) or not math.isclose(math.prod(sizes) * share, 1, rel_tol=1e-6):
-        raise MatchFailure(f"the factor {share:g} is not one by the number of elements")
+    sizes = whole([shape[axis] for axis in positive_axes(axes, len(shape)) or ()])
+    if not sizes or not math.isclose(math.prod(sizes) * share, 1, rel_tol=1e-6):
+        raise MatchFailure(f"the factor {share:g} is not 1 / n for n summed elements")
     return g.op("ReduceMean", *sum.input, at=node, **nd.attrs(sum))
 
 
@@ -109,16 +98,15 @@ def sum_as_mean(g: Graph, x: str, share: float, sum: NodeProto, node: NodeProto)
     )
 )
 def reduction_that_keeps_axes(g: Graph, x: str, reduced: NodeProto, node: NodeProto) -> str:
-    """unsqueeze(reduce(x)) over the same axes"""
+    """Unsqueeze(reduce(x)) = reduce(x, keepdims=1), for the same axes"""
     shape = g.shape(x)
     axes = positive_axes(int_operand(g, reduced, "axes", 1), None if shape is None else len(shape))
     if shape is None or not axes:
         raise MatchFailure(f"the shape of '{x}' or the axes are not known")
     if g.shape(node.output[0]) != tuple(1 if i in axes else n for i, n in enumerate(shape)):
-        raise MatchFailure("the axes are not put back where they were")
-    attributes = nd.attrs(reduced)
-    attributes["keepdims"] = 1
-    return g.op(reduced.op_type, *reduced.input, at=node, **attributes)
+        raise MatchFailure("the reduced axes are not restored in place")
+    attributes = {**nd.attrs(reduced), "keepdims": 1}
+    return g.add(reduced.op_type, reduced.input, 1, attributes, at=node).output[0]
 
 
 # -- softmax
@@ -132,11 +120,9 @@ def softmax(g: Graph, x: str, largest: NodeProto | None, sum: NodeProto, node: N
     reductions = [sum] if largest is None else [sum, largest]
     axes = [positive_axes(int_operand(g, one, "axes", 1), g.rank(x)) for one in reductions]
     if any(found != axes[0] for found in axes) or axes[0] is None or len(axes[0]) != 1:
-        raise MatchFailure(
-            "the maximum and the sum are not taken along the same axis, and only that"
-        )
+        raise MatchFailure("the maximum and the sum are not over the same single axis")
     if not all(nd.attr(one, "keepdims", 1) for one in reductions) or g.dtype(x) not in FLOATS:
-        raise MatchFailure("the maximum or the sum lose their axis")
+        raise MatchFailure("the maximum or the sum drops its axis, or the type is not float")
     return g.op("Softmax", x, at=node, axis=axes[0][0])
 
 
@@ -153,7 +139,7 @@ RULES = (
 
 
 class FuseArithmetic(RulePass):
-    """Write quotients, means, einsums and products of rows in their plainest form."""
+    """Fuse arithmetic into quotients, means, Softmax and MatMul, Einsum included."""
 
     name = "fuse-arithmetic"
     rules = RULES

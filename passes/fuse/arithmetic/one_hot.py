@@ -1,10 +1,9 @@
-"""A product with a matrix of zeros and single ones picks columns or rows: no arithmetic at all.
+"""Rewrite products with a one-hot matrix, which select columns or rows, as Gather.
 
     x P  =  Gather(x, i, axis=-1)     where column j of P has its only one in row i[j]
     P x  =  Gather(x, i, axis=-2)     where row j of P has its only one in column i[j]
 
-A run of neighbours is a Slice, and all of them in their order is x itself. Columns without a one,
-with several, or with any other number are a near miss.
+Consecutive columns become a Slice, and all columns in order x itself.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from toolkit.ir.graph import Array, Graph
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 
-_LEAST = 8
-"""From this many columns to choose from on, copying beats multiplying."""
+_MIN_SIZE = 8
+"""Number of columns to choose from at which a copy starts to be faster than a product."""
 
-picks = const("p", rank=2)
+one_hot = const("p", rank=2)
 
 
-@rewrite(op.MatMul(var("x"), picks), opset=13)
+@rewrite(op.MatMul(var("x"), one_hot), opset=13)
 def one_hot_columns(g: Graph, x: str, p: str, node: NodeProto) -> str:
     """x P = Gather(x, i, axis=-1)"""
-    return _pick(g, x, p, -1, node)
+    return _select(g, x, p, -1, node)
 
 
-@rewrite(op.MatMul(picks, var("x")), opset=13)
+@rewrite(op.MatMul(one_hot, var("x")), opset=13)
 def one_hot_rows(g: Graph, x: str, p: str, node: NodeProto) -> str:
     """P x = Gather(x, i, axis=-2)"""
-    return _pick(g, x, p, -2, node)
+    return _select(g, x, p, -2, node)
 
 
-def _pick(g: Graph, x: str, p: str, axis: int, node: NodeProto) -> str:
+def _select(g: Graph, x: str, p: str, axis: int, node: NodeProto) -> str:
     matrix, rank = g.const(p), g.rank(x)
     if matrix is None or rank is None or rank < 2:
-        raise MatchFailure("the rank of what it picks from is not known, or less than 2")
+        raise MatchFailure("the rank of its operand is not known, or less than 2")
     matrix = matrix if axis == -1 else np.transpose(matrix)
-    if matrix.shape[0] < _LEAST or not matrix.shape[1]:
-        raise MatchFailure("it is too small to gain")
+    if matrix.shape[0] < _MIN_SIZE or not matrix.shape[1]:
+        raise MatchFailure("it is too small for a Gather to be faster")
     chosen = _ones(matrix)
     first, count = int(chosen[0]), len(chosen)
     if not np.array_equal(chosen, np.arange(first, first + count)):
@@ -53,8 +52,8 @@ def _pick(g: Graph, x: str, p: str, axis: int, node: NodeProto) -> str:
 
 
 def _ones(matrix: Array) -> Array:
-    """The row of the only one in each column; a MatchFailure when there is anything else."""
-    # A column of mostly other numbers tells at once, without reading all of a large weight.
+    """Return the row of the one in each column; raise MatchFailure if a column is not one-hot."""
+    # The first column rules out most large weights without reading all of them.
     if np.count_nonzero(matrix[:, 0]) != 1 or np.count_nonzero(matrix) != matrix.shape[1]:
         raise MatchFailure("it is not one-hot")
     chosen = np.argmax(matrix != 0, axis=0)

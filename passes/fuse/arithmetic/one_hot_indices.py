@@ -1,6 +1,6 @@
-"""Products with the one-hot rows of indices, which pick rows of a table.
+"""Rewrite products of one-hot encoded indices and a table as Gather.
 
-one_hot(i) @ w        gather(w, i), with a row of zeros for indices out of range
+one_hot(i) W  =  Gather(W', i)      where W' has a row of zeros for indices out of range
 """
 
 from __future__ import annotations
@@ -13,60 +13,55 @@ from toolkit.ir.graph import Array, Graph
 from toolkit.pattern import const, maybe_cast, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 
-x = var("x")
-
-
 table = const("table", rank=2)
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 index = var("index", dtype=_INTEGERS)
 column = var("column", dtype=_INTEGERS)
-_MOST_ROWS = 4096
-"""Larger tables are not copied for a row of zeros."""
+_MAX_ROWS = 4096
+"""Largest table, in rows, that is copied to add a row of zeros."""
 
 
 @rewrite(op.MatMul(maybe_cast(op.OneHot(index, const("depth"), const("values"), axis=-1)), table))
 def one_hot_product(
     g: Graph, index: str, depth: str, values: str, table: str, node: NodeProto
 ) -> str:
-    """one_hot(i) @ w. Indices count from the back too; those out of range give zeros."""
+    """OneHot(i) W: negative indices count from the end; the result is 0 for others out of range"""
     weights, rows, levels = g.const(table), ints(g, depth), g.const(values)
     if weights is None or rows != [len(weights)] or levels is None or levels.tolist() != [0, 1]:
         raise MatchFailure("the table does not have a row for each index")
-    zeros = _zero_row(weights)
-    size = len(weights)
-    padded: Array = np.concatenate([weights, zeros, weights])
-    return _picked(g, padded, index, g.dtype(index), (-size - 1, size), node)
+    size, padded = len(weights), np.concatenate([_with_zeros(weights), weights])
+    return _looked_up(g, padded, index, g.dtype(index), (-size - 1, size), node)
 
 
 @rewrite(op.MatMul(op.Cast(op.Equal(column, const("classes"))), table), opset=13)
 def compared_one_hot_product(
     g: Graph, column: str, classes: str, table: str, node: NodeProto
 ) -> str:
-    """(i == [0, 1, ...]) @ w, with i as a column."""
+    """(i == [0, 1, ...]) W, with i as a column"""
     weights, listed, shape = g.const(table), g.const(classes), g.shape(column)
     if shape is None or not shape or shape[-1] != 1:
-        raise MatchFailure("the comparison is not along a new last axis")
+        raise MatchFailure("the last axis of the indices is not of size 1")
     if weights is None or listed is None:
         raise MatchFailure("the table is not constant")
     if listed.reshape(-1).tolist() != list(range(len(weights))):
         raise MatchFailure("the table does not have a row for each index")
     if listed.shape[-1:] != (listed.size,) or listed.ndim > len(shape):
-        raise MatchFailure("the classes are not along the last axis")
-    padded: Array = np.concatenate([weights, _zero_row(weights)])
+        raise MatchFailure("the classes do not lie along the last axis")
     flat = g.op("Squeeze", column, g.constant(np.array([-1]), "axes"), at=node)
-    return _picked(g, padded, flat, g.dtype(column), (-1, len(weights)), node)
+    return _looked_up(g, _with_zeros(weights), flat, g.dtype(column), (-1, len(weights)), node)
 
 
-def _zero_row(weights: Array) -> Array:
-    if len(weights) > _MOST_ROWS:
+def _with_zeros(weights: Array) -> Array:
+    """Return a table with a row of zeros appended."""
+    if len(weights) > _MAX_ROWS:
         raise MatchFailure("the table is too large to be copied")
-    return np.zeros_like(weights[:1])
+    return np.concatenate([weights, np.zeros_like(weights[:1])])
 
 
-def _picked(
+def _looked_up(
     g: Graph, padded: Array, index: str, dtype: int, limits: tuple[int, int], node: NodeProto
 ) -> str:
-    """Rows of the table, with whatever is out of `limits` on the row of zeros."""
+    """Write a Gather of rows; indices are clipped to `limits`, which refer to the row of zeros."""
     kind = np.int32 if dtype == TensorProto.INT32 else np.int64
     bounds = (g.constant(np.array(limit, dtype=kind), "limit") for limit in limits)
     inside = g.op("Clip", index, *bounds, at=node)

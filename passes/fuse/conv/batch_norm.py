@@ -55,7 +55,7 @@ def affine_around_batch_norm(g: Graph, x: str, s: str, m: str, v: str, node: Nod
     g.set_inputs(node, [node.input[0], *constants, v])
     if before:
         rewire_input(g, node, variable_operand(g, before[-1][1]))
-    return bypass(g, node, after[-1][1]) if after else node.output[0]
+    return bypass(g, after[-1][1], node.output[0]) if after else node.output[0]
 
 
 RULES = (affine_around_batch_norm,)

@@ -56,7 +56,7 @@ def affine_before_padded_conv(g: Graph, node: NodeProto) -> str:
         if not total.shifts or not total.scale.all():
             continue
         offset = rounded(total.shift / total.scale, weights.stored)
-        if offset is None or not weights.put(g, (weights.before(total)[0], weights.bias)):
+        if offset is None or not weights.put_scaled(g, (weights.before(total)[0], weights.bias)):
             continue
         if offset.ndim:
             offset = offset.reshape(-1, *[1] * (weights.rank - 2))

@@ -115,11 +115,11 @@ def variable_operand(g: Graph, node: NodeProto) -> str:
     return next((name for name in node.input if name and not g.is_const(name)), node.input[0])
 
 
-def bypass(g: Graph, node: NodeProto, last: NodeProto) -> str:
-    """Replace the output of `last`, a node after `node`, with that of `node`; return its name."""
-    g.replace(last.output[0], node.output[0])
+def bypass(g: Graph, last: NodeProto, value: str) -> str:
+    """Replace the result of `last` with `value`, from which it is computed; return `value`."""
+    g.replace(last.output[0], value)
     g.prune(last)
-    return node.output[0]
+    return value
 
 
 def rewire_input(g: Graph, node: NodeProto, source: str) -> str:

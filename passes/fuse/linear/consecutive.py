@@ -34,10 +34,9 @@ def consecutive_linear(g: Graph, node: NodeProto) -> str:
     product = rounded(np.transpose(exact) if second.is_transposed else exact, second.stored)
     shift = np.broadcast_to(bias, inner.shape[1:]) @ outer
     result = node.output[0]
-    if product is None or not second.put_both(g, product, second.bias + shift):
+    if product is None or not second.put(g, product, second.bias + shift):
         raise MatchFailure("its element type cannot hold the product")
-    if nd.attr(node, "alpha") is not None:
-        g.del_attr(node, "alpha")
+    g.del_attr(node, "alpha")
     rewire_input(g, node, first.node.input[0])
     return result
 

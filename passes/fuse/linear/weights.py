@@ -25,6 +25,7 @@ from passes.fuse.linear.affine import (
     Chain,
     Channels,
     by_channel,
+    bypass,
     chain_after,
     chain_before,
     may_copy,
@@ -129,21 +130,22 @@ class LinearWeights:
 
     # -- writing
 
-    def put(self, g: Graph, change: Change) -> bool:
+    def put_scaled(self, g: Graph, change: Change) -> bool:
         """Write the changed constants; return False, without an edit, where that is impossible."""
-        factors, bias = change
-        weight = self.scaled(g, factors)
-        return weight is not None and self.put_both(g, weight, bias)
+        weight = self.scaled(g, change[0])
+        return weight is not None and self.put(g, weight, change[1])
 
-    def put_both(self, g: Graph, weight: Array, bias: Array) -> bool:
+    def put(self, g: Graph, weight: Array, bias: Array) -> bool:
         """Write a weight and a bias; return False, without an edit, where that is impossible.
 
         The bias of a MatMul is an Add after it, which takes over the name of its output.
         """
-        node, vector = self.node, self.vector(bias)
+        node = self.node
+        vector = rounded(np.broadcast_to(bias, (self.outputs.count,)), self.stored)
         if vector is None:
             return False
-        self.put_weight(g, weight)
+        if weight is not self.stored:
+            g.set_input(node, 1, g.constant(weight, node.input[1]))
         if bias is not self.bias and (given(node, 2) or vector.any()):
             name = g.constant(vector, given(node, 2) or "bias")
             if nd.is_op(node, "MatMul"):
@@ -152,13 +154,8 @@ class LinearWeights:
                 g.add("Add", [node.output[0], name], [result])
                 return True
             g.set_inputs(node, [*node.input[:2], name])
-            if nd.attr(node, "beta") is not None:
-                g.del_attr(node, "beta")
+            g.del_attr(node, "beta")
         return True
-
-    def put_weight(self, g: Graph, weight: Array) -> None:
-        if weight is not self.stored:
-            g.set_input(self.node, 1, g.constant(weight, self.node.input[1]))
 
     def scaled(self, g: Graph, factors: Array | None) -> Array | None:
         """Return the weight, as stored, times factors by group, or None if impossible."""
@@ -168,10 +165,6 @@ class LinearWeights:
             return None
         exact = np.multiply(self.by_group, factors, dtype=np.float64)
         return rounded(exact.reshape(self.stored.shape), self.stored)
-
-    def vector(self, numbers: Array) -> Array | None:
-        """Return one number per output, in the weight's element type."""
-        return rounded(np.broadcast_to(numbers, (self.outputs.count,)), self.stored)
 
 
 Obstacle = Callable[[Affine, int], str]
@@ -185,9 +178,7 @@ def absorb_after(
     result = weights.node.output[0]
     chain = chain_after(g, result, weights.outputs)
     last = _absorb(g, weights, chain, weights.after, obstacle)
-    g.replace(last.output[0], result)
-    g.prune(last)
-    return result
+    return bypass(g, last, result)
 
 
 def absorb_before(
@@ -213,7 +204,7 @@ def _absorb(
     for length in range(len(chain), 0, -1):
         total, last = chain[length - 1]
         reason = obstacle(total, length)
-        if not reason and weights.put(g, change(total)):
+        if not reason and weights.put_scaled(g, change(total)):
             return last
         reason = reason or why_unchanged(g, weights.node)
     raise MatchFailure(reason)
