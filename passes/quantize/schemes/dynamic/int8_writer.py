@@ -90,8 +90,8 @@ def activation(g: Graph, x: str) -> tuple[str, str, str]:
 
 
 def bias_of(g: Graph, layer: Linear) -> str:
-    """Return beta b of a Gemm, as a vector if it is the same for all rows."""
-    known = g.const(layer.bias)
+    """Return beta b of a Gemm, as a vector if it is the same for all rows; blank without one."""
+    known = g.const(layer.bias) if layer.bias else None
     if known is None:
         return layer.bias
     vector = known

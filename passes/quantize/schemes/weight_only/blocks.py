@@ -1,55 +1,45 @@
 """Quantize blocks of weights: w ~ s (q - z), with a scale s and a zero point z per block.
 
-Codes q and zero points z are integers in 0..2^bits - 1, so zero is exact. Symmetric blocks have z
-in the middle; the sign of their scale gives the largest weight the code with the longer side,
--2^(bits - 1), unless scales must be positive.
+Codes q and zero points z are unsigned integers of 4 or 8 bits, so zero is exact. A symmetric block
+has z in the middle of the format. Its scale may be negative, which gives the largest weight the
+code 0, one step farther from z than the highest code.
 
-Round to nearest uses the part of [min w, max w] with the least squared error among a few, block by
-block; then s is the least-squares fit to the codes.
+Rounding to nearest tries a few fractions of the range [min w, max w] for each block, takes the one
+with the least squared error, and fits s to the resulting codes by least squares.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from toolkit.ir.graph import Array
-
-Bits: TypeAlias = Literal[4, 8]
+from toolkit.quantization.number_format import NumberFormat
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
-_PARTS: dict[int, tuple[float, ...]] = {
+"""The least normal float32."""
+_FRACTIONS: dict[int, tuple[float, ...]] = {
     4: (1.0, 1.08, 0.94, 0.88, 0.82, 0.76, 0.7, 0.64),
     8: (1.0, 0.97),
 }
-"""Fractions of the range to try, the whole range first; 8 bits need fewer."""
-_POSITIVE_FACTOR = {4: 8 / 7, 8: 128 / 127}
-"""The ratio of a positive scale to a signed one, when the largest weight has the shorter side."""
+"""Fractions of the range to try by bits, the whole range first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The codes of a block: bits and symmetry."""
+    """The unsigned format of a block's codes, and the constraints on its scale and zero point."""
 
-    bits: Bits
+    format: NumberFormat
     symmetric: bool
+    """Whether the zero point is the middle of the format."""
     positive: bool = False
-    """Whether scales are positive, which standard operators expect."""
-
-    @property
-    def top(self) -> int:
-        return (1 << self.bits) - 1
-
-    @property
-    def middle(self) -> int:
-        return 1 << (self.bits - 1)
+    """Whether scales are positive, which DequantizeLinear requires."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Scale and zero point of blocks, as float32 columns [blocks, 1]."""
+    """Scales and zero points of blocks: float32 columns [blocks, 1], or [outputs, blocks]."""
 
     scale: Array
     zero: Array
@@ -59,7 +49,7 @@ class Fit:
         found = weights / self.scale
         found += self.zero
         np.rint(found, out=found)
-        return np.clip(found, 0, grid.top, out=found)
+        return np.clip(found, 0, grid.format.high, out=found)
 
     def values(self, codes: Array) -> Array:
         return (codes - self.zero) * self.scale
@@ -71,18 +61,18 @@ class Fit:
         return Fit(scale, zero)
 
 
-def fit_range(weights: Array, grid: Grid, part: float = 1.0) -> Fit:
+def fit_range(weights: Array, grid: Grid, fraction: float = 1.0) -> Fit:
     """Return the fit that covers this fraction of the range of each block [blocks, size]."""
-    low = np.minimum(weights.min(axis=1, keepdims=True), 0) * np.float32(part)
-    high = np.maximum(weights.max(axis=1, keepdims=True), 0) * np.float32(part)
+    low = np.minimum(weights.min(axis=1, keepdims=True), 0) * np.float32(fraction)
+    high = np.maximum(weights.max(axis=1, keepdims=True), 0) * np.float32(fraction)
     if not grid.symmetric:
-        scale = _usable((high - low) / np.float32(grid.top))
-        return Fit(scale, np.clip(np.rint(-low / scale), 0, grid.top))
-    scale: Array = np.maximum(high, -low) / np.float32(grid.middle)
+        scale = _usable((high - low) / np.float32(grid.format.high))
+        return Fit(scale, np.clip(np.rint(-low / scale), 0, grid.format.high))
+    scale: Array = np.maximum(high, -low) / np.float32(grid.format.middle)
     scale = np.where(high > -low, -scale, scale)
     if grid.positive:
-        scale = np.abs(scale) * np.float32(_POSITIVE_FACTOR[grid.bits])
-    return Fit(_usable(scale), np.full_like(scale, grid.middle))
+        scale = np.abs(scale) * np.float32(grid.format.middle / grid.format.limit)
+    return Fit(_usable(scale), np.full_like(scale, grid.format.middle))
 
 
 def fit_nearest(weights: Array, grid: Grid, importance: Array | None = None) -> Fit:
@@ -92,8 +82,8 @@ def fit_nearest(weights: Array, grid: Grid, importance: Array | None = None) -> 
     """
     best: Fit | None = None
     least: Array = np.empty(0)
-    for part in _PARTS[grid.bits]:
-        found = fit_range(weights, grid, part)
+    for fraction in _FRACTIONS[grid.format.bits]:
+        found = fit_range(weights, grid, fraction)
         error = _error(weights, found, grid, importance)
         if best is None:
             best, least = found, error
@@ -132,8 +122,8 @@ def _error(weights: Array, fit: Fit, grid: Grid, importance: Array | None) -> Ar
 
 
 def _usable(scale: Array) -> Array:
-    """Replace scales near zero by the least normal float32, so that such blocks become zero.
+    """Replace denormal scales by the least normal float32; the codes of such blocks are zero.
 
-    Kernels subtract the zero point from a sum of products; the rounding error has the scale's size.
+    Kernels subtract the zero point from a sum of products, with an error of the size of the scale.
     """
     return np.where(np.abs(scale) < _SMALLEST, np.float32(_SMALLEST), scale).astype(np.float32)

@@ -1,16 +1,16 @@
-"""GPTQ: quantize input by input; later inputs compensate the errors of earlier ones.
+"""GPTQ: quantize a weight one input at a time; later inputs compensate the errors of earlier ones.
 
-With H = X^T X over the layer's calibration inputs X, rounding the weights of input i by the error e
-changes the outputs least if the weights of all later inputs j change by
+With H = X^T X over the layer's calibration inputs X, an error e in the weights of input i changes
+the outputs least if the weights of all later inputs j change by
 
     w_j <- w_j - e U_ij / U_ii,     U^T U = (H + d I)^-1, U upper triangular
 
-The damping d is a hundredth of the mean diagonal, more if H is still singular. Scale and zero point
-of a block are fitted to its weights when it is reached. After Frantar et al., "GPTQ: Accurate
+The damping d is a hundredth of the mean diagonal, more if H is still singular. The scale and zero
+point of a block are fitted when its first input is reached. After Frantar et al., "GPTQ: Accurate
 Post-Training Quantization for Generative Pre-trained Transformers" (2022).
 
-`in_order` takes the inputs by descending diagonal of H; scales are then fitted in advance, and
-blocks still consist of adjacent inputs.
+With `by_importance`, inputs come by descending diagonal of H. Blocks still consist of adjacent
+inputs, so their scales are fitted in advance.
 
 With the inputs reversed, H + d I = L L^T, and U is L^-1 reversed. Both are computed in place (see
 `triangular`), in an array that is mapped to a file like H itself.
@@ -29,28 +29,31 @@ from toolkit.ir.graph import Array
 from toolkit.storage.spill import allocate
 
 DAMPING = 0.01
+"""Relative to the mean diagonal of H."""
 _MOST_DAMPING = 1.0
 _CHUNK = 128
-"""Inputs per chunk; errors are propagated beyond a chunk at its end."""
+"""Inputs per chunk; errors propagate beyond a chunk at its end, in one product."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solver:
-    """The order of the inputs and U, shared by all layers with the same input."""
+    """The order of the inputs and U; layers with the same input share them."""
 
     order: Array
     upper: Array
-    weight: Array
-    """The diagonal of H by input."""
-    in_order: bool
+    importance: Array
+    """The diagonal of H, by input."""
+    by_importance: bool
 
     @classmethod
-    def of(cls, gram: Array, in_order: bool, damping: float = DAMPING) -> Solver:
+    def of(cls, gram: Array, by_importance: bool, damping: float = DAMPING) -> Solver:
         """Return the solver for H [inputs, inputs], which is not modified."""
-        weight: Array = np.array(np.diagonal(gram))
-        order = np.argsort(-weight, kind="stable") if in_order else np.arange(len(weight))
+        importance: Array = np.array(np.diagonal(gram))
+        order = (
+            np.argsort(-importance, kind="stable") if by_importance else np.arange(len(importance))
+        )
         backwards = order[::-1]
-        mean = float(weight.mean()) or 1.0
+        mean = float(importance.mean()) or 1.0
         square: Array = allocate(gram.shape, np.float32)
         while True:
             for rows, _ in blocks(square):
@@ -62,22 +65,19 @@ class Solver:
             except np.linalg.LinAlgError:
                 pass
             else:
-                return cls(order, square[::-1, ::-1], weight, in_order)
+                return cls(order, square[::-1, ::-1], importance, by_importance)
             if damping >= _MOST_DAMPING:
-                return cls(order, np.eye(len(square), dtype=np.float32), weight, in_order)
+                return cls(order, np.eye(len(square), dtype=np.float32), importance, by_importance)
             damping = min(damping * 10, _MOST_DAMPING)
 
     def quantize(self, weights: Array, grid: Grid, block: int) -> tuple[Array, Fit]:
-        """Return the codes of weights [outputs, inputs], and the fit of their blocks.
-
-        The fit is [outputs, blocks].
-        """
+        """Return the codes of weights [outputs, inputs], and the fit [outputs, blocks]."""
         outputs, inputs = weights.shape
         left = np.ascontiguousarray(weights.T[self.order], dtype=np.float32)
         blocks = -(-inputs // block)
         scale = np.ones((blocks, outputs), np.float32)
         zero = np.zeros((blocks, outputs), np.float32)
-        if self.in_order:
+        if self.by_importance:
             for at in range(blocks):
                 span = slice(at * block, (at + 1) * block)
                 scale[at], zero[at] = self._fitted(weights[:, span], grid, span)
@@ -87,14 +87,14 @@ class Solver:
             stop = min(start + step, inputs)
             errors = np.empty((stop - start, outputs), np.float32)
             for i in range(start, stop):
-                place = int(self.order[i])
-                at = place // block
-                if not self.in_order and i % block == 0:
+                source = int(self.order[i])
+                at = source // block
+                if not self.by_importance and i % block == 0:
                     rows = np.transpose(left[i : i + block])
                     scale[at], zero[at] = self._fitted(rows, grid, slice(i, i + block))
                 code = np.rint(left[i] / scale[at] + zero[at])
-                np.clip(code, 0, grid.top, out=code)
-                codes[place] = code
+                np.clip(code, 0, grid.format.high, out=code)
+                codes[source] = code
                 error = (left[i] - (code - zero[at]) * scale[at]) / self.upper[i, i]
                 left[i:stop] -= np.outer(self.upper[i, i:stop], error)
                 errors[i - start] = error
@@ -102,7 +102,7 @@ class Solver:
         return np.transpose(codes), Fit(np.transpose(scale), np.transpose(zero))
 
     def _fitted(self, rows: Array, grid: Grid, span: slice) -> tuple[Array, Array]:
-        weight = self.weight[span]
-        importance = weight / weight.mean() if weight.any() else None
+        part = self.importance[span]
+        importance = part / part.mean() if part.any() else None
         found = fit_nearest(np.ascontiguousarray(rows), grid, importance)
         return found.scale[:, 0], found.zero[:, 0]

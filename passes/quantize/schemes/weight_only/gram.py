@@ -1,7 +1,7 @@
-"""The Gram matrix X^T X of a layer's inputs, summed over batches, for GPTQ.
+"""The Gram matrix X^T X of a layer's inputs, summed over the calibration data, for GPTQ.
 
-It is computed in blocks of rows and mapped to a file: for a wide layer it is larger than the
-weights.
+For a wide layer it is larger than the weights, so it is mapped to a file and updated by blocks of
+rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolkit.calibrate.statistics import (
 from toolkit.storage.spill import allocate
 
 _ROWS = 4096
-"""Rows per product, so that a large batch does not double in memory."""
+"""Rows converted to float32 at a time; bounds the memory that a large batch takes."""
 
 
 class Gram(Statistic):
@@ -53,7 +53,7 @@ class Gram(Statistic):
         self.rows += other.rows
 
     def _widen(self, channels: int) -> None:
-        """Allocate the matrix, or check that the number of channels is the same."""
+        """Allocate the matrix, or raise Mismatch if the number of channels changed."""
         if not self.rows:
             self.total = allocate((channels, channels), np.float32)
             self.total[:] = 0

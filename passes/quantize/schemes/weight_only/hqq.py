@@ -1,15 +1,15 @@
-"""Half-quadratic quantization: scale and zero point of a block without data.
+"""Half-quadratic quantization: fit the scale and zero point of a block without calibration data.
 
-Large errors e = w - s (q - z) are rare and matter less than their squares suggest:
+The squared error overweights the rare large errors e = w - s (q - z). A norm below 1 does not:
 
     minimize  sum |e|^p,  p < 1     over s, z and q
 
-by half-quadratic splitting: alternately e is shrunk towards its sparse part,
+Half-quadratic splitting alternates two steps. e shrinks towards its sparse part,
 
     e <- sign(r) max(0, |r| - (p / beta) |r|^(p - 1)),     r = w - s (q - z)
 
-and s, z become the least-squares fit of w - e to the codes q, with z rounded. The best state of
-each block is kept. After Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning
+and s, z become the least-squares fit of w - e to the codes q, with z rounded. Each block keeps its
+best state. After Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning
 Models" (2023), which has fractional zero points and fixed scales.
 """
 
@@ -21,13 +21,14 @@ from passes.quantize.schemes.weight_only.blocks import Fit, Grid, fit_nearest, r
 from toolkit.ir.graph import Array
 
 _POWER = 0.7
+"""The exponent p."""
 _ROUNDS = 10
 _BETA, _BETA_GROWTH = 10.0, 1.01
 """The initial weight of the coupling between e and the residual, and its growth per round."""
 
 
 def fit_half_quadratic(weights: Array, grid: Grid) -> Fit:
-    """Return scale and zero point of float32 blocks [blocks, size]."""
+    """Return the scales and zero points of float32 blocks [blocks, size]."""
     start = fit_nearest(weights, grid)
     # In units of the initial scale one `beta` suits all blocks.
     unit = weights / start.scale
@@ -37,7 +38,7 @@ def fit_half_quadratic(weights: Array, grid: Grid) -> Fit:
     least = _cost(residual)
     beta = _BETA
     for _ in range(_ROUNDS):
-        fit = _fitted(unit - _shrunk(residual, beta), codes, fit, grid)
+        fit = _fitted(unit - _sparse_part(residual, beta), codes, fit, grid)
         codes = fit.codes(unit, grid)
         residual = unit - fit.values(codes)
         cost = _cost(residual)
@@ -47,7 +48,7 @@ def fit_half_quadratic(weights: Array, grid: Grid) -> Fit:
     return Fit((best.scale * start.scale).astype(np.float32), best.zero)
 
 
-def _shrunk(residual: Array, beta: float) -> Array:
+def _sparse_part(residual: Array, beta: float) -> Array:
     size = np.abs(residual)
     floor = np.maximum(size, np.float32(1e-3))
     pull: Array = np.power(floor, np.float32(_POWER - 1)) * np.float32(_POWER / beta)
@@ -70,6 +71,6 @@ def _fitted(target: Array, codes: Array, fit: Fit, grid: Grid) -> Fit:
     slope = np.divide(both, spread, out=np.array(fit.scale), where=spread > 0)
     usable = slope > 0
     scale = np.where(usable, slope, fit.scale)
-    zero = np.clip(np.rint(mean_q - mean_t / scale), 0, grid.top)
+    zero = np.clip(np.rint(mean_q - mean_t / scale), 0, grid.format.high)
     moved = Fit(scale, np.where(usable, zero, fit.zero).astype(np.float32))
     return refit(target, codes, moved, grid)

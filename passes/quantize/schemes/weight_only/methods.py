@@ -1,7 +1,7 @@
-"""Choose how each layer's weights are quantized: by rounding, hqq, or gptq on samples.
+"""Choose how each layer's weights are quantized: round to nearest, hqq, or gptq.
 
-gptq needs the Gram matrix X^T X of a layer's input. All of them may be larger than the weights, so
-they are collected, used and released in groups that fit into memory.
+gptq needs the Gram matrix X^T X of a layer's input. Together these may be larger than the weights,
+so they are collected, used and released in groups that fit into memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, cast
 from passes.quantize.layers.layers import Layer, Linear, Table
 from passes.quantize.schemes.weight_only.gptq import Solver
 from passes.quantize.schemes.weight_only.gram import Gram
-from passes.quantize.schemes.weight_only.streaming import (
-    Compensated,
-    HalfQuadratic,
-    Method,
-    Nearest,
-)
+from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
+from passes.quantize.schemes.weight_only.streaming import CodeMethod, Compensated, Rounding
 from toolkit.calibrate.observers import Collect
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -29,12 +25,12 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _GRAM_BYTES = 1 << 28
-"""Bytes of Gram matrices per pass over the data."""
+"""The most bytes of Gram matrices to collect in one pass over the data."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A layer to write; `x` is its input before any other layer is written."""
+    """A layer to quantize; `x` is its input in the unmodified model."""
 
     graph: Graph
     layer: Layer
@@ -44,14 +40,14 @@ class Job:
 
 def methods_for(
     jobs: list[Job], floats: Model, ctx: Context, act_order: bool
-) -> Iterator[tuple[Job, Method]]:
+) -> Iterator[tuple[Job, CodeMethod]]:
     """Yield the method of each job, collecting Gram matrices for some inputs at a time.
 
-    `floats` is the model before any layer is written.
+    `floats` is the unmodified model.
     """
     plain = [job for job in jobs if job.entry.method != "gptq" or isinstance(job.layer, Table)]
     for job in plain:
-        yield job, HalfQuadratic() if job.entry.method == "hqq" else Nearest()
+        yield job, Rounding(fit_half_quadratic) if job.entry.method == "hqq" else Rounding()
     by_input: dict[tuple[int, str], list[Job]] = {}
     for job in jobs:
         if job.entry.method == "gptq" and isinstance(job.layer, Linear):
@@ -60,7 +56,7 @@ def methods_for(
         grams = _grams(floats, [same[0] for same in group], ctx)
         for same in group:
             gram = grams.pop(same[0].x, None)
-            method = _compensated(gram, same[0], act_order, ctx)
+            method = _gptq(gram, same[0], act_order, ctx)
             for job in same:
                 yield job, method
 
@@ -82,7 +78,7 @@ def _groups(inputs: list[list[Job]]) -> Iterator[list[list[Job]]]:
 
 
 def _grams(floats: Model, firsts: list[Job], ctx: Context) -> dict[str, Gram]:
-    """Return the Gram matrices of the observable inputs of these jobs."""
+    """Return the Gram matrices of the inputs that are in the main graph."""
     data = ctx.calibration
     assert data is not None
     outer = [job.x for job in firsts if job.graph.parent is None]
@@ -93,9 +89,9 @@ def _grams(floats: Model, firsts: list[Job], ctx: Context) -> dict[str, Gram]:
     return {name: cast(Gram, statistic) for name, statistic in found.statistics.items()}
 
 
-def _compensated(gram: Gram | None, job: Job, act_order: bool, ctx: Context) -> Method:
+def _gptq(gram: Gram | None, job: Job, act_order: bool, ctx: Context) -> CodeMethod:
     if gram is None or not gram.rows:
         what = "in a subgraph" if job.graph.parent is not None else "not seen in the data"
         ctx.note(f"{nd.label(job.layer.node)} is rounded to nearest: its input is {what}")
-        return Nearest()
+        return Rounding()
     return Compensated(Solver.of(gram.total, act_order))

@@ -6,23 +6,24 @@ A layer computes y = x W, and blocks run along its inputs. A weight is stored wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from passes.quantize.layers.int8_weights import Unfit
+from passes.quantize.layers.int8_weights import Unfit, require_finite, require_kept
 from passes.quantize.schemes.weight_only.blocks import Fit, Grid, fit_nearest
 from passes.quantize.schemes.weight_only.gptq import Solver
-from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
 from toolkit.ir.graph import Array
 from toolkit.storage.spill import allocate
 
 _PIECE_BYTES = 1 << 20
+"""The size of a piece in float32."""
 _WHOLE_BYTES = 1 << 24
-_VANISHED = {4: 0.75, 8: 0.5}
-"""A weight stays float if more than this share of its nonzero elements would become zero."""
+"""The size of a piece that has all inputs of its outputs."""
+_MOST_VANISHED = {4: 0.75, 8: 0.5}
+"""A weight stays float if a larger share of its nonzero elements would become zero, by bits."""
 
 
 class CodeSink(Protocol):
@@ -34,64 +35,35 @@ class CodeSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scales:
-    """Float32 scales and uint8 zero points, [outputs, blocks]."""
-
-    scale: Array
-    zero: Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Coded:
-    """The codes of a weight, as stored, and their scales."""
+class BlockCodes:
+    """The codes of a weight as the sink lays them out, with scales and zeros [outputs, blocks]."""
 
     codes: Array
-    scales: Scales
-
-
-class Method(Protocol):
-    """A method to choose codes."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether it needs all inputs of an output at once."""
-        ...
-
-    def __call__(self, piece: Array, grid: Grid, inputs: int) -> tuple[Array, Fit]:
-        """Return the codes of a piece [outputs, blocks, block], and their fit [outputs, blocks]."""
-        ...
+    fit: Fit
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
-    """Round to nearest in the range with the least squared error."""
+class Rounding:
+    """Round to nearest with the scales and zero points that `fit` finds for float32 blocks."""
 
-    whole: bool = False
-
-    def __call__(self, piece: Array, grid: Grid, inputs: int) -> tuple[Array, Fit]:
-        rows = piece.reshape(-1, piece.shape[-1])
-        return _rounded(piece, fit_nearest(rows, grid), grid)
-
-
-@dataclass(frozen=True, slots=True)
-class HalfQuadratic:
-    """Round to nearest in the range of half-quadratic quantization (`hqq`)."""
-
-    whole: bool = False
+    fit: Callable[[Array, Grid], Fit] = fit_nearest
 
     def __call__(self, piece: Array, grid: Grid, inputs: int) -> tuple[Array, Fit]:
-        rows = piece.reshape(-1, piece.shape[-1])
-        return _rounded(piece, fit_half_quadratic(rows, grid), grid)
+        """Return the codes of a piece [outputs, blocks, block], and the fit [outputs, blocks]."""
+        rows, across = piece.reshape(-1, piece.shape[-1]), piece.shape[:2]
+        fit = self.fit(rows, grid)
+        codes = fit.codes(rows, grid).astype(np.uint8)
+        return codes.reshape(piece.shape), Fit(fit.scale.reshape(across), fit.zero.reshape(across))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compensated:
-    """Compensate errors by later inputs (`gptq`)."""
+    """Let later inputs compensate the errors of earlier ones (`gptq`)."""
 
     solver: Solver
-    whole: bool = True
 
     def __call__(self, piece: Array, grid: Grid, inputs: int) -> tuple[Array, Fit]:
+        """Return the codes of a piece with all inputs, and the fit [outputs, blocks]."""
         outputs, blocks, block = piece.shape
         codes, fit = self.solver.quantize(piece.reshape(outputs, -1)[:, :inputs], grid, block)
         padded = np.empty((outputs, blocks * block), np.uint8)
@@ -100,19 +72,20 @@ class Compensated:
         return padded.reshape(piece.shape), fit
 
 
+CodeMethod: TypeAlias = Rounding | Compensated
+
+
 def quantize_blocks(
-    weights: Array, turned: bool, block: int, grid: Grid, method: Method, sink: CodeSink
-) -> Scales:
-    """Write the codes of a float32 matrix to `sink`. Raises Unfit."""
+    weights: Array, turned: bool, block: int, grid: Grid, method: CodeMethod, sink: CodeSink
+) -> Fit:
+    """Write the codes of a float32 matrix to `sink`; return its fit. Raises Unfit."""
     outputs, inputs = weights.shape if turned else weights.shape[::-1]
     blocks = -(-inputs // block)
     scale = allocate((outputs, blocks), np.float32)
     zero = allocate((outputs, blocks), np.uint8)
     present = left = 0
-    for rows, columns, piece in _pieces(weights, turned, block, method.whole):
-        if not np.isfinite(piece).all():
-            nan = np.isnan(piece).any()
-            raise Unfit("NaN among its weights" if nan else "infinite weights")
+    for rows, columns, piece in _pieces(weights, turned, block, isinstance(method, Compensated)):
+        require_finite(piece)
         with np.errstate(over="ignore", invalid="ignore"):
             codes, fit = method(piece, grid, inputs)
         if not np.isfinite(fit.scale).all():
@@ -121,21 +94,17 @@ def quantize_blocks(
         scale[rows, columns], zero[rows, columns] = fit.scale, fit.zero
         present += int(np.count_nonzero(piece))
         left += int(np.count_nonzero(codes != zero[rows, columns, None]))
-    if present - left > _VANISHED[grid.bits] * present:
-        raise Unfit(f"weights of which {1 - left / present:.0%} would be zero beside the largest")
-    return Scales(scale, zero)
-
-
-def _rounded(piece: Array, fit: Fit, grid: Grid) -> tuple[Array, Fit]:
-    codes = fit.codes(piece.reshape(-1, piece.shape[-1]), grid).astype(np.uint8)
-    across = piece.shape[:2]
-    return codes.reshape(piece.shape), Fit(fit.scale.reshape(across), fit.zero.reshape(across))
+    require_kept(present, left, _MOST_VANISHED[grid.format.bits])
+    return Fit(scale, zero)
 
 
 def _pieces(
     weights: Array, turned: bool, block: int, whole: bool
 ) -> Iterator[tuple[slice, slice, Array]]:
-    """Yield outputs, blocks, and their weights [outputs, blocks, block], padded with zeros."""
+    """Yield outputs, blocks, and their weights [outputs, blocks, block], padded with zeros.
+
+    With `whole`, a piece has all inputs of its outputs.
+    """
     outputs, inputs = weights.shape if turned else weights.shape[::-1]
     blocks = -(-inputs // block)
     if not outputs or not inputs:

@@ -5,7 +5,7 @@
     X = L^-1      X_ii = L_ii^-1
                   X_ij = -X_ii sum_{j<=k<i} L_ik X_kj
 
-Only some rows are in memory at a time; the matrix may be mapped from a file. Diagonal blocks are
+Each step touches some rows only, since the matrix may be mapped from a file. Diagonal blocks are
 computed in float64.
 """
 
@@ -18,10 +18,11 @@ import numpy as np
 from toolkit.ir.graph import Array
 
 _BLOCK = 256
+"""Rows of a block."""
 
 
 def factor(matrix: Array) -> None:
-    """Replace a symmetric matrix by L, zero above. Raises LinAlgError if it is not definite."""
+    """Replace a symmetric matrix by L; raise LinAlgError if it is not positive definite."""
     for at in _spans(len(matrix)):
         done, below = slice(0, at.start), slice(at.stop, None)
         before: Array = np.transpose(matrix[at, done])
@@ -37,7 +38,7 @@ def factor(matrix: Array) -> None:
 
 
 def invert(lower: Array) -> None:
-    """Replace L by L^-1. Raises LinAlgError if it is numerically singular."""
+    """Replace L by its inverse; raise LinAlgError if it is numerically singular."""
     for at in _spans(len(lower)):
         done = slice(0, at.start)
         with np.errstate(over="ignore", invalid="ignore"):

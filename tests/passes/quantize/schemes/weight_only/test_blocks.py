@@ -9,19 +9,19 @@ import pytest
 
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.schemes.weight_only import streaming
-from passes.quantize.schemes.weight_only.blocks import Bits, Grid, fit_nearest, fit_range
+from passes.quantize.schemes.weight_only.blocks import Grid, fit_nearest, fit_range
 from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
-from passes.quantize.schemes.weight_only.packing import AsStored, Blob, pack
+from passes.quantize.schemes.weight_only.packing import NBitsCodes, SignedCodes, pack
 from passes.quantize.schemes.weight_only.streaming import (
-    HalfQuadratic,
-    Method,
-    Nearest,
+    CodeMethod,
+    Rounding,
     quantize_blocks,
 )
+from toolkit.quantization.number_format import UINT4, UINT8, NumberFormat
 
 GRIDS = [
-    Grid(bits, symmetric, positive)
-    for bits in (4, 8)
+    Grid(fmt, symmetric, positive)
+    for fmt in (UINT4, UINT8)
     for symmetric, positive in ((True, False), (True, True), (False, False))
 ]
 
@@ -40,7 +40,7 @@ def test_the_whole_range_is_off_by_half_a_step_at_most(grid: Grid) -> None:
     fit = fit_range(weights, grid)
     codes = fit.codes(weights, grid)
     assert codes.min() >= 0
-    assert codes.max() <= grid.top
+    assert codes.max() <= grid.format.high
     step = np.abs(fit.scale)
     # A range of odd zero may cut half a step off; a signed scale, one step on the shorter side.
     most = 1.01 if grid.symmetric and not grid.positive else 0.51 if grid.symmetric else 1.01
@@ -53,7 +53,7 @@ def test_the_search_is_never_worse_than_the_whole_range(grid: Grid) -> None:
     whole, best = fit_range(weights, grid), fit_nearest(weights, grid)
     before, after = (squared_error(weights, fit, grid) for fit in (whole, best))
     assert np.all(after <= before)
-    if grid.bits == 4:
+    if grid.format == UINT4:
         assert after.sum() < 0.95 * before.sum()
 
 
@@ -73,9 +73,9 @@ def test_blocks_of_zeros_and_of_one_number(grid: Grid, fit: Any) -> None:
 
 def test_positive_scales_are_positive() -> None:
     weights = normal(100, 16)
-    assert fit_nearest(weights, Grid(4, True, positive=True)).scale.min() > 0
-    assert fit_nearest(weights, Grid(4, False)).scale.min() > 0
-    assert fit_nearest(weights, Grid(4, True)).scale.min() < 0
+    assert fit_nearest(weights, Grid(UINT4, True, positive=True)).scale.min() > 0
+    assert fit_nearest(weights, Grid(UINT4, False)).scale.min() > 0
+    assert fit_nearest(weights, Grid(UINT4, True)).scale.min() < 0
 
 
 def test_half_quadratic_lowers_its_cost() -> None:
@@ -94,7 +94,7 @@ def test_half_quadratic_lowers_its_cost() -> None:
 def test_importance_moves_the_error_to_what_matters_less() -> None:
     weights = normal(100, 32)
     importance = np.where(np.arange(32) < 8, 100.0, 1.0).astype(np.float32)
-    grid = Grid(4, False)
+    grid = Grid(UINT4, False)
 
     def weighted(fit: Any) -> float:
         left = fit.values(fit.codes(weights, grid)) - weights
@@ -108,23 +108,26 @@ def test_importance_moves_the_error_to_what_matters_less() -> None:
 
 def test_nibbles() -> None:
     codes = np.array([[1, 2, 15], [0, 8, 3]], np.uint8)
-    np.testing.assert_array_equal(pack(codes, 4), [[0x21, 0x0F], [0x80, 0x03]])
-    np.testing.assert_array_equal(pack(codes, 8), codes)
+    np.testing.assert_array_equal(pack(codes, UINT4), [[0x21, 0x0F], [0x80, 0x03]])
+    np.testing.assert_array_equal(pack(codes, UINT8), codes)
 
 
-def unpack(packed: Any, bits: Bits) -> Any:
-    if bits == 8:
+AFFINE = Grid(UINT4, False)
+
+
+def unpack(packed: Any, fmt: NumberFormat) -> Any:
+    if fmt == UINT8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-@pytest.mark.parametrize("method", [Nearest(), HalfQuadratic()])
+@pytest.mark.parametrize("method", [Rounding(), Rounding(fit_half_quadratic)])
 @pytest.mark.parametrize("piece", [1, 700, 1 << 20])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 6), (37, 5), (7, 3), (1, 1)])
 def test_pieces_make_the_same_as_the_whole(
     monkeypatch: pytest.MonkeyPatch,
-    method: Method,
+    method: CodeMethod,
     piece: int,
     turned: bool,
     inputs: int,
@@ -132,29 +135,34 @@ def test_pieces_make_the_same_as_the_whole(
 ) -> None:
     monkeypatch.setattr(streaming, "_PIECE_BYTES", max(piece, 64))
     weights = normal(inputs, outputs)
-    grid, blocks = Grid(4, False), -(-inputs // 16)
+    grid, blocks = Grid(UINT4, False), -(-inputs // 16)
     stored = np.ascontiguousarray(weights.T) if turned else weights
-    blob, like = Blob(outputs, blocks, 16, 4), AsStored(stored.shape, turned, 16, 4)
+    blob, like = (
+        NBitsCodes(outputs, blocks, 16, UINT4),
+        SignedCodes(stored.shape, turned, 16, UINT4),
+    )
     scales = quantize_blocks(stored, turned, 16, grid, method, blob)
     again = quantize_blocks(stored, turned, 16, grid, method, like)
     np.testing.assert_array_equal(scales.scale, again.scale)
     padded = np.zeros((outputs, blocks * 16), np.float32)
     padded[:, :inputs] = weights.T
     rows = padded.reshape(-1, 16)
-    fit = (fit_nearest if isinstance(method, Nearest) else fit_half_quadratic)(rows, grid)
+    fit = method.fit(rows, grid)
     codes = fit.codes(rows, grid).astype(np.uint8)
     np.testing.assert_allclose(scales.scale, fit.scale.reshape(outputs, blocks), rtol=1e-6)
-    np.testing.assert_array_equal(unpack(blob.done(), 4).reshape(codes.shape), codes)
+    np.testing.assert_array_equal(unpack(blob.done(), UINT4).reshape(codes.shape), codes)
     signed = codes.reshape(outputs, -1)[:, :inputs].astype(np.int16) - 8
-    flat = unpack(like.done(), 4)[: inputs * outputs].astype(np.int16)
+    flat = unpack(like.done(), UINT4)[: inputs * outputs].astype(np.int16)
     found = np.where(flat > 7, flat - 16, flat).reshape(stored.shape)
     np.testing.assert_array_equal(found if turned else found.T, signed)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_a_weight_without_elements(shape: tuple[int, int]) -> None:
-    sink = Blob(shape[1], -(-shape[0] // 16), 16, 4)
-    found = quantize_blocks(np.empty(shape, np.float32), False, 16, Grid(4, True), Nearest(), sink)
+    sink = NBitsCodes(shape[1], -(-shape[0] // 16), 16, UINT4)
+    found = quantize_blocks(
+        np.empty(shape, np.float32), False, 16, Grid(UINT4, True), Rounding(), sink
+    )
     assert found.scale.size == sink.done().size == 0
 
 
@@ -166,13 +174,13 @@ def test_what_has_no_scale(bad: float, said: str) -> None:
     weights = normal(32, 4)
     weights[3, 2], weights[4, 2] = bad, -bad
     with pytest.raises(Unfit, match=said):
-        quantize_blocks(weights, False, 32, Grid(4, False), Nearest(), Blob(4, 1, 32, 4))
+        quantize_blocks(weights, False, 32, AFFINE, Rounding(), NBitsCodes(4, 1, 32, UINT4))
 
 
 def test_outliers_that_leave_nothing_else() -> None:
     weights = normal(256, 4)
     weights[::128] = 1e4
-    with pytest.raises(Unfit, match=r"99% would be zero"):
-        quantize_blocks(weights, False, 128, Grid(4, False), Nearest(), Blob(4, 2, 128, 4))
+    with pytest.raises(Unfit, match=r"99% would round to zero"):
+        quantize_blocks(weights, False, 128, AFFINE, Rounding(), NBitsCodes(4, 2, 128, UINT4))
     # In smaller blocks most have no outlier beside them.
-    quantize_blocks(weights, False, 16, Grid(4, False), Nearest(), Blob(4, 16, 16, 4))
+    quantize_blocks(weights, False, 16, AFFINE, Rounding(), NBitsCodes(4, 16, 16, UINT4))

@@ -11,6 +11,7 @@ from passes.quantize.schemes.weight_only.blocks import Grid, fit_nearest
 from passes.quantize.schemes.weight_only.gptq import Solver
 from passes.quantize.schemes.weight_only.gram import Gram
 from toolkit.calibrate.statistics import Mismatch, NotFinite
+from toolkit.quantization.number_format import UINT4, UINT8
 
 
 def correlated(rows: int, inputs: int, seed: int = 0) -> Any:
@@ -31,15 +32,17 @@ def rounded(weights: Any, grid: Grid, block: int) -> Any:
     return fit.values(fit.codes(rows, grid)).reshape(weights.shape)
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("by_importance", [False, True])
 @pytest.mark.parametrize("block", [16, 64, 256])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_outputs_are_closer_than_by_rounding(in_order: bool, block: int, symmetric: bool) -> None:
+def test_outputs_are_closer_than_by_rounding(
+    by_importance: bool, block: int, symmetric: bool
+) -> None:
     weights = np.random.default_rng(1).standard_normal((40, 256)).astype(np.float32)
     seen, new = correlated(2000, 256), correlated(500, 256, seed=3)
-    grid = Grid(4, symmetric)
-    codes, fit = Solver.of(seen.T @ seen, in_order).quantize(weights, grid, block)
-    assert codes.max() <= grid.top
+    grid = Grid(UINT4, symmetric)
+    codes, fit = Solver.of(seen.T @ seen, by_importance).quantize(weights, grid, block)
+    assert codes.max() <= grid.format.high
     found = dequantized(codes, fit, block)
 
     def error(other: Any) -> float:
@@ -50,9 +53,9 @@ def test_outputs_are_closer_than_by_rounding(in_order: bool, block: int, symmetr
 
 def test_inputs_that_know_nothing_of_each_other_are_rounded() -> None:
     weights = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
-    grid = Grid(4, False)
-    for in_order in (False, True):
-        solver = Solver.of(np.eye(64, dtype=np.float32), in_order)
+    grid = Grid(UINT4, False)
+    for by_importance in (False, True):
+        solver = Solver.of(np.eye(64, dtype=np.float32), by_importance)
         codes, fit = solver.quantize(weights, grid, 32)
         np.testing.assert_allclose(
             dequantized(codes, fit, 32), rounded(weights, grid, 32), atol=1e-6
@@ -63,7 +66,7 @@ def test_one_step_by_hand() -> None:
     """Two inputs: the second takes on the error of the first."""
     gram = np.array([[2.0, 1.0], [1.0, 2.0]], np.float32)
     solver = Solver.of(gram, False, damping=0.0)
-    grid = Grid(8, True)
+    grid = Grid(UINT8, True)
     weights = np.array([[1.0, 0.3]], np.float32)
     codes, fit = solver.quantize(weights, grid, 16)
     scale = float(fit.scale[0, 0])
@@ -72,12 +75,12 @@ def test_one_step_by_hand() -> None:
     assert float(codes[0, 1]) == np.rint(moved / scale + 128)
 
 
-@pytest.mark.parametrize("in_order", [False, True])
-def test_grams_without_an_inverse(in_order: bool) -> None:
+@pytest.mark.parametrize("by_importance", [False, True])
+def test_grams_without_an_inverse(by_importance: bool) -> None:
     weights = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
     few = correlated(2, 40)
     for gram in (np.zeros((40, 40), np.float32), few.T @ few):
-        codes, fit = Solver.of(gram, in_order).quantize(weights, Grid(4, False), 16)
+        codes, fit = Solver.of(gram, by_importance).quantize(weights, Grid(UINT4, False), 16)
         error = np.abs(dequantized(codes, fit, 16) - weights)
         assert np.all(np.isfinite(error))
         assert codes.shape == (3, 40)
