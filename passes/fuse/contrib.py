@@ -14,6 +14,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import extra_outputs_used, given, scalar
 from passes.fuse.norm.norm_writer import LAYER, RMS
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import op, var
@@ -25,7 +26,7 @@ contrib = op("com.microsoft")
 _QUICK_GELU_ALPHA = 1.702
 _SKIP_EPSILON = 1e-12
 _EPSILON = 1e-5
-"""Defaults of the attributes `alpha` and `epsilon`."""
+"""Default values of the attributes `alpha` and `epsilon`."""
 
 
 @rewrite(contrib.Gelu(x), contrib.BiasGelu(x, bias), contrib.FastGelu(x, bias | None), opset=20)
@@ -69,7 +70,7 @@ def simplified_layer_norm(g: Graph, x: str, scale: str, node: NodeProto) -> str:
     if extra_outputs_used(g, node):
         raise MatchFailure("its inverse root output is used")
     if g.dtype(x) != g.dtype(scale) or not g.dtype(x):
-        raise MatchFailure("the scale has another type")
+        raise MatchFailure("operand and scale differ in element type")
     axis, epsilon = nd.attr(node, "axis", -1), nd.attr(node, "epsilon", _EPSILON)
     return g.op(RMS, x, scale, at=node, axis=axis, epsilon=epsilon)
 
@@ -81,11 +82,8 @@ def _skip_norm(
     if any(extra and not g.is_unused(extra) for extra in node.output[1:3]):
         raise MatchFailure("its mean or inverse deviation output is used")
     total, *rest = (term for term in terms if term)
-    known = g.type(total)
     for term in rest:
-        total = g.op("Add", total, term, at=node)
-        if known is not None:
-            g.learn_type(total, known)
+        total = typed_op(g, g.type(total), "Add", total, term, at=node)
     epsilon = nd.attr(node, "epsilon", _SKIP_EPSILON)
     inputs = nd.without_blanks([total, *parameters])
     outputs = (g.op(norm, *inputs, at=node, axis=-1, epsilon=epsilon), None, None, total)

@@ -1,7 +1,8 @@
 """Fuse layer norms, rms norms and l2 norms, without scale and bias.
 
     layer norm   d = x - mean(x),  d / sqrt(mean(d^2) + eps)
-                 x * r + (b - mean(x) * r),  r = w / sqrt(mean(d^2) + eps)          (TensorFlow)
+                 x * r + (b - mean(x) * r) = d * r + b,  r = w / sqrt(mean(d^2) + eps)
+                                                                                    (TensorFlow)
                  variance as mean(x^2) - mean(x)^2                                  (Flax)
     rms norm     x / sqrt(mean(x^2) + eps)
     l2 norm      x / sqrt(sum(x^2) + eps) = rms norm / sqrt(n), with eps / n
@@ -27,9 +28,10 @@ from passes.fuse.norm.norm_writer import (
     write_instance_norm,
     write_norm,
 )
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import Pattern, const, maybe_cast, number, op, product, total, var
 from toolkit.rewriting.rule import Match, MatchFailure, rewrite
 
@@ -146,16 +148,8 @@ def layer_norm(
     return _weighted(g, _cast_as_before(g, normal, x, node), weight, node)
 
 
-bias = var("bias")
-root, inverse_root = _roots(total(variance, epsilon))
-rate = (
-    product(weight, 1 / root)
-    | product(weight, inverse_root)
-    | op.Reciprocal(root)
-    | 1 / root
-    | inverse_root
-)
-shared_mean = mean(x, "mean")
+bias, rate = var("bias"), var("rate")
+shared_mean = mean(x, "mean").shared()
 
 
 @rewrite(
@@ -165,27 +159,14 @@ shared_mean = mean(x, "mean")
     total(x * rate, -shared_mean * rate),
     opset=17,
 )
-def layer_norm_as_line(
-    g: Graph,
-    x: str,
-    epsilon: float,
-    weight: str | None,
-    bias: str | None,
-    mean: NodeProto,
-    other_mean: NodeProto,
-    variance: NodeProto,
-    node: NodeProto,
+def scaled_difference(
+    g: Graph, x: str, rate: str, bias: str | None, mean: NodeProto, node: NodeProto
 ) -> str:
-    """x * r + (b - mean(x) * r),  r = w / sqrt(mean((x - mean(x))^2) + eps)"""
-    axes = reduced_axes(g, x, mean, other_mean, variance)
-    norm = NormSpec(x, axes, epsilon)
-    result = _write_layer_norm(g, norm, _shape_of_scale(g, weight, node), node)
-    if weight:
-        result = g.op("Mul", result, weight, at=node)
-        known = g.type(node.output[0])
-        if known is not None:
-            g.learn_type(result, known)
-    return g.op("Add", result, bias, at=node) if bias else result
+    """x * r + (b - mean(x) * r) = (x - mean(x)) * r + b"""
+    reduced_axes(g, x, mean)  # requires that the mean keeps its axes
+    difference = typed_op(g, g.type(x), "Sub", x, mean.output[0], at=node)
+    scaled = typed_op(g, g.type(node.output[0]), "Mul", difference, rate, at=node)
+    return g.op("Add", scaled, bias, at=node) if bias else scaled
 
 
 def _write_layer_norm(g: Graph, norm: NormSpec, scale: Shape | None, node: NodeProto) -> str:
@@ -210,9 +191,7 @@ def _cast_as_before(g: Graph, normal: str, x: str, node: NodeProto) -> str:
     back = all(nd.is_op(user, "Cast") and nd.attr(user, "to") == before for user in users)
     if not before or not after or not back or g.is_output(node.output[0]):
         raise MatchFailure(f"the norm is not used in the type of '{x}'")
-    known = g.type(x)
-    if known is not None:
-        g.learn_type(normal, known)
+    g.learn_type(normal, g.type(x) or TensorType(before, None))
     return g.op("Cast", normal, at=node, to=after)
 
 
@@ -231,5 +210,5 @@ def _weighted(g: Graph, norm: str, weight: str | None, node: NodeProto) -> str:
     return g.op("Mul", norm, weight, at=node) if weight else norm
 
 
-RULES = (layer_norm, layer_norm_as_line, rms_norm)
+RULES = (scaled_difference, layer_norm, rms_norm)
 """Layer norms come first, since each contains the rms norm of a difference."""

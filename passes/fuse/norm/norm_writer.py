@@ -19,9 +19,10 @@ from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_operand, transpose, whole
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS, TensorType
+from toolkit.ir.tensor_type import FLOATS
 from toolkit.rewriting.rule import MatchFailure
 
 LAYER, RMS, INSTANCE = "LayerNormalization", "RMSNormalization", "InstanceNormalization"
@@ -80,8 +81,8 @@ def write_norm(g: Graph, op_type: str, norm: NormSpec, node: NodeProto) -> str:
         return g.op(op_type, norm.x, scale, at=node, axis=-count, epsilon=norm.epsilon)
     perm = [axis for axis in range(rank) if axis not in norm.axes] + list(norm.axes)
     last = transpose(g, norm.x, perm, node)
-    normal = g.op(op_type, last, scale, at=node, axis=-count, epsilon=norm.epsilon)
-    g.learn_type(normal, TensorType(dtype, g.shape(last)))
+    known = g.type(last)
+    normal = typed_op(g, known, op_type, last, scale, at=node, axis=-count, epsilon=norm.epsilon)
     return transpose(g, normal, inverse(perm), node)
 
 

@@ -19,6 +19,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import extra_outputs_used, given, permutation
 from passes.fuse.norm.norm_writer import INSTANCE, LAYER, RMS, inverse
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import Shape
@@ -55,17 +56,16 @@ def scaled_or_shifted_norm(
     if not _has_only_scaling_users(g, norm, moved):
         raise MatchFailure(f"'{last.output[0]}' has other users")
     parameter = _as_parameter(g, norm, c, perm)
+    if node.op_type in ("Div", "Sub"):
+        parameter = _inverted(g, node.op_type, parameter)
     scale, shift = norm.input[1], given(norm, 2)
     if node.op_type in ("Mul", "Div"):
-        factor = parameter if node.op_type == "Mul" else _inverted(g, parameter)
-        scale, shift = (_times(g, value, factor) for value in (scale, shift))
+        scale, shift = (value and _combined(g, "Mul", value, parameter) for value in (scale, shift))
     else:
-        shift = _plus(g, shift, parameter, 1 if node.op_type == "Add" else -1)
+        shift = _combined(g, "Add", shift, parameter) if shift else parameter
     inputs = nd.without_blanks([x, scale, shift])
-    result = g.op(norm.op_type, *inputs, at=node, **nd.attrs(norm))
     known = g.type(norm.output[0])
-    if known is not None:
-        g.learn_type(result, known)
+    result = typed_op(g, known, norm.op_type, *inputs, at=node, **nd.attrs(norm))
     return result if perm is None else g.op("Transpose", result, at=node, perm=list(perm))
 
 
@@ -151,35 +151,29 @@ def _is_scaling(g: Graph, value: str, user: NodeProto, shape: Shape | None) -> b
 # -- contents
 
 
-def _times(g: Graph, value: str, factor: str) -> str:
-    if not value:
-        return ""
-    old, new = g.const(value), g.const(factor)
-    if old is not None and (old == 1).all() and g.shape(value) == g.shape(factor):
-        return factor
-    if old is not None and not old.any():
-        return value
-    if old is None or new is None:
-        raise MatchFailure(f"'{value}' and '{factor}' are not both constants")
-    return g.constant(np.multiply(old, new, dtype=np.float64).astype(old.dtype), value)
+def _combined(g: Graph, op_type: str, old: str, new: str) -> str:
+    """Return the product or sum of two parameters of one shape.
+
+    One of them if the other is neutral, so that it may vary; else a new constant.
+    """
+    before, after = g.const(old), g.const(new)
+    if before is not None and (before == (op_type == "Mul")).all():
+        return new
+    if op_type == "Mul" and before is not None and not before.any():
+        return old
+    if before is None or after is None:
+        raise MatchFailure(f"'{old}' and '{new}' are not both constants")
+    function = np.multiply if op_type == "Mul" else np.add
+    return g.constant(function(before, after, dtype=np.float64).astype(before.dtype), old)
 
 
-def _plus(g: Graph, value: str, term: str, sign: int) -> str:
-    new = g.const(term)
-    old = g.const(value) if value else None
-    if sign > 0 and (not value or (old is not None and not old.any())):
-        return term
-    if new is None or (value and old is None):
-        raise MatchFailure(f"'{value}' and '{term}' are not both constants")
-    before = 0.0 if old is None else old.astype(np.float64)
-    return g.constant((before + sign * new.astype(np.float64)).astype(new.dtype), term)
-
-
-def _inverted(g: Graph, value: str) -> str:
+def _inverted(g: Graph, op_type: str, value: str) -> str:
+    """Return 1 / c for a division by c, -c for a subtraction."""
     array = g.const(value)
-    if array is None or not np.all(array):
+    if array is None or (op_type == "Div" and not np.all(array)):
         raise MatchFailure(f"'{value}' is not constant, or has zeros")
-    return g.constant((1 / array.astype(np.float64)).astype(array.dtype), value)
+    exact = array.astype(np.float64)
+    return g.constant((1 / exact if op_type == "Div" else -exact).astype(array.dtype), value)
 
 
 def _in_half(g: Graph, value: str) -> str:

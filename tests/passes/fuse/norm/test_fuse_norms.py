@@ -245,6 +245,12 @@ def test_layer_norm_as_a_line(inverse: str) -> None:
     becomes(start + "j = Neg (m) c = Mul (j, k) e = Add (c, b) y = Add (a, e)", LN)
 
 
+def test_a_line_without_a_kept_mean_of_its_operand_stays() -> None:
+    line = " c = Mul (m, w3) e = Sub (b, c) a = Mul (x, w) y = Add (a, e)"
+    stays("m = ReduceMean (x, last)" + line.replace("w3", "half"))  # another factor
+    stays("m = ReduceMean (q, last)" + line.replace("w3", "w") + " q = Pow (x, two)")
+
+
 def test_layer_norm_by_pooling() -> None:
     """The form of TensorFlow's exporter for means along the last of three axes."""
     core = VARIANCE.replace("ReduceMean (x, last)", "GlobalAveragePool (x)")
