@@ -1,17 +1,18 @@
-"""Integers that count: what a tensor of indices or positions holds, as a formula of its place.
+"""Affine index analysis: integer tensors whose elements are an affine function of their position.
 
     value[i_1, ..., i_r] = offset + stride_1 i_1 + ... + stride_r i_r
 
-Range, Slice, Unsqueeze, Expand and the arithmetic between them keep this form, so whoever computes
-`arange(batch)[:, None] * length + arange(length)` is found out: it names every element of a matrix
-in order. Offset and strides are numbers or symbolic sizes. What is said holds for every run in
-which no index overflows, and of an empty tensor anything holds.
+Range, Slice, Unsqueeze, Expand and the arithmetic between them preserve this form. For example,
+`arange(batch)[:, None] * length + arange(length)` enumerates the elements of a matrix in order.
+Offset and strides are numbers or symbolic sizes. The result holds for every run in which no index
+overflows; for empty tensors it is vacuous.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -25,18 +26,20 @@ from toolkit.ir.op_traits import MOVEMENT
 from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import Dim, Expr, is_nonneg
 
-_MOST_LOOKED_AT = 64
-"""Values that are followed for one question."""
+T = TypeVar("T")
 
-_LARGEST_TABLE = 1 << 16
-"""Elements of a constant that is looked at for being a count."""
+_MOST_VALUES = 64
+"""Largest number of values that one query visits."""
+
+_LARGEST_CONSTANT = 1 << 16
+"""Largest number of elements of a constant that is analyzed."""
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """offset + sum of stride * place, over axes from the front; only axes with a stride."""
+    """offset + sum of stride * index over the axes that have a stride, counted from the front."""
 
     offset: Dim
     strides: Mapping[int, Dim]
@@ -44,15 +47,15 @@ class Count:
 
     @property
     def lowest(self) -> Dim | None:
-        """A number that no element is below; None when that cannot be said."""
-        return self._end(lowest=True)
+        """Return a lower bound of all elements, or None."""
+        return self._bound(lowest=True)
 
     @property
     def highest(self) -> Dim | None:
-        """A number that no element is above."""
-        return self._end(lowest=False)
+        """Return an upper bound of all elements, or None."""
+        return self._bound(lowest=False)
 
-    def _end(self, lowest: bool) -> Dim | None:
+    def _bound(self, lowest: bool) -> Dim | None:
         total = self.offset
         for axis, stride in self.strides.items():
             rising = is_nonneg(stride)
@@ -64,17 +67,17 @@ class Count:
 
 
 def count(g: Graph, value: str) -> Count | None:
-    """What `value` counts; None when it is not known to count anything."""
-    return _Search(g).count(value)
+    """Return the affine form of `value`, or None."""
+    return _Query(g).count(value)
 
 
 def minus(one: Count, other: Count, shape: Shape) -> Count | None:
-    """The difference of two that broadcast to `shape`."""
+    """Return one - other, broadcast to `shape`."""
     return _combined(one, other, shape, -1)
 
 
-class _Search:
-    """One question, asked of a value and of what it is computed from, each at most once."""
+class _Query:
+    """One analysis of a value and its producers, each visited at most once."""
 
     def __init__(self, g: Graph) -> None:
         self.g = g
@@ -82,24 +85,22 @@ class _Search:
         self._truths: dict[str, bool | None] = {}
 
     def count(self, value: str) -> Count | None:
-        if value not in self._counts:
-            if len(self._counts) >= _MOST_LOOKED_AT:
-                return None
-            self._counts[value] = None
-            self._counts[value] = _count(self, value)
-        return self._counts[value]
+        return self._visited(self._counts, _count, value)
 
     def truth(self, value: str) -> bool | None:
-        if value not in self._truths:
-            if len(self._truths) >= _MOST_LOOKED_AT:
-                return None
-            self._truths[value] = None
-            self._truths[value] = _truth(self, value)
-        return self._truths[value]
+        return self._visited(self._truths, _truth, value)
+
+    def _visited(
+        self, known: dict[str, T | None], rule: Callable[[_Query, str], T | None], value: str
+    ) -> T | None:
+        if value not in known and len(known) < _MOST_VALUES:
+            known[value] = None
+            known[value] = rule(self, value)
+        return known.get(value)
 
 
-def _count(search: _Search, value: str) -> Count | None:
-    g = search.g
+def _count(query: _Query, value: str) -> Count | None:
+    g = query.g
     shape = g.shape(value)
     if shape is None or g.dtype(value) not in _INTEGERS:
         return None
@@ -114,12 +115,12 @@ def _count(search: _Search, value: str) -> Count | None:
     rule = _RULES.get(node.op_type) if node is not None else None
     if node is None or rule is None or node.domain not in nd.STANDARD_DOMAINS:
         return None
-    return rule(search, node, shape)
+    return rule(query, node, shape)
 
 
 def constant_count(stored: Array) -> Count | None:
-    """Return the count that a constant holds, or None."""
-    if not 0 < stored.size <= _LARGEST_TABLE:
+    """Return the affine form of a constant, or None."""
+    if not 0 < stored.size <= _LARGEST_CONSTANT:
         return None
     first = int(stored[(0,) * stored.ndim])
     steps: list[int] = []
@@ -129,7 +130,7 @@ def constant_count(stored: Array) -> Count | None:
         steps.append(int(stored[tuple(place)]) - first)
     last = first + sum(step * (size - 1) for step, size in zip(steps, stored.shape, strict=True))
     if int(stored[(-1,) * stored.ndim]) != last:
-        return None  # mostly tells, without looking at the rest
+        return None  # settles most cases without reading the rest
     rebuilt: Array = np.full(stored.shape, first, np.int64)
     for step, places in zip(steps, np.indices(stored.shape, sparse=True), strict=True):
         rebuilt += step * places
@@ -137,23 +138,23 @@ def constant_count(stored: Array) -> Count | None:
     return Count(first, strides, stored.shape) if np.array_equal(stored, rebuilt) else None
 
 
-# -- the operators that keep the form
+# -- operators that preserve the form
 
 
-def _range(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    ends = [search.g.data(name) for name in (node.input[0], node.input[2])]
+def _range(query: _Query, node: NodeProto, shape: Shape) -> Count | None:
+    ends = [query.g.data(name) for name in (node.input[0], node.input[2])]
     if any(end is None or end.size != 1 for end in ends):
         return None
     start, step = (end.reshape(-1)[0] for end in ends if end is not None)
     return Count(start, {0: step}, shape)
 
 
-def _moved(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    """Follow the axes that are carried; the value must not vary along the others."""
-    found = search.count(node.input[0])
+def _moved(query: _Query, node: NodeProto, shape: Shape) -> Count | None:
+    """Follow the axes that the operator carries; the value must not vary along the others."""
+    found = query.count(node.input[0])
     if found is None:
         return None
-    sources = carried_from(search.g, node) or ()
+    sources = carried_from(query.g, node) or ()
     varying = {axis for axis in found.strides if found.shape[axis] != 1}
     if not varying.issubset(sources):
         return None
@@ -162,7 +163,7 @@ def _moved(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
 
 
 def _widened(found: Count, shape: Shape) -> Count | None:
-    """The same count in a larger shape, in which axes of size 1 are repeated."""
+    """Return the count broadcast to `shape`."""
     extra = len(shape) - len(found.shape)
     strides: dict[int, Dim] = {}
     for axis, stride in found.strides.items():
@@ -174,9 +175,9 @@ def _widened(found: Count, shape: Shape) -> Count | None:
     return Count(found.offset, strides, shape)
 
 
-def _sum(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
+def _sum(query: _Query, node: NodeProto, shape: Shape) -> Count | None:
     sign = -1 if nd.is_op(node, "Sub") else 1
-    one, other = (search.count(name) for name in node.input)
+    one, other = (query.count(name) for name in node.input)
     if one is None or other is None:
         return None
     return _combined(one, other, shape, sign)
@@ -193,8 +194,8 @@ def _combined(one: Count, other: Count, shape: Shape, sign: int) -> Count | None
     return Count(first.offset + sign * second.offset, kept, shape)
 
 
-def _product(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    counts = [search.count(name) for name in node.input]
+def _product(query: _Query, node: NodeProto, shape: Shape) -> Count | None:
+    counts = [query.count(name) for name in node.input]
     for found, factor in (counts, counts[::-1]):
         if found is not None and factor is not None and not factor.strides:
             wide = _widened(found, shape)
@@ -206,9 +207,9 @@ def _product(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
     return None
 
 
-def _slice(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
-    found = search.count(node.input[0])
-    g = search.g
+def _slice(query: _Query, node: NodeProto, shape: Shape) -> Count | None:
+    found = query.count(node.input[0])
+    g = query.g
     starts = operand(g, node, "starts", 1)
     if found is None or starts is None:
         return None
@@ -228,15 +229,15 @@ def _slice(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
     return Count(offset, strides, shape)
 
 
-def _filled(search: _Search, node: NodeProto, shape: Shape) -> Count | None:
+def _filled(query: _Query, node: NodeProto, shape: Shape) -> Count | None:
     value = nd.attr(node, "value")
     if value is None:
         return None
-    stored = search.g.model.weights.array(value).reshape(-1)
+    stored = query.g.model.weights.array(value).reshape(-1)
     return Count(int(stored[0]), {}, shape) if stored.size == 1 else None
 
 
-_RULES: dict[str, Callable[[_Search, NodeProto, Shape], Count | None]] = {
+_RULES: dict[str, Callable[[_Query, NodeProto, Shape], Count | None]] = {
     **dict.fromkeys((*MOVEMENT, "Cast"), _moved),
     **dict.fromkeys(("Add", "Sub"), _sum),
     "ConstantOfShape": _filled,
@@ -250,15 +251,15 @@ _RULES: dict[str, Callable[[_Search, NodeProto, Shape], Count | None]] = {
 
 
 def truth(g: Graph, value: str) -> bool | None:
-    """Whether a condition is true everywhere, or false everywhere; None when it is neither."""
-    return _Search(g).truth(value)
+    """Return whether a condition is true everywhere or false everywhere, or None."""
+    return _Query(g).truth(value)
 
 
-def _truth(search: _Search, value: str) -> bool | None:
-    g = search.g
+def _truth(query: _Query, value: str) -> bool | None:
+    g = query.g
     stored = g.const(value)
     if stored is not None:
-        if not 0 < stored.size <= _LARGEST_TABLE or stored.dtype != np.bool_:
+        if not 0 < stored.size <= _LARGEST_CONSTANT or stored.dtype != np.bool_:
             return None
         first = bool(stored[(0,) * stored.ndim])
         return first if bool((stored == first).all()) else None
@@ -266,18 +267,18 @@ def _truth(search: _Search, value: str) -> bool | None:
     if node is None or node.domain not in nd.STANDARD_DOMAINS:
         return None
     if node.op_type in _COMPARISONS:
-        return _compared(search, node)
+        return _compared(query, node)
     if node.op_type in ("And", "Or"):
         decides = node.op_type == "Or"
-        known = [search.truth(name) for name in node.input]
+        known = [query.truth(name) for name in node.input]
         if decides in known:
             return decides
         return None if None in known else not decides
     if node.op_type == "Not":
-        inner = search.truth(node.input[0])
+        inner = query.truth(node.input[0])
         return None if inner is None else not inner
     if node.op_type in MOVEMENT:
-        return search.truth(node.input[0])
+        return query.truth(node.input[0])
     return None
 
 
@@ -287,12 +288,12 @@ _COMPARISONS: dict[str, tuple[bool, int]] = {
     "LessOrEqual": (False, 0),
     "Less": (False, 1),
 }
-"""Whether the first operand is to be the larger one, and by how much."""
+"""Whether the first operand must be the larger one, and by how much at least."""
 
 
-def _compared(search: _Search, node: NodeProto) -> bool | None:
-    shape = search.g.shape(node.output[0])
-    one, other = map(search.count, node.input)
+def _compared(query: _Query, node: NodeProto) -> bool | None:
+    shape = query.g.shape(node.output[0])
+    one, other = map(query.count, node.input)
     if shape is None or one is None or other is None:
         return None
     first_larger, by = _COMPARISONS[node.op_type]
@@ -308,7 +309,7 @@ def _compared(search: _Search, node: NodeProto) -> bool | None:
 
 
 def size_in_inputs(g: Graph, size: Dim) -> tuple[str, int] | None:
-    """An input of the graph and its axis that has this symbolic size."""
+    """Return a graph input and its axis that has this symbolic size, or None."""
     if isinstance(size, Expr):
         for value in g.inputs:
             shape = g.shape(value)

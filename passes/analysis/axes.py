@@ -1,26 +1,26 @@
-"""Axes, which may count from the back, and ends of slices, which may mean all the rest."""
+"""Normalize axes that count from the back; recognize slices to the end of an axis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 TO_THE_END = 1_000_000_000
-"""Ends of slices from here on mean "all the rest": PyTorch's exporters write INT32_MAX or
-INT64_MAX, TensorFlow's writes 10^9. No axis is that long."""
+"""Ends of slices from this number on mean the end of the axis: PyTorch's exporters write INT32_MAX
+or INT64_MAX, TensorFlow's writes 10^9. No axis is that long."""
 
 
 def positive_axis(axis: int, rank: int) -> int:
-    """The axis counted from the front; ValueError when a tensor of this rank has none."""
+    """Return the axis counted from the front; raise ValueError if it is out of range."""
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} of a tensor of rank {rank}")
     return axis % rank
 
 
 def positive_axes(axes: Sequence[int] | None, rank: int | None) -> list[int] | None:
-    """Axes counted from the front, in the order given; None when that cannot be said.
+    """Return the axes counted from the front, in the order given, or None.
 
-    That is: when they are not known, are out of range, name one twice, or count from the back of a
-    tensor whose rank is not known.
+    None if they are unknown, out of range or repeated, or count from the back of a tensor of
+    unknown rank.
     """
     if axes is None:
         return None

@@ -1,11 +1,11 @@
-"""How operators carry axes: where each axis of a result comes from, operand by operand.
+"""How operators carry axes: the source of each axis of a result, operand by operand.
 
 `axis_flow(g, node)` has, for each operand with axes of its own, one source per axis of the result:
 
     b >= 0       carried: entry i of the result depends on the operand through entry i of its
                  axis b alone
     BROADCAST    all entries of the result depend on the operand in the same way: it lacks the axis,
-                 has size 1 along it, or is read whole (the table of a Gather)
+                 has size 1 along it, or is used whole (the table of a Gather)
     MIXED        entries are reduced, cut, joined or moved, or nothing is known
 
 `ROWS` has one row per operator. Operands that are absent from a flow (weights, shapes, bounds) do
@@ -55,7 +55,7 @@ class AxisFlow:
 
     operands: Mapping[int, OperandAxes]
     named: tuple[int, ...] = ()
-    """The axes of its first operand that the node itself names, or works along if it names none."""
+    """The axes of the first operand that the node names, or operates along by default."""
 
 
 def axis_flow(g: Graph, node: NodeProto) -> AxisFlow | None:
@@ -99,10 +99,8 @@ def _axis(g: Graph, node: NodeProto, default: int) -> list[int] | None:
 def _softmax(g: Graph, node: NodeProto) -> AxisFlow | None:
     if g.opset() >= 13:
         return _in_place(g, node, _axis(g, node, -1), named=True)
-    first = _axis(g, node, 1)  # it normalizes over all axes from this one on
-    return (
-        None if first is None else _in_place(g, node, range(first[0], g.rank(node.input[0]) or 0))
-    )
+    first, rank = _axis(g, node, 1), g.rank(node.input[0]) or 0  # all axes from this one on
+    return None if first is None else _in_place(g, node, range(first[0], rank))
 
 
 def _split(g: Graph, node: NodeProto) -> AxisFlow | None:
@@ -227,7 +225,7 @@ def _transpose(g: Graph, node: NodeProto) -> AxisFlow | None:
 
 
 def _reshape(g: Graph, node: NodeProto) -> AxisFlow | None:
-    """An axis is carried where its size and the number of entries in front of it stay the same."""
+    """Carry an axis whose size and number of preceding entries stay the same."""
     before, after = g.shape(node.input[0]), g.shape(node.output[0])
     if before is None or after is None or 0 in before or 0 in after:
         return None
@@ -288,7 +286,7 @@ def _expand(g: Graph, node: NodeProto) -> AxisFlow | None:
 
 
 def _biased(g: Graph, node: NodeProto) -> AxisFlow | None:
-    """An activation with an optional bias along the last axis."""
+    """Carry all axes of an activation with an optional bias along the last one."""
     rank = g.rank(node.input[0])
     if rank is None or not given(node, 1):
         return _in_place(g, node)
@@ -328,7 +326,7 @@ def _gather(g: Graph, node: NodeProto) -> AxisFlow | None:
 
 
 def _rotary(g: Graph, node: NodeProto) -> AxisFlow | None:
-    """Each row has its angles, or the number of its position."""
+    """Carry the leading axes; each row has its own angles or position."""
     rank, ranks = g.rank(node.input[0]), {3: 2} if given(node, 3) else {1: 3, 2: 3}
     if rank is None or any(g.rank(node.input[slot]) != own for slot, own in ranks.items()):
         return None

@@ -1,4 +1,4 @@
-"""Which nodes a pass considers, by the patterns of its options."""
+"""Select the nodes of a pass by the patterns in its options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which nodes to consider: patterns of an operator's name, a node's, or its first output's."""
+    """Patterns that include and exclude nodes by operator, node name or first output."""
 
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Selection:
         return matches(node, self.include) and not matches(node, self.exclude)
 
     def idle(self, nodes: Iterable[NodeProto]) -> list[str]:
-        """The patterns that no node matches: most likely mistyped."""
+        """Return the patterns that match no node, most likely mistyped."""
         waiting = dict.fromkeys((*self.include, *self.exclude))
         for node in nodes:
             for pattern in [p for p in waiting if p == "*" or matches(node, (p,))]:
@@ -42,6 +42,6 @@ class Selection:
 
 
 def matches(node: NodeProto, patterns: Iterable[str]) -> bool:
-    """Whether any pattern (`Gemm`, `*/attention/*`) fits the operator, the name or the output."""
+    """Return whether a pattern (`Gemm`, `*/attention/*`) matches the operator, name or output."""
     names = [nd.qualified(node), node.name, *nd.outputs_of(node)[:1]]
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names if name)

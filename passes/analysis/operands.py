@@ -95,7 +95,10 @@ def slice_range(g: Graph, node: NodeProto) -> tuple[int, int, int] | None:
         return None
     [(axis, (start, end, step))] = found.items()
     numbers = whole([shape[axis], start, end])
-    taken = None if numbers is None or step != 1 else places(*numbers, 1)
+    if numbers is None or step != 1:
+        return None
+    size, first, last = numbers
+    taken = places(size, first, last, 1)
     return None if taken is None else (axis, taken.start, taken.stop)
 
 

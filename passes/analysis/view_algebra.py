@@ -1,13 +1,11 @@
-"""Views as regroupings of factors, so that no spelling of "split the heads" has to be listed.
+"""An algebra of views: axes as lists of factors.
 
-Reshape splits and merges axes, Transpose moves them, Expand and Concat repeat them. If every axis
-is a list of factors, all of that is bookkeeping: a value of shape [batch, 12, length, 64] is traced
-back to
+Reshape splits and merges axes, Transpose permutes them, Expand and Concat repeat them. With every
+axis a list of factors, each is a regrouping. A value of shape [batch, 12, length, 64] is traced to
 
     x [batch] [length] [12, 64]        its axes are [batch] [12] [length] [64]
 
-whatever chain of views lies between the two. A factor that the source does not have is a
-repetition.
+through any chain of views between the two. A factor that the source lacks is a repetition.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
-from passes.analysis.operands import given, int_operand, permutation
+from passes.analysis.operands import given, int_operand, permutation, scalar_value
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import VIEWS
@@ -28,7 +26,7 @@ _LONGEST_CHAIN = 16
 
 
 class Factor:
-    """A part of an axis. It may turn out to be a product: then `parts` are its factors."""
+    """A factor of an axis; once it is split, `parts` are its own factors."""
 
     __slots__ = ("parts", "size")
 
@@ -45,7 +43,7 @@ Axis = Sequence[Factor]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """The factors as they are known by now; those of size 1 say nothing."""
+    """Return the unsplit factors, without those of size 1."""
     found: list[Factor] = []
     for factor in axis:
         if factor.parts:
@@ -63,8 +61,8 @@ def size_of(axis: Iterable[Factor]) -> Dim:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A value that the traced one is a view of, `scale` times: `axes` says which factors it has."""
+class TracedSource:
+    """A value such that the traced one is a view of `scale` times it, and its axes as factors."""
 
     value: str
     axes: tuple[Axis, ...]
@@ -72,7 +70,7 @@ class Source:
 
 
 class Trace:
-    """A value, its axes, and the values that it is a view of."""
+    """A value, its axes as factors, and the values that it is a view of."""
 
     def __init__(self, g: Graph, value: str) -> None:
         self._g = g
@@ -81,9 +79,9 @@ class Trace:
         self.axes: tuple[Axis, ...] = tuple([Factor(size)] for size in shape or ())
         self.sources = list(self._walk()) if shape else []
 
-    def _walk(self) -> Iterator[Source]:
-        """The value itself, then what it was made of, up to something that is no view."""
-        source = Source(self.value, self.axes, 1.0)
+    def _walk(self) -> Iterator[TracedSource]:
+        """Yield the value itself, then the sources of its chain of views, nearest first."""
+        source = TracedSource(self.value, self.axes, 1.0)
         for _ in range(_LONGEST_CHAIN):
             yield source
             node = self._g.producer(source.value)
@@ -93,8 +91,8 @@ class Trace:
             source = before
 
 
-def _before(g: Graph, node: NodeProto, source: Source) -> Source | None:
-    """The input of a view, seen with the factors of its output."""
+def _before(g: Graph, node: NodeProto, source: TracedSource) -> TracedSource | None:
+    """Return the operand of a view, its axes in the factors of the result, or None."""
     if node.domain not in nd.STANDARD_DOMAINS or not node.input:
         return None
     if node.op_type in ("Mul", "Div"):
@@ -113,27 +111,21 @@ def _before(g: Graph, node: NodeProto, source: Source) -> Source | None:
         axes = _unjoined(g, node, source.axes)
     elif node.op_type == "Identity":
         axes = source.axes
-    return None if axes is None else Source(node.input[0], tuple(axes), source.scale)
+    return None if axes is None else TracedSource(node.input[0], tuple(axes), source.scale)
 
 
-def _scaled(g: Graph, node: NodeProto, source: Source) -> Source | None:
-    """A product with a scalar constant that leaves the shape alone."""
+def _scaled(g: Graph, node: NodeProto, source: TracedSource) -> TracedSource | None:
+    """Return the operand that Mul or Div scales by a constant without broadcasting it, or None."""
     for index in (0, 1) if node.op_type == "Mul" else (0,):
-        value, number = node.input[index], g.const(node.input[1 - index])
-        if number is None or number.size != 1 or number.dtype.kind != "f":
-            continue
-        if g.rank(value) != len(source.axes):
-            continue
-        factor = float(number.reshape(-1)[0])
-        if node.op_type == "Div":
-            factor = 1 / factor if factor else 0.0
-        if factor:
-            return Source(value, source.axes, source.scale * factor)
+        value, factor = node.input[index], scalar_value(g, node.input[1 - index])
+        if factor and g.rank(value) == len(source.axes):
+            factor = 1 / factor if node.op_type == "Div" else factor
+            return TracedSource(value, source.axes, source.scale * factor)
     return None
 
 
 def _unrepeated(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axis] | None:
-    """Axes that were 1 before lose their factors: those only repeat what there is."""
+    """Return the axes of the operand of an Expand or Tile: repeated ones have no factors."""
     shape, result = g.shape(node.input[0]), g.shape(node.output[0])
     if shape is None or result is None or not given(node, 1) or len(shape) > len(axes):
         return None
@@ -151,7 +143,7 @@ def _unrepeated(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axi
 
 
 def _unjoined(g: Graph, node: NodeProto, axes: Sequence[Axis]) -> Sequence[Axis] | None:
-    """A value that is joined with itself is repeated as a whole."""
+    """Return the axes of the operand of a Concat of one value with itself, or None."""
     axis: int = nd.attr(node, "axis", 0)
     shape = g.shape(node.input[0])
     if shape is None or len(shape) != len(axes) or any(x != node.input[0] for x in node.input):
@@ -191,7 +183,7 @@ def _merged(axes: Sequence[Axis]) -> Axis:
 
 
 def regroup(axes: Sequence[Axis], shape: Sequence[Dim]) -> list[Axis] | None:
-    """The same factors, in the same order, as axes of these sizes; None where that is unclear."""
+    """Group the factors, in order, into axes of these sizes; None if sizes do not divide."""
     waiting = [factor for axis in axes for factor in leaves(axis)]
     waiting.reverse()
     groups: list[Axis] = []
@@ -219,7 +211,7 @@ def regroup(axes: Sequence[Axis], shape: Sequence[Dim]) -> list[Axis] | None:
 
 
 def _divided(whole: Dim, part: Dim) -> Dim | None:
-    """whole / part where that is a whole number for all sizes; 0 says nothing about the rest."""
+    """Return whole / part if the division is provably exact and neither is 0, or None."""
     if part == 0 or whole == 0:
         return None
     quotient = floordiv(whole, part)
@@ -227,6 +219,6 @@ def _divided(whole: Dim, part: Dim) -> Dim | None:
 
 
 def int_product(factors: Iterable[Factor]) -> int | None:
-    """The product of the sizes, if all are known."""
+    """Return the product of the sizes if it is a number, or None."""
     size = size_of(factors)
     return size if isinstance(size, int) else None

@@ -1,13 +1,14 @@
-"""Shapes: the type, symbolic shape and symbolic contents of every value.
+"""Shape inference: the type, symbolic shape and symbolic contents of every value.
 
-Sizes keep the names that the inputs give them and stay related: `batch`, `2*seq`,
-`floor((h - 1)/2) + 1`. Integers that are computed from shapes are followed as contents, so that the
-target of a Reshape is known as `[batch, seq, 12, 64]` and not just as four numbers.
+Sizes are formulas in the names that the inputs declare: `batch`, `2*seq`, `floor((h - 1)/2) + 1`.
+Contents of integers computed from shapes are inferred too: the target of a Reshape is known as
+`[batch, seq, 12, 64]`, not just as a vector of four numbers.
 
-Every fact holds in every run of the model that does not fail: other passes drop nodes by them.
-Taken for granted is that sizes do not overflow the integers they are computed in, that no dimension
-is as long as the 2**31 - 1 that exporters write for "to the end", and that no window of a
-convolution or pooling is larger than the padded image (there, runtimes round in other directions).
+Every fact holds in every run of the model that does not fail; other passes remove nodes on the
+strength of these facts. The assumptions: sizes do not overflow the integers they are computed in,
+dimensions are shorter than the 2**31 - 1 that exporters write for "to the end", and windows of
+convolutions and poolings are no larger than the padded image (beyond it, runtimes round
+differently).
 """
 
 from __future__ import annotations

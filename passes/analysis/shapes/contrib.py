@@ -39,7 +39,7 @@ def _swapped(op: Op, index: int, name: str) -> Sizes | None:
 
 
 def matmul_block_quantized(op: Op) -> Answer:
-    """MatMulNBits and its relatives: the weight's columns are the attribute N."""
+    """Infer MatMulNBits and MatMulBnb4, whose attribute N is the number of columns."""
     shape = op.shape(0)
     return Fact(op.dtype(0), None if shape is None else (*shape[:-1], op.int("N")))
 
@@ -48,7 +48,7 @@ def matmul_block_quantized(op: Op) -> Answer:
 
 
 def attention(op: Op) -> Answer:
-    """One weight [in, q + k + v]; present is [2, batch, heads, ...]."""
+    """Infer Y and the present [2, batch, heads, ...] from a packed weight [in, q + k + v]."""
     return _attention(op, op.dtype(0), past_at=4)
 
 
@@ -77,7 +77,10 @@ def _attention(op: Op, dtype: int, past_at: int) -> Answer:
 
 
 def multi_head_attention(op: Op) -> Answer:
-    """query [batch, length, width], or packed as [batch, length, heads, 3, size]."""
+    """Infer the result for a query [batch, length, width] or packed [batch, length, heads, 3, n].
+
+    Presents follow from an unpacked key and value without past.
+    """
     dtype, query, key, value = op.dtype(0), op.shape(0), op.shape(1), op.shape(2)
     heads = op.int("num_heads")
     if query is None:
@@ -98,9 +101,9 @@ def multi_head_attention(op: Op) -> Answer:
 
 
 def group_query_attention(op: Op) -> Answer:
-    """query [batch, length, heads * size], with keys and values packed in where they are left out.
+    """Infer the result for a query [batch, length, heads * size], packed with key and value or not.
 
-    The presents may share the buffer of the pasts: their length is not known here.
+    The presents may share the buffer of the pasts, so their length is unknown.
     """
     dtype, query, past = op.dtype(0), op.shape(0), op.shape(3)
     if query is None:
@@ -127,7 +130,7 @@ def embed_layer_normalization(op: Op) -> Answer:
 
 
 def skip_layer_normalization(op: Op) -> Answer:
-    """Y, mean, inverse deviation, and the sum that was normalized."""
+    """Infer Y, mean, inverse standard deviation, and the sum that is normalized."""
     same = same_as_input(op)
     statistic = Fact(FLOAT, None if same.shape is None else (*same.shape[:-1], 1))
     return [same, statistic, statistic, same]
@@ -141,7 +144,7 @@ def bias_split_gelu(op: Op) -> Answer:
 
 
 def dynamic_quantize_lstm(op: Op) -> Answer:
-    """Y, Y_h and Y_c."""
+    """Infer Y, Y_h and Y_c."""
     length, batch, _ = op.shape(0) or blank(3)
     directions = 2 if op.text("direction", "forward") == "bidirectional" else 1
     hidden = op.int("hidden_size") or None

@@ -1,11 +1,10 @@
-"""If, Loop and Scan: what is known inside of their graphs, and of what comes out.
+"""Inference of If, Loop and Scan, and of their subgraphs.
 
-A value that a loop carries has one shape on entry and perhaps another one later. The body is
-inferred under the guess that a carried value keeps the shape it starts with; each size that the
-body does not give back unchanged is dropped from the guess, until the guess holds. By induction, it
-then holds for every iteration.
+A loop-carried value may change its shape between iterations. Its subgraph is inferred under the
+assumption that the value keeps its initial shape; sizes that the subgraph does not preserve are
+dropped from the assumption until it holds. By induction, it then holds for every iteration.
 
-Sizes without a name that arise in a body may differ between iterations: they do not come out.
+Anonymous sizes of a loop's subgraph may differ between iterations, so they do not leave it.
 """
 
 from __future__ import annotations
@@ -38,11 +37,12 @@ from toolkit.symbolic import Expr, is_positive, maximum, unknown
 if TYPE_CHECKING:
     from passes.analysis.shapes.engine import Engine
 
-_MOST_GUESSES = 4
+_MOST_ATTEMPTS = 4
+"""Assumptions tried about carried shapes before all of them are dropped."""
 
 
 def infer(engine: Engine, scope: Scope, node: NodeProto) -> Answer:
-    """The outputs of a node that holds graphs; the graphs are inferred on the way."""
+    """Infer the subgraphs of a node and return the facts about its outputs."""
     if nd.is_op(node, "If"):
         return _if(engine, scope, node)
     if nd.is_op(node, "Loop"):
@@ -84,7 +84,7 @@ def _if(engine: Engine, scope: Scope, node: NodeProto) -> Answer:
 
 
 def _either(a: Fact, b: Fact) -> Fact:
-    """What holds of a value that is one of two."""
+    """Return the facts common to both."""
     dtype = a.dtype if a.dtype == b.dtype else 0
     shape = None if a.shape is None or b.shape is None else _common(a.shape, b.shape)
     data: Array | None = None
@@ -102,15 +102,15 @@ def _common(a: Sizes, b: Sizes) -> Sizes | None:
 # -- loops
 
 
-class _Guess:
-    """The shape of a carried value as far as it is taken to stay the same."""
+class _CarriedShape:
+    """The assumed loop-invariant part of the shape of a carried value."""
 
     def __init__(self, type_: TensorType) -> None:
         self.dtype = type_.dtype
         self.shape: list[Size] | None = None if type_.shape is None else list(type_.shape)
 
     def enter(self, inner: Scope, value: str) -> None:
-        """Tell the body what its input looks like."""
+        """Enter the assumed type of an input of the subgraph."""
         dtype = self.dtype or _declared_dtype(inner.graph, value)
         if self.shape is None:
             inner.types[value] = TensorType(dtype, None)
@@ -126,7 +126,7 @@ class _Guess:
         inner.types[value] = TensorType(dtype, tuple(sizes))
 
     def survives(self, result: TensorType) -> bool:
-        """Drop what the body does not give back; False when something had to be dropped."""
+        """Drop the sizes that the subgraph changes; return whether it preserves all of them."""
         if self.shape is None:
             return True
         if result.shape is None or len(result.shape) != len(self.shape):
@@ -145,33 +145,37 @@ class _Guess:
 def _carry(
     engine: Engine,
     scope: Scope,
-    body: Graph,
-    guesses: list[_Guess],
+    subgraph: Graph,
+    carried: list[_CarriedShape],
     fixed: dict[str, TensorType],
     first: tuple[int, int],
-    truths: tuple[str, ...] = (),
+    true_inputs: tuple[str, ...] = (),
 ) -> Scope:
-    """Infer the body until the guesses hold. `first`: where carried inputs and outputs begin."""
-    for attempt in range(_MOST_GUESSES + 1):
-        inner = Scope(body, scope, fill=False)
+    """Infer the subgraph until the assumptions hold.
+
+    `first` has the indices of the first carried input and output, `true_inputs` those known to be
+    true.
+    """
+    for attempt in range(_MOST_ATTEMPTS + 1):
+        inner = Scope(subgraph, scope, fill=False)
         inner.types.update(fixed)
-        for value in truths:
+        for value in true_inputs:
             inner.learn(value, np.full((inner.types[value].static or ()), 1, dtype=object))
-        if attempt == _MOST_GUESSES:
-            for guess in guesses:
-                guess.shape = None
-        for guess, value in zip(guesses, body.inputs[first[0] :], strict=False):
-            guess.enter(inner, value)
+        if attempt == _MOST_ATTEMPTS:
+            for value_shape in carried:
+                value_shape.shape = None
+        for value_shape, value in zip(carried, subgraph.inputs[first[0] :], strict=False):
+            value_shape.enter(inner, value)
         engine.walk(inner)
-        results = [inner.type(v) for v in body.outputs[first[1] : first[1] + len(guesses)]]
-        held = [guess.survives(r) for guess, r in zip(guesses, results, strict=True)]
+        results = [inner.type(v) for v in subgraph.outputs[first[1] : first[1] + len(carried)]]
+        held = [value_shape.survives(r) for value_shape, r in zip(carried, results, strict=True)]
         if all(held):
             return inner
-    raise ValueError("the body gives back another number of values than it takes")
+    raise ValueError("the subgraph has another number of carried outputs than inputs")
 
 
 def _outside(sizes: Sizes | None) -> Sizes | None:
-    """Sizes in the body as seen from outside: what may differ between iterations is not known."""
+    """Return the sizes without anonymous ones, which may differ between iterations."""
     if sizes is None:
         return None
     return [None if isinstance(size, Expr) and size.anonymous else size for size in sizes]
@@ -179,53 +183,53 @@ def _outside(sizes: Sizes | None) -> Sizes | None:
 
 def _loop(engine: Engine, scope: Scope, node: NodeProto) -> Answer:
     op = Op(node, scope)
-    [body] = scope.graph.subgraphs(node)
-    counter, condition = body.inputs[:2]
-    guesses = [_Guess(op.type(i)) for i in range(2, len(op.inputs))]
-    # Old exporters declare the counter as a vector of one, and runtimes feed what is declared.
+    [subgraph] = scope.graph.subgraphs(node)
+    counter, condition = subgraph.inputs[:2]
+    carried = [_CarriedShape(op.type(i)) for i in range(2, len(op.inputs))]
+    # Old exporters declare the counter with shape [1], and runtimes feed it like that.
     fixed = {
-        value: TensorType(dtype, (1,) if body.rank(value) == 1 else ())
+        value: TensorType(dtype, (1,) if subgraph.rank(value) == 1 else ())
         for value, dtype in ((counter, INT64), (condition, BOOL))
     }
-    # A body only runs while the condition holds.
-    inner = _carry(engine, scope, body, guesses, fixed, (2, 1), (condition,))
-    again = inner.data(body.outputs[0])
+    # The subgraph runs only while the condition is true.
+    inner = _carry(engine, scope, subgraph, carried, fixed, (2, 1), (condition,))
+    again = inner.data(subgraph.outputs[0])
     starts = op.data(1) if op.given(1) else scalar(1)
     trips, count = op.data(0), None
     always = all(flag is not None and flag.item() == 1 for flag in (again, starts))
     if always and trips is not None:
         count = maximum(trips.item(), 0)
     collected: list[Fact] = []
-    for value in body.outputs[1 + len(guesses) :]:
+    for value in subgraph.outputs[1 + len(carried) :]:
         type_ = inner.type(value)
         sizes = _outside(type_.shape)
         if sizes is not None and (count is None or not is_positive(count)):
-            sizes = blank(len(sizes))  # after no iteration at all, runtimes stack zeros
+            sizes = blank(len(sizes))  # without any iteration, runtimes return sizes of 0
         collected.append(Fact(type_.dtype, None if sizes is None else (count, *sizes)))
-    return [*(guess.fact for guess in guesses), *collected]
+    return [*(value_shape.fact for value_shape in carried), *collected]
 
 
 def _scan(engine: Engine, scope: Scope, node: NodeProto) -> Answer:
     op = Op(node, scope)
-    [body] = scope.graph.subgraphs(node)
+    [subgraph] = scope.graph.subgraphs(node)
     scanned = op.int("num_scan_inputs")
     states = len(op.inputs) - scanned
     axes = op.ints("scan_input_axes") or [0] * scanned
     fixed: dict[str, TensorType] = {}
     lengths: list[Size] = []
     for place, axis in enumerate(axes):
-        known, value = op.type(states + place), body.inputs[states + place]
+        known, value = op.type(states + place), subgraph.inputs[states + place]
         if known.shape is None:
             fixed[value] = TensorType(known.dtype, None)
             continue
         at = positive_axis(axis, len(known.shape))
         lengths.append(known.shape[at])
         fixed[value] = TensorType(known.dtype, (*known.shape[:at], *known.shape[at + 1 :]))
-    guesses = [_Guess(op.type(i)) for i in range(states)]
-    inner = _carry(engine, scope, body, guesses, fixed, (0, 0))
+    carried = [_CarriedShape(op.type(i)) for i in range(states)]
+    inner = _carry(engine, scope, subgraph, carried, fixed, (0, 0))
     length = best(lengths)
     collected: list[Fact] = []
-    stacked = body.outputs[states:]
+    stacked = subgraph.outputs[states:]
     for value, axis in zip(stacked, op.ints("scan_output_axes") or [0] * len(stacked), strict=True):
         type_ = inner.type(value)
         sizes = _outside(type_.shape)
@@ -234,4 +238,4 @@ def _scan(engine: Engine, scope: Scope, node: NodeProto) -> Answer:
             continue
         at = positive_axis(axis, len(sizes) + 1)
         collected.append(Fact(type_.dtype, (*sizes[:at], length, *sizes[at:])))
-    return [*(guess.fact for guess in guesses), *collected]
+    return [*(value_shape.fact for value_shape in carried), *collected]

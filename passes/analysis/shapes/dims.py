@@ -1,7 +1,7 @@
 """Arithmetic on dimensions: broadcasting, products, windows, slices.
 
-All of it holds for every run of the model that does not fail: where an operator demands that two
-sizes are equal, either one stands for both.
+Results hold for every run of the model that does not fail: where an operator requires two sizes to
+be equal, either one stands for both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from toolkit.symbolic.polynomial import SYMBOL, Atom
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    """The product; None when a factor is not known, unless another one is 0."""
+    """Return the product; None if a factor is unknown, unless another one is 0."""
     total: Dim = 1
     missing = False
     for size in sizes:
@@ -39,7 +39,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def plus(*sizes: Size) -> Size:
-    """The sum; None when a part is not known."""
+    """Return the sum, or None if a term is unknown."""
     total: Dim = 0
     for size in sizes:
         if size is None:
@@ -49,36 +49,27 @@ def plus(*sizes: Size) -> Size:
 
 
 def best(sizes: Iterable[Size]) -> Size:
-    """Of sizes that are surely equal the one that says most: number, name, formula, anonymous."""
-    found: Size = None
-    for size in sizes:
-        if isinstance(size, int):
-            return size
-        if size is not None and (found is None or _says(size) > _says(found)):
-            found = size
-    return found
+    """Return the most specific of equal sizes: number, symbol, formula or anonymous symbol."""
+    known = [size for size in sizes if size is not None]
+    return max(known, key=_specificity, default=None)
 
 
-def _says(size: Dim) -> int:
-    if _anonymous(size):
-        return 0
-    return 2 if isinstance(size, Expr) and _is_name(size) else 1
+def _specificity(size: Dim) -> int:
+    if isinstance(size, int):
+        return 3
+    return 0 if size.anonymous else 2 if _is_symbol(size) else 1
 
 
-def _is_name(size: Expr) -> bool:
-    """Whether the size is one symbol and nothing else: `length`, not `max(0, length - 1) + 1`."""
+def _is_symbol(size: Expr) -> bool:
+    """Return whether the size is a single symbol: `length`, not `max(0, length - 1) + 1`."""
     if len(size.terms) != 1:
         return False
     [(monomial, factor)] = size.terms.items()
     return factor == 1 and len(monomial) == 1 and monomial[0].kind == SYMBOL
 
 
-def _anonymous(size: Size) -> bool:
-    return isinstance(size, Expr) and size.anonymous
-
-
 def never_one(size: Expr) -> bool:
-    """Whether the size is surely not 1: it is at least 2, or even, or the like."""
+    """Return whether the size is provably not 1, by its bounds or by a common divisor."""
     factors = [factor for monomial, factor in size.terms.items() if monomial]
     if (size.terms.get((), 0) - 1) % gcd(*factors):
         return True
@@ -87,9 +78,10 @@ def never_one(size: Expr) -> bool:
 
 
 def spells_size(size: Dim) -> bool:
-    """Whether it can only be 0 where a dimension of the model is (next to) nothing.
+    """Return whether the size is 0 only if a dimension of the model is (close to) 0.
 
-    So `batch`, `2*length + 1` and `floor(height/2)`, but neither `mod(length, 2)` nor `length - 3`.
+    True for `batch`, `2*length + 1` and `floor(height/2)`; false for `mod(length, 2)` and
+    `length - 3`.
     """
     if isinstance(size, int):
         return size > 0
@@ -107,10 +99,9 @@ def _is_size(atom: Atom) -> bool:
 
 
 def broadcast_size(a: Size, b: Size) -> Size:
-    """The size of a broadcast dimension.
+    """Return the size of a broadcast dimension, or None.
 
-    Of two sizes, one is 1 or both are equal. Two different symbols give neither of them: each may
-    be the one that is 1.
+    One of the sizes is 1 or both are equal. Of two different symbols, either may be 1.
     """
     if a is b:
         return a
@@ -129,16 +120,16 @@ def broadcast_size(a: Size, b: Size) -> Size:
 
 
 def one_for(size: Expr, other: Expr) -> bool:
-    """Whether `other` is surely 1 where `size` is: then `size` is what both broadcast to.
+    """Return whether `other` is 1 wherever `size` is 1, so that both broadcast to `size`.
 
-    So `length` and `min(512, length)`, a table cut to the length, broadcast to `length`.
+    For example, `length` and `min(512, length)`, a table sliced to the length.
     """
     name = next(iter(size.symbols), "")
     return size == symbol(name) and substitute(other, {name: 1}) == 1
 
 
 def broadcast(a: Sizes, b: Sizes) -> Sizes:
-    """The shape of an element-wise result."""
+    """Return the shape of an elementwise result."""
     if a is b or a == b:
         return a
     if len(a) < len(b):
@@ -159,9 +150,10 @@ def broadcast_all(shapes: Iterable[Sizes | None]) -> Sizes | None:
 def window(
     size: Size, kernel: Size, stride: int, dilation: int, pads: tuple[int, int], ceil: bool = False
 ) -> Size:
-    """How often a window fits: floor((size + pads - extent)/stride) + 1, or the same with ceil.
+    """Return the number of windows, floor((size + pads - extent)/stride) + 1, or None.
 
-    With ceil, runtimes disagree on a last window that starts in the padding at the end: None there.
+    With `ceil`, rounded up; None if the last window may start in the padding at the end, where
+    runtimes disagree.
     """
     if size is None or kernel is None:
         return None
@@ -182,7 +174,7 @@ def _countable(size: Dim) -> Size:
 
 
 def sliced(size: Size, start: Size, end: Size, step: Size) -> Size:
-    """How many elements a Slice takes of `size`, or None where it cannot be told."""
+    """Return the number of elements that a Slice takes of `size`, or None."""
     if size is None or start is None or end is None or not isinstance(step, int) or step == 0:
         return None
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
@@ -197,22 +189,22 @@ def sliced(size: Size, start: Size, end: Size, step: Size) -> Size:
 
 
 def places(size: int, start: int, end: int, step: int) -> range | None:
-    """The indices that a Slice takes; None where runtimes disagree."""
+    """Return the indices that a Slice takes, or None where runtimes disagree."""
     first = start + size if start < 0 else start
     last = end + size if end < 0 else end
     if step > 0:
         return range(min(max(first, 0), size), min(max(last, 0), size), step)
     if end >= TO_THE_END:
-        return None  # onnxruntime goes all the way to the front, by the letter there is nothing
-    # Unlike in Python, a start before the front is the front.
+        return None  # onnxruntime stops at the front, the specification at the back
+    # Unlike in Python, a start before the front is clamped to the front.
     return range(min(max(first, 0), size - 1), min(max(last, -1), size - 1), step)
 
 
 def _span(size: Dim, start: Dim, end: Dim) -> Size:
-    """Elements between start and end for a positive step.
+    """Return the number of elements between start and end for a positive step, or None.
 
     With start >= 0:  max(end' - start, 0),  end' = min(end, size) or end + size.
-    With start < 0:   counted from the back, and not further than the front.
+    With start < 0:   counted from the back and clamped to the front.
     """
     if isinstance(end, int) and end >= TO_THE_END:
         last: Dim = size

@@ -1,4 +1,4 @@
-"""Rules of element-wise operators, and their arithmetic on contents."""
+"""Rules of elementwise operators, and their arithmetic on contents."""
 
 from __future__ import annotations
 
@@ -32,18 +32,15 @@ Function = Callable[..., Any]
 
 
 def apply(function: Function, *arrays: Array) -> Array:
-    """`function` element by element, with broadcasting."""
+    """Apply `function` elementwise, with broadcasting."""
     result: Any = np.frompyfunc(function, len(arrays), 1)(*arrays)
     return cast(Array, result) if isinstance(result, np.ndarray) else scalar(result)
 
 
 def _computed(op: Op, dtype: int, function: Function) -> Array | None:
     """Apply `function` to the contents of all inputs, if those of at least one are known."""
-    indices = range(len(op.inputs))
-    if dtype not in CONTENT_TYPES or all(op.data(i) is None for i in indices):
-        return None
-    operands = [data for i in indices if (data := op.contents(i)) is not None]
-    if len(operands) < len(op.inputs):
+    operands = op.all_contents() if dtype in CONTENT_TYPES else None
+    if operands is None:
         return None
     return apply(lambda *items: in_range(function(*items), dtype), *operands)
 
@@ -58,7 +55,7 @@ def broadcasting(function: Callable[[Dim, Dim], Size] | None = None, result: int
         types = op.types()
         operand_type = next((known.dtype for known in types if known.dtype), 0)
         dtype = result or operand_type
-        if op.version < 7:  # before, the second operand was broadcast to the first
+        if op.version < 7:  # the second operand broadcasts to the first
             return Fact(dtype, types[0].shape)
         shape = broadcast_all([known.shape for known in types])
         if function is None or operand_type not in CONTENT_TYPES:
@@ -118,7 +115,7 @@ def cast_to_type(op: Op) -> Answer:
     target = op.attribute("to")
     if target is None:
         return None
-    # The first version named the type in words.
+    # Cast-1 names the type as a string.
     dtype = target.i or (TensorProto.DataType.Value(target.s.decode()) if target.s else 0)
     return _cast_to(op, dtype)
 
@@ -143,7 +140,7 @@ def _cast_to(op: Op, dtype: int) -> Fact:
 
 
 def _narrowed(item: Dim) -> Size:
-    """A size that 32 bits do not hold would break the model; any other integer may wrap around."""
+    """Return the result of a Cast to int32, or None if it may wrap; sizes are assumed to fit."""
     if isinstance(item, Expr) and item.anonymous and not is_nonneg(item):
         return None
     return in_range(item, INT32)
@@ -155,11 +152,11 @@ def _truth(item: Dim) -> Size:
     return 1 if is_positive(item) or is_positive(0 - item) else None
 
 
-# -- functions on contents; None for what depends on sizes in a way that cannot be told
+# -- functions on contents; None if the result is unknown
 
 
 def _divide(a: Dim, b: Dim) -> Size:
-    """Integer division rounds towards zero, floor division down: equal for a/b >= 0 or exact."""
+    """Divide; floor division agrees with truncation where a/b >= 0 or the division is exact."""
     if b == 0:
         return None
     if isinstance(a, int) and isinstance(b, int):
@@ -215,7 +212,7 @@ def _sign(a: Dim) -> Size:
 
 
 def clip(op: Op) -> Answer:
-    """min(max(x, low), high), for integers of a new enough opset."""
+    """Compute min(max(x, low), high) on integer contents; the bounds are inputs."""
     fact = same_as_input(op)
     data = op.data(0)
     if data is None or fact.dtype not in CONTENT_TYPES:
@@ -244,11 +241,11 @@ _SAME_SHAPE = (
     "Softmax",
     "Trilu",
 )
-"""Not element by element, but what comes out has the shape and type of what goes in."""
+"""Operators that are not elementwise, with results of the type and shape of the first operand."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*sorted(ELEMENTWISE), *_SAME_SHAPE), same_as_input),
-    # Those of them that change the type, or whose contents are followed:
+    # Those that change the type, or whose contents are inferred:
     "Abs": unary(_absolute),
     "Neg": unary(lambda a: 0 - a),
     "Not": unary(lambda a: 1 - a),

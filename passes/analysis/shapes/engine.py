@@ -1,11 +1,11 @@
-"""The walk: rules applied to every node in order, and what they say settled against what is known.
+"""The inference engine: apply the rules to every node in order and merge the results.
 
-Nothing is written while the engine walks, so that a loop's body can be inferred under a guess and
-again under a weaker one. `Engine.write` puts the result into the graphs.
+The walk does not write to the graphs, so a loop's subgraph can be inferred under an assumption and
+again under a weaker one. `Engine.write` stores the result.
 
-What a model declares of inner values and outputs may be stale: a batch size of 1 that somebody made
-dynamic at the inputs only. So inference comes first, and declarations only fill what it leaves
-open. Where one declaration contradicts what follows from the inputs, none of them is believed.
+Declared types of inner values and outputs may be stale, for example with a batch size of 1 that was
+made dynamic at the inputs only. Inference takes precedence; declarations only fill the gaps. If one
+declaration contradicts the inputs, all of them are ignored.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ DOMAINS: dict[str, dict[str, Rule]] = {
 }
 
 _MALFORMED = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError)
-"""What a rule runs into at a node that breaks its operator's contract."""
+"""Exceptions of a rule at a node that violates its operator's specification."""
 
 
 class Engine:
-    """One walk over a model. `trust` says whether declarations fill what inference leaves open."""
+    """One walk over a model; with `trust`, declarations fill the gaps of inference."""
 
     def __init__(self, model: Model, trust: bool = True) -> None:
         self.model = model
@@ -80,13 +80,13 @@ class Engine:
         self.walk(scope)
 
     def walk(self, scope: Scope) -> None:
-        """Infer one graph, whose inputs the scope already knows."""
+        """Infer one graph; the scope already has the types of its inputs."""
         self._scopes[id(scope.graph)] = scope
         for node in scope.graph.nodes:
             self._visit(scope, node)
 
     def write(self, annotate: bool) -> None:
-        """Tell the graphs what is new about types and contents; `annotate` declares the types."""
+        """Store types and contents in the graphs; with `annotate`, declare the types."""
         for scope in self._scopes.values():
             graph = scope.graph
             for value, type_ in scope.types.items():
@@ -131,14 +131,14 @@ class Engine:
         return facts if facts is not None else self._ask_onnx(node, scope)
 
     def _forget(self, graph: Graph) -> None:
-        """Drop what was found inside of a graph: it may stand on a guess that was not confirmed."""
+        """Drop the facts about a subgraph: they may rest on an unconfirmed assumption."""
         for inner in graph.walk():
             self._scopes.pop(id(inner), None)
 
-    # -- settling
+    # -- merging
 
     def settle(self, scope: Scope, value: str, fact: Fact) -> None:
-        """Note what a rule says of a value, completed by what is known of it already."""
+        """Record a rule's fact about a value, merged with its known type."""
         dtype, shape, data = fact
         old = scope.graph.type(value) or NOTHING
         if old.dtype and dtype and old.dtype != dtype:
@@ -170,7 +170,7 @@ class Engine:
         return tuple([self._size(scope, a, b) for a, b in zip(found, old, strict=True)])
 
     def _size(self, scope: Scope, found: Size, old: Dim) -> Dim:
-        """The size that inference found, or the declared one where that says more."""
+        """Return the inferred size, or the declared one where that is more specific."""
         if found is old:
             return old
         if found is None:
@@ -187,14 +187,14 @@ class Engine:
                 return old
             self.contradicted |= not found.anonymous
         elif found != old and not found.anonymous and not old.anonymous:
-            # Two names for one size are fine, unless the declared one is the size of an input.
+            # One size may have two names, unless the declared one is the size of an input.
             self.contradicted |= old.symbols <= self._symbols
         return found
 
     # -- inputs
 
     def _enter_input(self, scope: Scope, value: str) -> None:
-        """The declared inputs are the contract; a default value says nothing about what is fed."""
+        """Enter the declared type of an input; a default value does not constrain what is fed."""
         graph = scope.graph
         declared = graph.declared_type(value)
         type_ = graph.type(value)
@@ -214,10 +214,10 @@ def _type_of(tensor: TensorProto) -> TensorType:
 
 
 def _trusted(size: Dim) -> Dim:
-    """What a declaration says about a size that inference cannot tell.
+    """Return a declared number, or a new anonymous symbol for a declared name.
 
-    A number is believed, a name is not: exporters write an input's `batch` on outputs that are as
-    large as something else as well, and by equal names nodes would be dropped.
+    Exporters reuse an input's name, such as `batch`, for other sizes; trusting equal names would
+    make other passes remove nodes wrongly.
     """
     return size if isinstance(size, int) or size.anonymous else unknown(True)
 

@@ -1,8 +1,8 @@
-"""What a rule sees of a node (`Op`), and what it answers (`Fact`).
+"""The interface of an inference rule: its operand (`Op`) and its result (`Fact`).
 
-A rule is a function of an Op. It answers with one Fact, with one for each output, or with None for
-"ask ONNX's own inference". In a Fact, None stands for what the rule cannot know: a dimension of a
-shape, an element of the contents, or all of it.
+A rule is a function of an Op. It returns one Fact, one for each output, or None to defer to ONNX's
+own inference. None in a Fact stands for the unknown: a dimension of a shape, an element of the
+contents, or all of it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Size: TypeAlias = int | Expr | None
 Sizes: TypeAlias = Sequence[Size]
 
 NOTHING = TensorType(0, None)
-"""The type of a value of which nothing is known."""
+"""The type of a value without any known facts."""
 
 BOOL, INT32, INT64 = TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64
 FLOAT = TensorProto.FLOAT
 CONTENT_TYPES = (INT64, INT32, BOOL)
-"""Element types whose contents are followed; truth values as 0 and 1."""
+"""Element types whose contents are inferred; booleans as 0 and 1."""
 
 MOST_CONTENTS = 64
-"""Values with more elements than this are no shapes, axes or sizes: contents are not followed."""
+"""Largest number of elements of a value whose contents are inferred (shapes, axes, sizes)."""
 
 _RANGES: dict[int, tuple[int, int]] = {
     INT64: (-(1 << 63), (1 << 63) - 1),
@@ -42,19 +42,19 @@ _RANGES: dict[int, tuple[int, int]] = {
 
 
 class Fact(NamedTuple):
-    """What is known of one output."""
+    """The known facts of one output."""
 
     dtype: int
     shape: Sizes | None
     data: Array | None = None
-    """Contents, as an object array of Dim, or None where an element is not known."""
+    """Contents, as an object array of Dim; None for an unknown element."""
 
 
 Answer: TypeAlias = Fact | Sequence[Fact] | None
 
 
 class Knowledge(Protocol):
-    """Where an Op looks its inputs up."""
+    """Source of facts about the inputs of an Op."""
 
     @property
     def graph(self) -> Graph: ...
@@ -64,7 +64,7 @@ class Knowledge(Protocol):
 
 
 class Op:
-    """One node, with what is known of its inputs."""
+    """A node with the known facts of its inputs."""
 
     __slots__ = ("inputs", "known", "node")
 
@@ -81,7 +81,7 @@ class Op:
 
     @property
     def version(self) -> int:
-        """The opset of ONNX's own domain."""
+        """Return the opset of the default domain."""
         return self.known.graph.opset()
 
     @property
@@ -89,7 +89,7 @@ class Op:
         return len(self.node.output)
 
     def given(self, index: int) -> bool:
-        """Whether the input is there; optional ones may be blank or left out."""
+        """Return whether an optional input is present."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def type(self, index: int) -> TensorType:
@@ -109,22 +109,35 @@ class Op:
         return None if shape is None else len(shape)
 
     def data(self, index: int) -> Array | None:
-        """The symbolic contents of an input, where they are known."""
+        """Return the symbolic contents of an input, or None."""
         return self.known.data(self.inputs[index]) if self.given(index) else None
 
     def contents(self, index: int) -> Array | None:
-        """Like `data`; a few integers that nobody knows are given anonymous names first."""
+        """Return `data`; unknown integers of a short vector get anonymous symbols first."""
         return self.known.contents(self.inputs[index]) if self.given(index) else None
 
+    def all_contents(self) -> list[Array] | None:
+        """Return the contents of all inputs if `data` knows at least one of them, or None."""
+        indices = range(len(self.inputs))
+        if all(self.data(i) is None for i in indices):
+            return None
+        found = [data for i in indices if (data := self.contents(i)) is not None]
+        return found if len(found) == len(self.inputs) else None
+
+    def length(self, index: int) -> int | None:
+        """Return the number of elements of a vector input, or None."""
+        shape = self.shape(index)
+        return shape[0] if shape and len(shape) == 1 and isinstance(shape[0], int) else None
+
     def sizes(self, index: int) -> list[Dim] | None:
-        """The contents of a scalar or vector as a list."""
+        """Return the contents of a scalar or vector as a list, or None."""
         data = self.data(index)
         if data is None or data.ndim > 1:
             return None
         return data.reshape(-1).tolist()
 
     def numbers(self, index: int) -> list[int] | None:
-        """The contents of a scalar or vector, when all of them are numbers."""
+        """Return the contents of a scalar or vector if all of them are numbers, or None."""
         sizes = self.sizes(index)
         if sizes is None:
             return None
@@ -132,7 +145,7 @@ class Op:
         return numbers if len(numbers) == len(sizes) else None
 
     def const(self, index: int) -> Array | None:
-        """The contents of a constant input, of any type."""
+        """Return the contents of a constant input of any type, or None."""
         return self.known.graph.const(self.inputs[index]) if self.given(index) else None
 
     def attribute(self, name: str) -> AttributeProto | None:
@@ -154,7 +167,7 @@ class Op:
         return default if found is None else found.s.decode("utf-8", "replace")
 
     def axes(self, index: int, name: str = "axes") -> list[int] | None:
-        """Axes given as attribute in old opsets, as input in new ones."""
+        """Return axes: an attribute in old opsets, an input in new ones."""
         found = self.ints(name)
         return found if found is not None else self.numbers(index)
 
@@ -163,21 +176,21 @@ Rule: TypeAlias = Callable[[Op], Answer]
 
 
 def vector(items: Sequence[Any]) -> Array:
-    """A 1-D object array."""
+    """Return a 1-D object array."""
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array
 
 
 def scalar(item: object) -> Array:
-    """A 0-D object array."""
+    """Return a 0-D object array."""
     array = np.empty((), dtype=object)
     array[()] = item
     return array
 
 
 def in_range(value: Size, dtype: int) -> Size:
-    """`value` if the element type holds it; a number that would wrap around is not known."""
+    """Return `value`, or None if it is a number that overflows the element type."""
     if isinstance(value, int):
         low, high = _RANGES[dtype]
         return value if low <= value <= high else None
@@ -185,7 +198,7 @@ def in_range(value: Size, dtype: int) -> Size:
 
 
 def same_as_input(op: Op) -> Fact:
-    """Element type and shape of the first input."""
+    """Return the element type and shape of the first input."""
     known = op.type(0)
     return Fact(known.dtype, known.shape)
 
@@ -207,17 +220,22 @@ def quantized(rule: Rule, operands: slice, type_of: int | None, default: int = 0
 
 
 def numeric(data: Array) -> bool:
-    """Whether all of the contents are numbers."""
+    """Return whether all of the contents are numbers."""
     items: list[Dim] = data.reshape(-1).tolist()
     return all(isinstance(item, int) for item in items)
 
 
 def few(sizes: Sizes) -> tuple[int, ...] | None:
-    """The shape as numbers, when it is known and small enough for contents to be followed."""
+    """Return the shape as numbers if it is known and its contents few enough to infer, or None."""
     numbers = tuple(size for size in sizes if isinstance(size, int))
     return numbers if len(numbers) == len(sizes) and prod(numbers) <= MOST_CONTENTS else None
 
 
 def blank(rank: int) -> list[Size]:
-    """A shape of which only the rank is known."""
+    """Return a shape of known rank and unknown sizes."""
     return [None] * rank
+
+
+def of_rank(rank: int | None) -> list[Size] | None:
+    """Return a shape of unknown sizes, or None if the rank is unknown, too."""
+    return None if rank is None else blank(rank)

@@ -1,4 +1,4 @@
-"""Rules of products of matrices: MatMul and its quantized forms, Gemm, Einsum, recurrent cells."""
+"""Rules of matrix products: MatMul, Gemm and Attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from passes.analysis.shapes.facts import Answer, Fact, Op, Rule, Sizes, blank
 
 
 def matmul_shape(a: Sizes | None, b: Sizes | None) -> Sizes | None:
-    """numpy's matmul: vectors lose their dimension, leading dimensions are broadcast."""
+    """Return the shape of numpy's matmul: vectors lose their axis, leading axes broadcast."""
     if a is None or b is None:
         return None
     if not a or not b:
@@ -30,7 +30,7 @@ def gemm(op: Op) -> Answer:
 
 
 def attention(op: Op) -> Answer:
-    """Attention-23: Y, present key, present value, and the scores.
+    """Infer Y, present key, present value and the scores of Attention-23.
 
     Query, key and value are [batch, heads, length, size] or [batch, length, heads * size].
     """
@@ -59,7 +59,7 @@ def attention(op: Op) -> Answer:
 
 
 def _heads(op: Op, index: int) -> Sizes:
-    """[batch, heads, length, size] of query, key or value."""
+    """Return [batch, heads, length, size] of query, key or value."""
     shape = op.shape(index)
     if shape is None:
         return blank(4)

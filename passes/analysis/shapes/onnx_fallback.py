@@ -1,7 +1,7 @@
-"""ONNX's own shape inference, node by node, for operators that have no rule here.
+"""ONNX's own shape inference, node by node, for operators without a rule.
 
-Symbolic sizes go in as dim_params and are recognized when they come out; anything else that comes
-out of it without a number is not known.
+Symbolic sizes are passed as dim_params and recognized in the result. Other dim_params of the result
+are unknown sizes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from toolkit.storage.weights import is_external, nbytes
 from toolkit.symbolic import Expr
 
 _MOST_BYTES = 1 << 12
-"""Constants up to this size are shown to the inference: axes, sizes and scales, but no weights."""
+"""Largest constant in bytes that is passed to the inference: axes, sizes, scales, no weights."""
 
 
 class OnnxInference:
-    """Asks ONNX; remembers the types of values that are no tensors (sequences, optionals)."""
+    """Call ONNX's inference; keep the types of sequences and optionals."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, Expr] = {}
         self._others: dict[tuple[int, str], TypeProto] = {}
 
     def __call__(self, node: NodeProto, known: Knowledge) -> list[Fact] | None:
-        """The facts about the node's outputs; None when ONNX does not know the operator."""
+        """Return the facts about the node's outputs, or None for an operator without a schema."""
         domain = nd.domain_of(node)
         schema = schema_of(node.op_type, known.graph.opset(domain), domain)
         if schema is None:
@@ -40,12 +40,12 @@ class OnnxInference:
         types = {name: self._type_of(name, known) for name in node.input if name}
         contents = {name: tensor for name in types if (tensor := _contents(name, known))}
         if known.graph.subgraphs(node):
-            node = known.graph.snapshot(node)  # the node itself is hollow: its graphs are indexed
+            node = known.graph.snapshot(node)  # the node itself lacks its subgraphs
         imports = [helper.make_opsetid(d, v) for d, v in known.graph.model.opsets.items()]
         try:
             found = infer_node_outputs(schema, node, types, contents, opset_imports=imports)
         except (InferenceError, ValidationError, RuntimeError, ValueError, KeyError):
-            found = {}  # not enough is known of the inputs, or they do not fit
+            found = {}  # inputs unknown or malformed
         return [self._fact(name, found, known) for name in node.output]
 
     def _type_of(self, value: str, known: Knowledge) -> TypeProto:
@@ -86,7 +86,7 @@ class OnnxInference:
 
 
 def _without_shapes(declared: TypeProto) -> TypeProto:
-    """The type of a sequence or optional, without what it says about sizes."""
+    """Return the type of a sequence or optional without its sizes."""
     bare = TypeProto()
     bare.CopyFrom(declared)
     inner = bare

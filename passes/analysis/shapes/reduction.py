@@ -1,4 +1,4 @@
-"""Rules of reductions, normalizations, quantization and random numbers."""
+"""Rules of reductions, TopK and normalizations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from toolkit.symbolic import Dim, maximum, minimum
 
 
 def reduction(function: Callable[[Any, Any], Dim] | None = None) -> Rule:
-    """Reduce*: the axes go, or stay as 1. `function` folds contents."""
+    """Return the rule of a reduction; `function` reduces its contents."""
 
     def rule(op: Op) -> Answer:
         dtype, shape = op.dtype(0), op.shape(0)
@@ -63,7 +63,7 @@ def _folded(function: Callable[[Any, Any], Dim], data: Array) -> Size:
 
 
 def reduced(shape: Sizes, gone: set[int], keep: bool) -> Sizes:
-    """The shape without these axes, or with ones in their place."""
+    """Return the shape without these axes or, with `keep`, with 1 in their place."""
     if keep:
         return tuple(1 if place in gone else size for place, size in enumerate(shape))
     return tuple(size for place, size in enumerate(shape) if place not in gone)

@@ -1,4 +1,4 @@
-"""Rules of operators that give the same elements another shape, or repeat them."""
+"""Rules of operators that reshape, permute or repeat elements, and of those that return shapes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from passes.analysis.shapes.facts import (
     Sizes,
     blank,
     few,
+    of_rank,
     scalar,
     vector,
 )
@@ -30,7 +31,7 @@ from toolkit.symbolic import Dim, floordiv, is_nonneg
 def identity(op: Op) -> Answer:
     known = op.type(0)
     if known.dtype == 0:
-        return None  # perhaps a sequence
+        return None  # possibly a sequence
     return Fact(known.dtype, known.shape, op.data(0))
 
 
@@ -58,16 +59,14 @@ def size_of(op: Op) -> Answer:
     return Fact(INT64, (), None if shape is None else scalar(product(shape)))
 
 
-# -- the same elements under another shape
+# -- views
 
 
 def reshape(op: Op) -> Answer:
     dtype, shape = op.type(0).dtype, op.shape(0)
     wanted = cast("list[Dim] | None", op.ints("shape")) if op.version < 5 else op.sizes(1)
     if wanted is None:
-        length = op.shape(1)
-        known = length is not None and len(length) == 1 and isinstance(length[0], int)
-        return Fact(dtype, blank(cast(int, length[0])) if length is not None and known else None)
+        return Fact(dtype, of_rank(op.length(1)))
     target = reshaped(shape, wanted, op.int("allowzero") != 0)
     numbers = few(target)
     data = op.contents(0) if numbers is not None else None
@@ -75,10 +74,11 @@ def reshape(op: Op) -> Answer:
 
 
 def reshaped(shape: Shape | None, wanted: list[Dim], allow_zero: bool) -> Sizes:
-    """The shape that a Reshape with these contents of its second input gives.
+    """Return the result shape of a Reshape to the target `wanted`.
 
-    A symbolic entry means "copy" where it is 0. So it is only taken for a size if it is the size
-    that would be copied, if it makes up the element count, or if it is 0 for empty tensors alone.
+    A symbolic entry that is 0 at run time copies a size. It is taken for a size only if it equals
+    the size that would be copied, if it accounts for the element count, or if it is 0 for empty
+    tensors alone.
     """
     sizes: list[Size] = []
     inferred: int | None = None
@@ -99,7 +99,7 @@ def reshaped(shape: Shape | None, wanted: list[Dim], allow_zero: bool) -> Sizes:
         for place in doubtful:
             sizes[place] = None
     if inferred is None and sizes.count(None) == 1:
-        # An unknown entry has to make up the element count, which is sure where that is not 0.
+        # An unknown entry accounts for the element count, where that is provably not 0.
         others = product(size for size in sizes if size is not None)
         if isinstance(others, int) and others > 0:
             inferred = sizes.index(None)
@@ -111,9 +111,9 @@ def reshaped(shape: Shape | None, wanted: list[Dim], allow_zero: bool) -> Sizes:
 
 
 def _without_common(shape: Shape, sizes: list[Size], total: Dim, others: Dim) -> tuple[Dim, Dim]:
-    """Numerator and denominator without the factors that occur as whole sizes in both.
+    """Return numerator and denominator without the sizes that are factors of both.
 
-    The symbolic division would find them too, but not those inside of sums.
+    The symbolic division cancels such factors too, but not where a size is a sum.
     """
     if isinstance(total, int) or isinstance(others, int):
         return total, others
@@ -140,7 +140,8 @@ def squeeze(op: Op) -> Answer:
     if shape is None:
         return Fact(known.dtype, None)
     if axes is None:
-        # Without axes every 1 goes: then a dimension that may be 1 leaves even the rank open.
+        # Without axes, all sizes of 1 are removed: a symbolic size that may be 1 leaves the rank
+        # unknown.
         if op.given(1) or not all(isinstance(size, int) for size in shape):
             return Fact(known.dtype, None)
         gone = {place for place, size in enumerate(shape) if size == 1}
@@ -178,11 +179,8 @@ def transpose(op: Op) -> Answer:
 
 
 def expand(op: Op) -> Answer:
-    known, shape, wanted = op.type(0), op.shape(0), cast("Sizes | None", op.sizes(1))
-    if wanted is None:
-        length = op.shape(1)
-        if length is not None and len(length) == 1 and isinstance(length[0], int):
-            wanted = blank(length[0])
+    known, shape = op.type(0), op.shape(0)
+    wanted: Sizes | None = op.sizes(1) or of_rank(op.length(1))
     if shape is None or wanted is None:
         return Fact(known.dtype, None)
     target = broadcast(shape, wanted)
@@ -196,7 +194,7 @@ def expand(op: Op) -> Answer:
 def tile(op: Op) -> Answer:
     known, shape, repeats = op.type(0), op.shape(0), op.sizes(1)
     if op.version < 6:
-        return None  # had another signature
+        return None  # another signature
     if shape is None:
         return Fact(known.dtype, None if repeats is None else blank(len(repeats)))
     if repeats is None:
@@ -213,9 +211,7 @@ def constant_of_shape(op: Op) -> Answer:
     dtype = FLOAT if value is None else value.t.data_type
     sizes = op.sizes(0)
     if sizes is None:
-        length = op.shape(0)
-        known = length is not None and len(length) == 1 and isinstance(length[0], int)
-        return Fact(dtype, blank(cast(int, length[0])) if length is not None and known else None)
+        return Fact(dtype, of_rank(op.length(0)))
     numbers, data = few(sizes), None
     if numbers is not None and dtype in CONTENT_TYPES and value is not None:
         item = int(op.known.graph.model.weights.array(value.t).reshape(-1)[0])

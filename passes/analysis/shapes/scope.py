@@ -1,4 +1,4 @@
-"""What is known of the values of one graph while the engine walks over it."""
+"""The facts about the values of one graph during a walk of the engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from toolkit.ir.tensor_type import TensorType
 from toolkit.symbolic import Dim, Expr, unknown
 
 _MOST_NAMED = 8
-"""Integers in a vector up to this long are worth an anonymous name each."""
+"""Largest length of an integer vector whose unknown elements get anonymous symbols."""
 
 
 class Scope:
-    """What is known of the values of one graph."""
+    """The facts about the values of one graph, and through `parent` of the enclosing ones."""
 
     def __init__(self, graph: Graph, parent: Scope | None = None, fill: bool = True) -> None:
         self.graph = graph
@@ -42,7 +42,7 @@ class Scope:
         return found
 
     def data(self, value: str) -> Array | None:
-        """Symbolic contents: of constants, and of what this walk has computed."""
+        """Return the symbolic contents of a constant or of a value inferred so far, or None."""
         if value in self._data:
             return self._data[value]
         if self.parent is not None and not self.graph.is_defined(value):
@@ -51,6 +51,7 @@ class Scope:
         return found
 
     def contents(self, value: str) -> Array | None:
+        """Return `data`; unknown integers of a short vector get anonymous symbols first."""
         found = self.data(value)
         if found is not None:
             return found
@@ -67,7 +68,7 @@ class Scope:
         return self._data[value]
 
     def learn(self, value: str, data: Array, named: bool = False) -> None:
-        """Note contents; unknown elements get an anonymous name, the same in every walk."""
+        """Record contents; unknown elements get an anonymous symbol, the same in every walk."""
         items = data.reshape(-1).tolist()
         if None in items:
             if not named and not any(item is not None for item in items):
@@ -83,7 +84,7 @@ class Scope:
         self._data[value] = data
 
     def learned(self) -> dict[str, Array]:
-        """The contents that are worth writing down: those of values that nodes compute."""
+        """Return the contents of computed scalars and vectors, to be written to the graph."""
         return {
             value: data
             for value, data in self._data.items()
@@ -98,5 +99,5 @@ def _constant_contents(graph: Graph, value: str) -> Array | None:
     if prod(tensor.dims) > MOST_CONTENTS:
         return None
     array = graph.model.weights.array(tensor)
-    # Through lists: an object array must hold ints, not numpy's integers or truth values.
+    # Converted one by one: an object array must hold ints, not numpy's integers or booleans.
     return vector([int(item) for item in array.reshape(-1).tolist()]).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""Rules of operators that take pieces and join them: concat, slice, split, gather, pad, range."""
+"""Rules of operators that slice, gather, join or pad, and of Range and OneHot."""
 
 from __future__ import annotations
 
@@ -40,15 +40,8 @@ def concat(op: Op) -> Answer:
     sizes: list[Size] = [best(column) for column in zip(*known, strict=True)]
     complete = len(known) == len(shapes)
     sizes[axis] = plus(*(shape[axis] for shape in known)) if complete else None
-    return Fact(dtype, sizes, _joined(op, axis) if few(sizes) is not None else None)
-
-
-def _joined(op: Op, axis: int) -> Array | None:
-    indices = range(len(op.inputs))
-    if all(op.data(i) is None for i in indices):
-        return None
-    parts = [part for i in indices if (part := op.contents(i)) is not None]
-    return np.concatenate(parts, axis) if len(parts) == len(op.inputs) else None
+    parts = None if few(sizes) is None else op.all_contents()
+    return Fact(dtype, sizes, None if parts is None else np.concatenate(parts, axis))
 
 
 def slice_(op: Op) -> Answer:
@@ -78,15 +71,11 @@ def slice_(op: Op) -> Answer:
 
 
 def _slice_count(op: Op, starts: Sizes | None, ends: Sizes | None) -> int | None:
-    """How many axes are sliced, when the axes are not listed: as many as there are starts."""
+    """Return the number of sliced axes when they are not listed, or None."""
     for found in (starts, ends):
         if found is not None:
             return len(found)
-    for index in (1, 2):
-        length = op.shape(index)
-        if length is not None and len(length) == 1 and isinstance(length[0], int):
-            return length[0]
-    return None
+    return op.length(1) or op.length(2)
 
 
 def _cut(data: Array, axis: int, start: Size, end: Size, step: Size) -> Array | None:
@@ -123,7 +112,7 @@ def _split_sizes(op: Op, size: Dim, count: int) -> Sizes:
         given = op.sizes(1) or blank(count)
     if given is not None:
         if len(given) != count:
-            raise ValueError("as many sizes as outputs were expected")
+            raise ValueError("Split needs one size per output")
         return given
     equal = floordiv(size, count)
     if op.version < 18 or equal * count == size:
@@ -176,7 +165,7 @@ def pad(op: Op) -> Answer:
             known.dtype, [None if place in axes else size for place, size in enumerate(shape)]
         )
     if len(pads) != 2 * len(axes):
-        raise ValueError("two pads for each axis were expected")
+        raise ValueError("Pad needs two pads per axis")
     sizes: list[Size] = list(shape)
     for place, begin, end in zip(axes, pads, pads[len(axes) :], strict=False):
         sizes[place] = plus(sizes[place], begin, end)
@@ -207,12 +196,12 @@ def range_(op: Op) -> Answer:
 
 
 def _range_of_floats(op: Op, dtype: int) -> Answer:
-    """Of constants, ONNX's own inference computes it; TensorFlow counts to a size as a float."""
+    """Infer a Range from 0 to a size cast to float, as TensorFlow exports it; defer the rest."""
     start, delta = op.const(0), op.const(2)
-    maker = op.known.graph.producer(op.inputs[1])
-    if start is None or delta is None or maker is None or not nd.is_op(maker, "Cast"):
+    producer = op.known.graph.producer(op.inputs[1])
+    if start is None or delta is None or producer is None or not nd.is_op(producer, "Cast"):
         return None
-    limit = op.known.contents(maker.input[0])
+    limit = op.known.contents(producer.input[0])
     if limit is None or limit.size != 1 or (start.item(), delta.item()) != (0, 1):
         return None
     return Fact(dtype, (maximum(limit.item(), 0),))

@@ -28,7 +28,7 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def _spatial(op: Op, spatial: Sizes, kernel: Sizes, ceil: bool = False) -> list[Size]:
-    """The output sizes of a window that slides over `spatial`."""
+    """Return the output sizes of a window that slides over `spatial`."""
     count = len(spatial)
     strides = op.ints("strides") or [1] * count
     dilations = op.ints("dilations") or [1] * count
@@ -46,7 +46,7 @@ def _spatial(op: Op, spatial: Sizes, kernel: Sizes, ceil: bool = False) -> list[
 
 
 def conv(op: Op) -> Answer:
-    """[batch, filters, *windows] of images [batch, channels, ...] and filters [filters, ...]."""
+    """Infer [batch, filters, *windows] from images [batch, channels, ...] and the filters."""
     x, weight = op.shape(0), op.shape(1)
     shape = x if x is not None else weight
     if shape is None:
@@ -60,7 +60,10 @@ def conv(op: Op) -> Answer:
 
 
 def conv_transpose(op: Op) -> Answer:
-    """stride*(size - 1) + output_padding + extent of the kernel - pads, unless a shape is given."""
+    """Infer stride*(size - 1) + output_padding + extent of the kernel - pads per axis.
+
+    The attribute `output_shape` takes precedence.
+    """
     x, weight = op.shape(0), op.shape(1)
     if x is None or weight is None:
         return Fact(op.dtype(0), None)
@@ -92,7 +95,7 @@ def pool(op: Op) -> Answer:
     else:
         sizes = _spatial(op, shape[2:], kernel, op.int("ceil_mode") != 0)
         if None in sizes and op.version >= 22:
-            return None  # since then it is settled which windows count
+            return None  # since opset 22, ONNX specifies the number of windows
         fact = Fact(op.dtype(0), (*shape[:2], *sizes))
     return [fact, Fact(INT64, fact.shape)]
 
@@ -106,7 +109,7 @@ def global_pool(op: Op) -> Answer:
 
 
 def resize(op: Op) -> Answer:
-    """`sizes` as given, or floor(size * scale); what else there is, ONNX's own inference knows."""
+    """Infer `sizes` as given, or floor(size * scale); defer the other modes to ONNX."""
     shape = op.shape(0)
     if shape is None:
         return None
@@ -141,9 +144,9 @@ def _scaled(op: Op, shape: Shape, scales: Array | None) -> Fact:
 
 
 def _scaled_size(size: Size, scale: float) -> Size:
-    """floor(size * scale), the product rounded to single precision as runtimes do.
+    """Return floor(size * scale), the product rounded to single precision as runtimes do.
 
-    For a symbolic size, only factors that single precision multiplies without rounding.
+    For a symbolic size, None unless the product is exact in single precision.
     """
     if isinstance(size, int):
         return floor(float(np.float32(size * scale)))

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from passes.analysis.operands import int_vector, reshape, transpose
-from passes.analysis.view_algebra import Axis, Factor, Source, Trace, int_product, leaves, size_of
+from passes.analysis.view_algebra import (
+    Axis,
+    Factor,
+    Trace,
+    TracedSource,
+    int_product,
+    leaves,
+    size_of,
+)
 from toolkit.ir.graph import Graph
 from toolkit.symbolic import Dim
 
@@ -26,7 +34,7 @@ or, as after a convolution, the sequence last."""
 class Form:
     """An operand computed from `source`: reshaped to `target` and transposed by `perm`, if set."""
 
-    source: Source
+    source: TracedSource
     target: tuple[int, ...]
     perm: tuple[int, ...]
     batch: Dim
@@ -124,7 +132,7 @@ class Operand:
 
     def _form(
         self,
-        source: Source,
+        source: TracedSource,
         axes: tuple[list[Factor], ...],
         target: tuple[int, ...],
         perm: tuple[int, ...],

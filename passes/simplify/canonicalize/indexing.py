@@ -122,8 +122,10 @@ def gather_of_all(g: Graph, x: str, at: str, node: NodeProto) -> str | None:
     if entries != size:
         return None
     # Constants may count some entries from the end.
-    wraps = stored is not None and isinstance(size, int) and size > 0
-    found = constant_count(stored % size) if wraps else count(g, at)
+    if stored is not None and isinstance(size, int) and size:
+        found = constant_count(stored % size)
+    else:
+        found = count(g, at)
     if found is None or found.offset != 0 or dict(found.strides) != strides:
         return None
     return viewed_as(g, x, (*shape[: axes[0]], *index, *shape[axes[0] + 1 :]), node)
