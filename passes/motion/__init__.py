@@ -1,1 +1,1 @@
-"""Move data movement to where it costs less, or cancels."""
+"""Passes that move data movement to where it costs less or cancels."""

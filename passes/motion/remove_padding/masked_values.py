@@ -87,7 +87,7 @@ class MaskedValues:
         function = transfer_function(node, g.dtype(value))
         if function is None:
             return None
-        if nd.is_op(node, *ON_EQUAL_INTEGERS) and self._compares_one_with_itself(node, axes):
+        if nd.is_op(node, *ON_EQUAL_INTEGERS) and self._compares_equal_tokens(node, axes):
             return ON_EQUAL_INTEGERS[node.op_type]
         operands = [
             self.bounds(name, self.aligned(name, axes), depth - 1) for name in nd.inputs_of(node)
@@ -108,8 +108,8 @@ class MaskedValues:
         """Return the same positions in an operand that is broadcast."""
         return axes.within(self.g.shape(name) or ())
 
-    def _compares_one_with_itself(self, node: NodeProto, axes: MaskAxes) -> bool:
-        """Whether both operands are the same integer: that of a query, and of the same key."""
+    def _compares_equal_tokens(self, node: NodeProto, axes: MaskAxes) -> bool:
+        """Whether both operands hold the same integer: a token as a query, and as a key."""
         if axes.twin is None or self.g.dtype(node.input[0]) in FLOATS:
             return False
         first, second = (self._origin(name, self.aligned(name, axes)) for name in node.input)

@@ -8,10 +8,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from passes.analysis.operands import given
-from passes.motion.remove_padding.dont_care import MASK, takes_keys_out
+from passes.motion.remove_padding.dont_care import MASK, ignores_padded_keys
 from passes.motion.remove_padding.mask_outputs import computed_at_padding
 from passes.motion.remove_padding.masked_values import MaskedValues, ancestors, is_bounded
-from passes.motion.remove_padding.region import Region
+from passes.motion.remove_padding.region import PackedRegion
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 MOST_MASKS = 8
-"""The whole graph is read for each; models have one or two."""
+"""Limits the masks of a graph, since each costs a walk over it; models have one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,44 +35,44 @@ class Unpad:
 
     def run(self, model: Model, ctx: Context) -> None:
         if not ctx.target.has_costs:
-            return  # elsewhere sizes that are known beforehand may be worth more
+            return  # other runtimes may need static sizes more
         for graph in model.graphs():
-            for padding in islice(_paddings(graph), MOST_MASKS):
-                region = Region(padding)
+            for values in islice(_padding_masks(graph), MOST_MASKS):
+                region = PackedRegion(values)
                 if region and graph.begin("unpad", region.first):
                     region.write()
-                _note_wanted(padding, ctx)
+                _note_outputs(values, ctx)
 
 
-def _note_wanted(padding: MaskedValues, ctx: Context) -> None:
-    """Say which outputs padding is computed for, and what may be done about it."""
-    wanted = computed_at_padding(padding)
-    if padding.mask in padding.g.feeds and wanted:
-        names = ", ".join(f"'{name}'" for name in wanted)
-        ctx.note(f"padding is computed for {names}; if nobody reads it there: mask-outputs first")
+def _note_outputs(values: MaskedValues, ctx: Context) -> None:
+    """Note the outputs for which padding is computed, and how to avoid that."""
+    outputs = computed_at_padding(values)
+    if values.mask in values.g.feeds and outputs:
+        names = ", ".join(f"'{name}'" for name in outputs)
+        ctx.note(f"padding is computed for {names}; if it is unused there: mask-outputs first")
 
 
-def _paddings(g: Graph) -> Iterator[MaskedValues]:
-    """The masks of [batch, length] by which attention leaves keys out, each where it begins.
+def _padding_masks(g: Graph) -> Iterator[MaskedValues]:
+    """Yield the values of [batch, length] that attention masks are computed from.
 
-    Inputs come first, then what is nearest to those.
+    Inputs come first, then the values nearest to them.
     """
     masks = {given(node, MASK) for node in g.nodes if nd.is_op(node, "Attention")}
-    makes: dict[str, list[str]] = {}
+    derived: dict[str, list[str]] = {}
     for mask in sorted(masks):
         for value in reversed(ancestors(g, mask, is_bounded)):
-            makes.setdefault(value, []).append(mask)
-    for value in sorted(makes, key=lambda value: g.producer(value) is not None):
+            derived.setdefault(value, []).append(mask)
+    for value in sorted(derived, key=lambda value: g.producer(value) is not None):
         sizes = g.shape(value) or ()
         if len(sizes) == 2 and _may_be_padded(sizes):
-            padding = MaskedValues(g, value, sizes)
-            left = masks.intersection(makes[value])
-            found = {mask for mask in left if takes_keys_out(padding, mask, of_real=True)}
+            values = MaskedValues(g, value, sizes)
+            left = masks.intersection(derived[value])
+            found = {x for x in left if ignores_padded_keys(values, x, results_matter=False)}
             if found:
                 masks -= found
-                yield padding
+                yield values
 
 
 def _may_be_padded(sizes: Shape) -> bool:
-    """A single text is only filled up where its length is fixed."""
+    """Whether there may be padding: a single text is only padded to a fixed length."""
     return sizes[0] != 1 or isinstance(sizes[1], int)

@@ -2,8 +2,8 @@
 
     Gather(x, i), Slice(x, start, end), GatherND(x, (0..b, i)), Gather(Flatten(x), l (0..b) + i)
 
-Moving a selection pays if it keeps a fixed number of rows, surely no more than there are, and at
-most half of them where their number is known.
+Moving a selection pays if it keeps a bounded number of rows, never more than there are, and at most
+half of them where their number is known.
 """
 
 from __future__ import annotations

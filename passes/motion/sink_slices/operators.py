@@ -1,12 +1,13 @@
-"""How an operator computes selected rows alone: the operands of which to select them.
+"""Plan how an operator computes selected rows alone: which operands to select rows of.
 
-Rows of axis `axis` of the node's output are wanted. By `axis_flow`, an operator that carries this
-axis computes them from the same rows of its operands; an operand that is broadcast along the axis
-stays as it is. None: the operator needs all rows, or nothing is known about it.
+The selected rows lie along `axis` of the node's output. By `axis_flow`, an operator that carries
+this axis computes them from the same rows of its operands, while an operand that is broadcast along
+the axis stays as it is. A planner returns None if the operator needs all rows, or if that is
+unknown.
 
-Attention computes a row of its output from each row of its query, and needs all keys and values.
-With `is_causal` it counts rows from the first query: of those, the last row alone, which attends to
-as many keys as there are queries, can be computed without the attribute.
+Attention computes a row of its output from the same row of its query, and needs all keys and
+values. With `is_causal` it counts rows from the first query: only the last row, which attends to
+all keys if there are as many keys as queries, can be computed without the attribute.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onnx import NodeProto
 
 from passes.analysis.axis_flow import BROADCAST, MIXED, axis_flow
 from passes.analysis.operands import dims, given, int_vector, reshape_target
-from passes.motion.sink_slices.row_selection import Wanted
+from passes.motion.sink_slices.row_selection import AnyRows
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape
@@ -26,7 +27,7 @@ from toolkit.symbolic import Dim
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class SlicedOperand:
     """An operand to select rows of, along `axis`; `of` is that axis after broadcasting."""
 
     slot: int
@@ -38,16 +39,16 @@ class Moved:
 class RowPlan:
     """The changes to a node that computes selected rows alone."""
 
-    moved: tuple[Moved, ...]
-    instead: Mapping[int, str | Sequence[int]] = field(default_factory=dict[int, "str"])
-    """Replaced operands: a value, or integers to be stored."""
-    without: str = ""
-    """An attribute to drop."""
+    sliced: tuple[SlicedOperand, ...]
+    replaced: Mapping[int, str | Sequence[int]] = field(default_factory=dict[int, "str"])
+    """Other operands to replace, by index: with a value, or with a constant of integers."""
+    dropped: str = ""
+    """An attribute to remove."""
     keeps_first: bool = True
     """Whether the first axis stays first, and each of its entries is computed independently."""
 
 
-def row_plan(g: Graph, node: NodeProto, axis: int, selection: Wanted) -> RowPlan | None:
+def row_plan(g: Graph, node: NodeProto, axis: int, selection: AnyRows) -> RowPlan | None:
     """Return how `node` computes selected rows of `axis` of its outputs, or None if it cannot."""
     outputs = nd.without_blanks(node.output)
     shape = g.shape(outputs[0]) if outputs[0] else None
@@ -55,25 +56,30 @@ def row_plan(g: Graph, node: NodeProto, axis: int, selection: Wanted) -> RowPlan
         return None
     planner = _PLANNERS.get(nd.qualified(node), _carried)
     found = planner(_RowSite(g, node, axis, selection, shape))
-    return found if found is not None and found.moved else None
+    return found if found is not None and found.sliced else None
 
 
-def write_twin(
-    g: Graph, node: NodeProto, plan: RowPlan, rows: Mapping[int, str]
-) -> list[tuple[str, str]]:
-    """Write the node once more, for the rows in these operands: what it gives, and what that is."""
-    inputs = list(node.input)
-    for slot, other in {**rows, **plan.instead}.items():
-        inputs[slot] = other if isinstance(other, str) else int_vector(g, other, "shape")
-    outputs = [g.fresh(name) if name else "" for name in node.output]
-    g.add(
-        node.op_type, inputs, outputs, {**nd.attrs(node), plan.without: None}, node.domain, at=node
-    )
-    return [pair for pair in zip(node.output, outputs, strict=True) if pair[0]]
+@dataclass(frozen=True, slots=True, eq=False)
+class RowMember:
+    """A node that is to compute selected rows of `axis` of its outputs alone."""
+
+    node: NodeProto
+    axis: int
+    plan: RowPlan
+
+    def write(self, g: Graph, rows: Mapping[int, str]) -> list[tuple[str, str]]:
+        """Add the node for these rows of its operands; return each output with its rows."""
+        node, inputs = self.node, list(self.node.input)
+        for slot, other in {**rows, **self.plan.replaced}.items():
+            inputs[slot] = other if isinstance(other, str) else int_vector(g, other, "shape")
+        outputs = [g.fresh(name) if name else "" for name in node.output]
+        attributes = {**nd.attrs(node), self.plan.dropped: None}
+        g.add(node.op_type, inputs, outputs, attributes, node.domain, at=node)
+        return [pair for pair in zip(node.output, outputs, strict=True) if pair[0]]
 
 
 def is_product(node: NodeProto) -> bool:
-    """Whether the node is one of the operators whose work is worth saving."""
+    """Whether the node is a product or an attention, whose work is worth saving."""
     return nd.qualified(node) in _PRODUCTS
 
 
@@ -82,13 +88,14 @@ _PRODUCTS = ("MatMul", "Gemm", "Attention", "com.microsoft::MultiHeadAttention")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowSite:
-    """A node, and the axis of its output whose rows are wanted."""
+    """A node, and the axis of its output along which rows are selected."""
 
     g: Graph
     node: NodeProto
     axis: int
-    selection: Wanted
+    selection: AnyRows
     shape: Shape
+    """Of the node's output."""
 
     @property
     def rank(self) -> int:
@@ -103,7 +110,7 @@ def _carried(site: _RowSite) -> RowPlan | None:
     flow = axis_flow(site.g, site.node)
     if flow is None:
         return None
-    moved, keeps_first = list[Moved](), True
+    sliced, keeps_first = list[SlicedOperand](), True
     for slot, operand in flow.operands.items():
         axis = operand.sources[site.axis]
         if axis == BROADCAST:
@@ -111,29 +118,28 @@ def _carried(site: _RowSite) -> RowPlan | None:
         shape = site.g.shape(site.node.input[slot])
         if axis == MIXED or shape is None or shape[axis] != site.size:
             return None
-        moved.append(Moved(slot, axis, axis + operand.missing))
+        sliced.append(SlicedOperand(slot, axis, axis + operand.missing))
         keeps_first = keeps_first and operand.keeps_first()
-    return RowPlan(tuple(moved), keeps_first=keeps_first)
+    return RowPlan(tuple(sliced), keeps_first=keeps_first)
 
 
 def _product(site: _RowSite) -> RowPlan | None:
-    """Rows, and entries of leading axes; columns would be cut from the weights."""
+    """Select rows, or entries of leading axes; columns would have to be cut from the weights."""
     if site.axis == site.rank - 1:
         return None
-    return _without_stored(site) if site.axis == site.rank - 2 else _carried(site)
+    return _unless_constant(site) if site.axis == site.rank - 2 else _carried(site)
 
 
-def _without_stored(site: _RowSite) -> RowPlan | None:
-    """Rows of a stored table or matrix would be stored beside it."""
+def _unless_constant(site: _RowSite) -> RowPlan | None:
+    """Refuse to select rows of a constant matrix or table, which would be stored twice."""
     found = _carried(site)
-    stored = found is not None and any(
-        site.g.is_const(site.node.input[moved.slot]) for moved in found.moved if not moved.slot
-    )
-    return None if stored else found
+    if found is None or not site.g.is_const(site.node.input[0]):
+        return found
+    return None if any(operand.slot == 0 for operand in found.sliced) else found
 
 
 def _reshape(site: _RowSite) -> RowPlan | None:
-    """Where no axis in front of the rows changes, their own is one axis before and after."""
+    """Keep the rows where no axis up to theirs changes."""
     g, node, axis = site.g, site.node, site.axis
     before = g.shape(node.input[0])
     if before is None or before[: axis + 1] != site.shape[: axis + 1]:
@@ -142,11 +148,11 @@ def _reshape(site: _RowSite) -> RowPlan | None:
     target = reshape_target(few[0], few[1])
     if target is None:
         return None
-    return RowPlan((Moved(0, axis, axis),), {1: target}, "allowzero")
+    return RowPlan((SlicedOperand(0, axis, axis),), {1: target}, "allowzero")
 
 
 def _expand(site: _RowSite) -> RowPlan | None:
-    """An Expand that leaves the rows as they are: its shape has 1 there, or fewer axes."""
+    """Accept an Expand whose target shape is 1 along the rows or has no such axis."""
     sizes = dims(site.g, site.node.input[1])
     place = None if sizes is None else site.axis - site.rank + len(sizes)
     if sizes is None or place is None or (place >= 0 and sizes[place] != 1):
@@ -155,7 +161,7 @@ def _expand(site: _RowSite) -> RowPlan | None:
 
 
 def _squeeze(site: _RowSite) -> RowPlan | None:
-    """Without axes it would drop a single row's axis as well."""
+    """Refuse a Squeeze without axes, which would drop the axis of a single row."""
     return _carried(site) if given(site.node, 1) else None
 
 
@@ -167,7 +173,7 @@ def _attention(site: _RowSite) -> RowPlan | None:
         return None
     if nd.attr(site.node, "is_causal", 0) and not _reads_all_keys(site):
         return None
-    return _masked(site, {3: 2}, without="is_causal")
+    return _masked(site, {3: 2}, dropped="is_causal")
 
 
 def _reads_all_keys(site: _RowSite) -> bool:
@@ -179,7 +185,7 @@ def _reads_all_keys(site: _RowSite) -> bool:
 
 
 def _multi_head(site: _RowSite) -> RowPlan | None:
-    """The contributed operator, on a query apart from key and value."""
+    """Accept separate query, key and value."""
     g, node = site.g, site.node
     if site.axis != 1 or nd.attr(node, "unidirectional", 0):
         return None
@@ -189,15 +195,16 @@ def _multi_head(site: _RowSite) -> RowPlan | None:
     return _masked(site, {4: 1, 5: 2} if padding and g.rank(padding) == 3 else {5: 2})
 
 
-def _masked(site: _RowSite, masks: Mapping[int, int], without: str = "") -> RowPlan | None:
-    """The rows of the query, and of the masks, whose last two axes are queries and keys.
+def _masked(site: _RowSite, masks: Mapping[int, int], dropped: str = "") -> RowPlan | None:
+    """Select rows of the query and of the masks, whose last two axes are queries and keys.
 
-    `masks` are their slots, each with the axis of queries in what the mask is broadcast to.
+    `masks` maps the slot of each mask to the axis of queries in the shape it is broadcast to.
     """
     query = site.g.shape(site.node.input[0])
     if query is None or len(query) != site.rank or query[site.axis] != site.size:
         return None
-    moved, instead = [Moved(0, site.axis, site.axis)], dict[int, str | Sequence[int]]()
+    sliced = [SlicedOperand(0, site.axis, site.axis)]
+    replaced = dict[int, str | Sequence[int]]()
     for slot, of in masks.items():
         mask = given(site.node, slot)
         shape = site.g.shape(mask) if mask else (1, 1)
@@ -206,18 +213,18 @@ def _masked(site: _RowSite, masks: Mapping[int, int], without: str = "") -> RowP
         axis = len(shape) - 2
         if shape[axis] == 1:
             continue
-        alike = _one_row(site.g, mask, axis) if site.selection.count == 1 else ""
-        if alike:
-            instead[slot] = alike
+        repeated = _repeated_row(site.g, mask, axis) if site.selection.count == 1 else ""
+        if repeated:
+            replaced[slot] = repeated
         elif shape[axis] == site.size:
-            moved.append(Moved(slot, axis, of))
+            sliced.append(SlicedOperand(slot, axis, of))
         else:
             return None
-    return RowPlan(tuple(moved), instead, without)
+    return RowPlan(tuple(sliced), replaced, dropped)
 
 
-def _one_row(g: Graph, mask: str, axis: int) -> str:
-    """What an Expand has made the rows of a mask of, all alike; blank where it did not."""
+def _repeated_row(g: Graph, mask: str, axis: int) -> str:
+    """Return the single row that an Expand repeats to make `mask`, or blank."""
     node = g.producer(mask)
     if node is None or not nd.is_op(node, "Expand"):
         return ""
@@ -230,11 +237,11 @@ def _one_row(g: Graph, mask: str, axis: int) -> str:
 _PLANNERS: dict[str, Callable[[_RowSite], RowPlan | None]] = {
     "Attention": _attention,
     "Expand": _expand,
-    "Gather": _without_stored,
+    "Gather": _unless_constant,
     "Gemm": _product,
     "MatMul": _product,
     "Reshape": _reshape,
     "Squeeze": _squeeze,
     "com.microsoft::MultiHeadAttention": _multi_head,
 }
-"""Operators with conditions beyond `axis_flow`."""
+"""Planners of operators with conditions beyond `axis_flow`."""

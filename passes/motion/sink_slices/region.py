@@ -1,56 +1,54 @@
-"""How far up a selection can be moved: the operators of which only selected rows are read.
+"""Regions of operators above a selection that need not compute all rows.
 
-A node is a member when everything that reads it is a member or the selection itself, and it can
-compute the selected rows alone. So members are found from the selection upwards, each after all
-that read it, and what they read from outside is selected once for all of them. Nothing is computed
-twice, and nothing that a member makes is read by what computes the index.
+A node is a member if each of its users is a member or makes the same selection, and if it can
+compute the selected rows alone. So the region grows upwards from the selection, each member after
+all of its users, and rows are selected once of each value that enters. Nothing is computed twice,
+and the index of the selection does not depend on members.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import squeeze
-from passes.motion.sink_slices.find_slices import MOST_USERS, read_behind
-from passes.motion.sink_slices.operators import Moved, RowPlan, is_product, row_plan, write_twin
-from passes.motion.sink_slices.row_selection import Entries, OneEach, Selected, Writer
+from passes.motion.sink_slices.find_slices import MOST_USERS, find_slice_behind_view
+from passes.motion.sink_slices.operators import RowMember, RowPlan, is_product, row_plan
+from passes.motion.sink_slices.row_selection import (
+    Entries,
+    RowPerEntry,
+    SelectedRows,
+    SelectionWriter,
+)
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
 
 _Rows = tuple[str, int, int]
-"""Rows of a value, along one of its axes, which is another one of what they are needed for where
-that has more axes (see `OneEach`)."""
+"""A value, the axis of its rows, and that axis in the result that they are needed for, which may
+have more axes (see `RowPerEntry`)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Member:
-    node: NodeProto
-    axis: int
-    plan: RowPlan
+class SlicedRegion:
+    """The operators that can compute selected rows alone."""
 
-
-class Region:
-    """What is computed for all rows in front of a selection, and need not be."""
-
-    def __init__(self, g: Graph, selected: Selected) -> None:
+    def __init__(self, g: Graph, start: SelectedRows) -> None:
         self.g = g
-        self.selection = selected.selection
-        self.ends: list[Selected] = []
-        self.stops: list[str] = []
-        """Where it went no further, and why."""
-        self._members: dict[int, _Member] = {}
-        self._reads: Counter[_Rows] = Counter()
+        self.selection = start.selection
+        self.ends: list[SelectedRows] = []
+        """The selections that the region replaces."""
+        self.obstacles: list[str] = []
+        """Why it did not grow further, one reason per value."""
+        self._members: dict[int, RowMember] = {}
+        self._uses: Counter[_Rows] = Counter()
         self._made: dict[object, str] = {}
-        self._grow((selected.value, selected.axis, selected.axis))
+        self._grow((start.value, start.axis, start.axis))
 
     @property
-    def pays(self) -> bool:
-        """Whether there is anything in it that is worth a copy of its operands' rows."""
+    def saves_products(self) -> bool:
+        """Whether a member saves enough work to pay for selecting rows of its operands."""
         return any(is_product(member.node) for member in self._members.values())
 
     # -- finding
@@ -62,108 +60,106 @@ class Region:
             if member is None:
                 continue
             self._members[id(member.node)] = member
-            for moved in member.plan.moved:
-                rows = self._rows(member.node, moved)
-                self._reads[rows] += 1
+            for rows in self._operand_rows(member.node, member.plan).values():
+                self._uses[rows] += 1
                 pending.append(rows)
 
-    def _rows(self, node: NodeProto, moved: Moved) -> _Rows:
-        of = moved.of if isinstance(self.selection, OneEach) else moved.axis
-        return node.input[moved.slot], moved.axis, of
+    def _operand_rows(self, node: NodeProto, plan: RowPlan) -> dict[int, _Rows]:
+        each = isinstance(self.selection, RowPerEntry)
+        return {
+            one.slot: (node.input[one.slot], one.axis, one.of if each else one.axis)
+            for one in plan.sliced
+        }
 
-    def _joined(self, value: str, axis: int, of: int) -> _Member | None:
-        """The node that makes `value`, if all that is read of it are these rows."""
+    def _joined(self, value: str, axis: int, of: int) -> RowMember | None:
+        """Return the producer of `value` as a member if all uses are these rows."""
         g, node = self.g, self.g.producer(value)
         if node is None or id(node) in self._members:
             return None
-        if not self.selection.goes_on(g, value, axis, of):
-            self.stops.append(f"what {nd.label(node)} gives is the same for all of the batch")
+        if not self.selection.passes_producer(g, value, axis, of):
+            self.obstacles.append(f"the output of {nd.label(node)} is shared by the whole batch")
             return None
         made = [name for name in nd.outputs_of(node) if not g.is_unused(name)]
-        if not all(self._is_read_by_rows(name, axis) for name in made):
-            self.stops.append(f"all of {nd.label(node)} is read")
+        if not all(self._uses_are_rows(name, axis) for name in made):
+            self.obstacles.append(f"all rows of {nd.label(node)} are used")
             return None
-        found = row_plan(g, node, axis, self.selection)
-        if found is None or not self._fits(node, found):
-            self.stops.append(f"{nd.label(node)} is not known to work on each row by itself")
+        plan = row_plan(g, node, axis, self.selection)
+        if plan is None or not self._applies(node, plan):
+            self.obstacles.append(f"{nd.label(node)} may not compute its rows independently")
             return None
         for name in made:
             self.ends.extend(self._ends_of(name, axis))
-        return _Member(node, axis, found)
+        return RowMember(node, axis, plan)
 
-    def _is_read_by_rows(self, value: str, axis: int) -> bool:
+    def _uses_are_rows(self, value: str, axis: int) -> bool:
         g = self.g
         if g.is_output(value) or g.is_captured(value) or g.reader_count(value) > MOST_USERS:
             return False
-        reads = self._reads[value, axis, axis] + len(self._ends_of(value, axis))
-        return reads == g.use_count(value)
+        return self._uses[value, axis, axis] + len(self._ends_of(value, axis)) == g.use_count(value)
 
-    def _ends_of(self, value: str, axis: int) -> list[Selected]:
-        """Where the same rows are selected of `value` itself, or some of them."""
-        found = (read_behind(self.g, user) for user in self.g.users(value))
+    def _ends_of(self, value: str, axis: int) -> list[SelectedRows]:
+        """Return the selections of the same rows, or of some of them, of `value` itself."""
+        found = (find_slice_behind_view(self.g, user) for user in self.g.users(value))
         return [
             end
             for end in found
-            if end is not None and (end.value, end.axis) == (value, axis) and self._has(end)
+            if end is not None and (end.value, end.axis) == (value, axis) and self._covers(end)
         ]
 
-    def _has(self, end: Selected) -> bool:
+    def _covers(self, end: SelectedRows) -> bool:
         one, all_ = end.selection, self.selection
         if isinstance(one, Entries) and isinstance(all_, Entries) and one.numbers:
             return set(one.numbers) <= set(all_.numbers)
         return one == all_
 
-    def _fits(self, node: NodeProto, found: RowPlan) -> bool:
-        if isinstance(self.selection, OneEach) and not found.keeps_first:
+    def _applies(self, node: NodeProto, plan: RowPlan) -> bool:
+        if isinstance(self.selection, RowPerEntry) and not plan.keeps_first:
             return False
         return all(
-            self.selection.applies(self.g, node.input[moved.slot], moved.axis, moved.of)
-            for moved in found.moved
+            self.selection.applies(self.g, node.input[one.slot], one.axis, one.of)
+            for one in plan.sliced
         )
 
     # -- moving
 
     def move(self, root: NodeProto) -> str:
-        """Compute the selected rows alone, for all that read the selection; what is now `root`."""
+        """Compute the selected rows alone and replace all ends; return the result of `root`."""
         result = ""
         twins: dict[_Rows, str] = {}
         for member in reversed(self._members.values()):
             self._write(member, twins)
         # The root last: rows that become an output of the graph change their name.
-        for end in sorted(self.ends, key=lambda end: end.result is root):
-            place = end.value, end.axis, end.axis
-            result = self._given(end, twins[place])
-            if end.result is not root:
-                name = self.g.replace(end.result.output[0], result)
-                self.g.prune(end.result)
-                twins[place] = name if result == twins[place] else twins[place]
+        for end in sorted(self.ends, key=lambda end: end.node is root):
+            rows = end.value, end.axis, end.axis
+            result = self._replacement(end, twins[rows])
+            if end.node is not root:
+                name = self.g.replace(end.node.output[0], result)
+                self.g.prune(end.node)
+                twins[rows] = name if result == twins[rows] else twins[rows]
         return result
 
-    def _given(self, end: Selected, rows: str) -> str:
-        """What is left to do at an end: to take some of the rows, to drop their axis."""
+    def _replacement(self, end: SelectedRows, rows: str) -> str:
+        """Select the entries of an end from the rows of the region, and drop their axis."""
         g, one, all_ = self.g, end.selection, self.selection
         if isinstance(one, Entries) and isinstance(all_, Entries) and one != all_:
             places = np.array([all_.numbers.index(number) for number in one.numbers], np.int64)
             index = g.constant(places.reshape(()) if end.drops_axis else places, "index")
-            return g.op("Gather", rows, index, at=end.result, axis=end.axis)
-        return squeeze(g, rows, [end.axis], at=end.result) if end.drops_axis else rows
+            return g.op("Gather", rows, index, at=end.node, axis=end.axis)
+        return squeeze(g, rows, [end.axis], at=end.node) if end.drops_axis else rows
 
-    def _write(self, member: _Member, twins: dict[_Rows, str]) -> None:
-        g, node = self.g, member.node
-        instead = dict[int, str]()
-        for moved in member.plan.moved:
-            rows = self._rows(node, moved)
+    def _write(self, member: RowMember, twins: dict[_Rows, str]) -> None:
+        operands = self._operand_rows(member.node, member.plan)
+        for rows in operands.values():
             if rows not in twins:
-                twins[rows] = self.selection.take(Writer(g, node, self._made), *rows)
-                self._learn(twins[rows], *rows)
-            instead[moved.slot] = twins[rows]
-        for name, twin in write_twin(g, node, member.plan, instead):
-            rows = name, member.axis, member.axis
-            twins[rows] = twin
-            self._learn(twin, *rows)
+                writer = SelectionWriter(self.g, member.node, self._made)
+                self._add_twin(twins, self.selection.take(writer, *rows), rows)
+        taken = {slot: twins[rows] for slot, rows in operands.items()}
+        for name, twin in member.write(self.g, taken):
+            self._add_twin(twins, twin, (name, member.axis, member.axis))
 
-    def _learn(self, twin: str, value: str, axis: int, of: int) -> None:
-        known = self.g.type(value)
+    def _add_twin(self, twins: dict[_Rows, str], twin: str, rows: _Rows) -> None:
+        twins[rows] = twin
+        known = self.g.type(rows[0])
         if known is not None and known.shape is not None:
-            shape = self.selection.shape(known.shape, axis, of)
+            shape = self.selection.shape(known.shape, *rows[1:])
             self.g.learn_type(twin, TensorType(known.dtype, shape))

@@ -1,12 +1,12 @@
-"""Selections of rows, and how the same rows are selected of another value.
+"""Row selections, and how to select the same rows of another value.
 
-    Entries    Gather(x, index)             the same entries of an axis for all
-    Window     Slice(x, starts, ends)       neighbours along one axis
-    OneEach    GatherND(x, (0..b, index))   for each entry of the first axis, one of another
+    Entries       Gather(x, index)             the same entries of an axis for all
+    Window        Slice(x, starts, ends)       neighbours along one axis
+    RowPerEntry   GatherND(x, (0..b, index))   for each entry of the first axis, one of another
 
-`axis` is an axis of the value, `of` the same axis of what the rows are needed for, which may have
-more axes in front. All that a selection is moved to has as many rows as the value that it was taken
-of, so an index is out of range there exactly when it was before.
+In all methods, `axis` is an axis of the value, and `of` the same axis of the result that the rows
+are needed for, which may have more axes in front. Every value that a selection moves to has as many
+rows as the one that it was taken of, so an index is out of range there exactly when it was before.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from toolkit.symbolic import Dim
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """Writes near a node; what several selections read is written once."""
+class SelectionWriter:
+    """Adds nodes next to `at`; operands that several selections share are added once."""
 
     g: Graph
     at: NodeProto
@@ -43,29 +43,31 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class ForAll:
-    """As many rows of an axis, the same ones wherever they are taken."""
+class UniformRows:
+    """`count` rows of an axis, the same for all entries of the other axes."""
 
     count: Dim
 
     def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
+        """Whether the rows can be selected of `value`."""
         return True
 
-    def goes_on(self, g: Graph, value: str, axis: int, of: int) -> bool:
-        """Whether it can be moved through what makes the value."""
+    def passes_producer(self, g: Graph, value: str, axis: int, of: int) -> bool:
+        """Whether the selection can move above the producer of `value`."""
         return True
 
     def is_last(self, size: Dim) -> bool:
-        """Whether it is the last of `size` rows alone."""
+        """Whether it selects the last of `size` rows alone."""
         return False
 
     def shape(self, shape: Shape, axis: int, of: int) -> Shape:
+        """Return the shape of the rows of a value of this shape."""
         return (*shape[:axis], self.count, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
-class Entries(ForAll):
-    """Entries of an axis: these, or the one that `index` names."""
+class Entries(UniformRows):
+    """The entries `numbers` of an axis, or the one that the value `index` holds."""
 
     numbers: tuple[int, ...]
     index: str = ""
@@ -73,7 +75,7 @@ class Entries(ForAll):
     def is_last(self, size: Dim) -> bool:
         return self.numbers in ((-1,), (size - 1,))
 
-    def take(self, write: Writer, value: str, axis: int, of: int) -> str:
+    def take(self, write: SelectionWriter, value: str, axis: int, of: int) -> str:
         if self.index:
             index = write.once("index", lambda: reshape(write.g, self.index, [1], at=write.at))
         else:
@@ -82,28 +84,29 @@ class Entries(ForAll):
 
 
 @dataclass(frozen=True, slots=True)
-class Window(ForAll):
+class Window(UniformRows):
     """Neighbours along an axis."""
 
     bounds: tuple[str, ...]
-    """The names of starts and ends, and of steps where there are any."""
+    """Starts, ends and, if given, steps: operands of the Slice."""
     last: bool
-    """Whether it is the last row alone."""
+    """Whether it selects the last row alone."""
 
     def is_last(self, size: Dim) -> bool:
         return self.last
 
-    def take(self, write: Writer, value: str, axis: int, of: int) -> str:
+    def take(self, write: SelectionWriter, value: str, axis: int, of: int) -> str:
         starts, ends, *steps = self.bounds
         axes = write.integers((axis,), write.g.dtype(starts))
         return write.g.op("Slice", value, starts, ends, axes, *steps, at=write.at)
 
 
 @dataclass(frozen=True, slots=True)
-class OneEach:
-    """For each entry of the first axis one of another axis, by an index with as many elements.
+class RowPerEntry:
+    """For each entry of the first axis (the batch), one row of another axis.
 
-    A value that is the same for all of the batch has one row for each entry afterwards.
+    The index has one element per batch entry. A value without a batch axis gets one: a row per
+    entry.
     """
 
     index: str
@@ -114,21 +117,21 @@ class OneEach:
         return False
 
     def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
-        """Between the two axes there may be others of size 1 alone: heads of a mask, say."""
+        """Allow only axes of size 1 between batch and rows, such as the heads of a mask."""
         front = (g.shape(value) or ())[:axis]
         rest = front[1:] if self._has_batch(g, value, axis, of) else front
         return of > 0 and all(size == 1 for size in rest)
 
-    def goes_on(self, g: Graph, value: str, axis: int, of: int) -> bool:
-        """What is the same for all of the batch is computed once, as keys and values are."""
+    def passes_producer(self, g: Graph, value: str, axis: int, of: int) -> bool:
+        """Stop at values without a batch axis, which are computed once for all entries."""
         return self._has_batch(g, value, axis, of)
 
     def shape(self, shape: Shape, axis: int, of: int) -> Shape:
         return (self.batch, *[1] * of, *shape[axis + 1 :])
 
-    def take(self, write: Writer, value: str, axis: int, of: int) -> str:
+    def take(self, write: SelectionWriter, value: str, axis: int, of: int) -> str:
         g, each = write.g, self._has_batch(write.g, value, axis, of)
-        # (0, .., 0, index) names an entry of `axis` and of the axes in front of it.
+        # (0, ..., 0, index) addresses a row, and entry 0 of the axes in front of `axis`.
         front = axis - each
         places = write.once((of, 0), lambda: self._places(write, of))
         if front:
@@ -139,8 +142,8 @@ class OneEach:
     def _has_batch(self, g: Graph, value: str, axis: int, of: int) -> bool:
         return axis == of and (g.shape(value) or ())[:1] == (self.batch,)
 
-    def _places(self, write: Writer, of: int) -> str:
-        """The index as [batch, 1, .., 1], with as many axes as the rows up to their own."""
+    def _places(self, write: SelectionWriter, of: int) -> str:
+        """Return the index as [batch, 1, ..., 1], with `of` + 2 axes."""
         g, places, shape = write.g, self.index, (self.batch, *[1] * (of + 1))
         if g.shape(places) != shape:
             places = reshape(g, places, [-1, *[1] * (of + 1)], at=write.at)
@@ -150,17 +153,21 @@ class OneEach:
         return places
 
 
-Selection: TypeAlias = Entries | Window | OneEach
-Wanted: TypeAlias = ForAll | OneEach
-"""What an operator is asked for: it need not know how the rows are taken."""
+RowSelection: TypeAlias = Entries | Window | RowPerEntry
+AnyRows: TypeAlias = UniformRows | RowPerEntry
+"""A row selection, or `UniformRows` if it does not matter how the rows are selected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Selected:
-    """One place where rows are selected: along `axis` of `value`, and `result` is what is left."""
+class SelectedRows:
+    """A selection of rows along `axis` of `value`, made by `node`."""
 
-    selection: Selection
+    selection: RowSelection
     value: str
     axis: int
-    result: NodeProto
+    node: NodeProto
     drops_axis: bool
+
+    def selects_the_same(self, other: SelectedRows) -> bool:
+        mine, theirs = ((x.selection, x.value, x.axis) for x in (self, other))
+        return mine == theirs

@@ -1,8 +1,8 @@
-"""Transposes pushed together and cancelled.
+"""Sink and hoist Transposes until they cancel.
 
-A group of operators that do not care about the order of dimensions can work on the operands as
-they were before a Transpose. That pays when more Transposes end at the group than start from it:
-`region` finds such groups and counts, `operators` knows how each operator changes.
+A region of operators that do not depend on the order of axes can compute on the operands of a
+Transpose. This pays if more Transposes end at the region than start from it: `region` grows regions
+and counts, `operators` plans how each operator changes.
 """
 
 from passes.motion.sink_transposes.sink_transposes import Layout

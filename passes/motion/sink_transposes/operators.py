@@ -1,4 +1,4 @@
-"""How an operator computes the same on permuted operands.
+"""Plan how an operator computes the same on permuted operands.
 
 Throughout, v = Transpose(v', perm): axis i of v is axis perm[i] of v', so an operator that works
 along axis a of v works along axis perm[a] of v'.
@@ -43,7 +43,7 @@ class PermutedNode:
     """The changes to a node whose operands are permuted."""
 
     inputs: tuple[int, ...]
-    """The operands to permute; the others do not depend on the layout."""
+    """The operands to permute; the others do not depend on the order of axes."""
     edit: Callable[[], None]
     """Renames the axes in the node's attributes and constant inputs."""
     outputs_stay: bool = False
@@ -52,7 +52,7 @@ class PermutedNode:
 
 def permuted_node(g: Graph, node: NodeProto, perm: Perm) -> PermutedNode | None:
     """Return how `node` computes on operands before `perm`, or None if it cannot."""
-    if nd.is_op(node, *BROADCASTING, "PRelu"):  # whose slope has a layout just as well
+    if nd.is_op(node, *BROADCASTING, "PRelu"):  # its slope is permuted as well
         return _broadcast(g, node, perm)
     if not nd.is_op(node, *_PERMUTABLE) or g.rank(node.input[0]) != len(perm):
         return None
@@ -61,7 +61,7 @@ def permuted_node(g: Graph, node: NodeProto, perm: Perm) -> PermutedNode | None:
         if weight is None or len(weight.dims) != 2:
             return None  # two activations would both have to move
     elif not nd.is_op(node, "Split") and len(nd.outputs_of(node)) > 1:
-        return None  # the others have a layout of their own
+        return None  # nothing is known about the axes of the others
     flow = axis_flow(g, node)
     if flow is None:
         return None
@@ -106,7 +106,7 @@ def _permute_entries(g: Graph, node: NodeProto, name: str, perm: Perm) -> None:
 
 
 def _broadcast(g: Graph, node: NodeProto, perm: Perm) -> PermutedNode | None:
-    """Operands of lower rank line up with the last dimensions: those must stay, or be constant."""
+    """Permute broadcast operands; one of lower rank must be constant or keep its axes in place."""
     if g.opset() < 7:
         return None
     rank = len(perm)
@@ -122,14 +122,14 @@ def _broadcast(g: Graph, node: NodeProto, perm: Perm) -> PermutedNode | None:
         first = rank - len(shape)
         if first and perm[first:] == tuple(range(first, rank)):
             continue
-        if len(shape) < rank and not may_change(g, value):
+        if len(shape) < rank and not is_permutable_constant(g, value):
             return None
         moved.append(index)
     return PermutedNode(tuple(moved), _nothing) if full and moved else None
 
 
-def may_change(g: Graph, value: str) -> bool:
-    """Whether `value` is a constant that can be stored in the other layout."""
+def is_permutable_constant(g: Graph, value: str) -> bool:
+    """Whether `value` is a constant that may be stored permuted."""
     tensor = g.tensor(value)
     if tensor is None:
         return False
@@ -138,8 +138,8 @@ def may_change(g: Graph, value: str) -> bool:
 
 
 def permuted_constant(g: Graph, value: str, inverse: Perm) -> Array | None:
-    """The contents of a constant, with leading dimensions added, in the other layout."""
-    found = g.const(value) if may_change(g, value) else None
+    """Return a constant, with leading axes added, as it is before the Transpose, or None."""
+    found = g.const(value) if is_permutable_constant(g, value) else None
     if found is None:
         return None
     full: Array = found.reshape((1,) * (len(inverse) - found.ndim) + found.shape)

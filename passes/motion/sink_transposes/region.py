@@ -1,17 +1,17 @@
-"""Groups of operators that are worth moving to the other side of a Transpose.
+"""Regions of operators that are worth moving to the other side of a Transpose.
 
-Moving a group means that its operators work on v' where v = Transpose(v', perm). What that costs is
-counted in Transpose nodes, value by value:
+Moving a region makes its operators compute on v' where v = Transpose(v', perm). The cost is the
+number of Transpose nodes that this adds, value by value:
 
-  v enters the group   from Transpose(x, perm): reads x; -1 if nothing else needs the Transpose
-                       from another Transpose: that one changes, +1 if it is needed as it was, too
-                       constant: rewritten, or already there permuted: nothing
-                       else: +1
-  v leaves the group   to Transpose(v, q): it becomes Transpose(v', perm . q), -1 if that is nothing
-                       to anything else, graph outputs among them: +1
+  v enters the region   from Transpose(x, perm): use x; -1 if the Transpose has no other users
+                        from another Transpose: change it; +1 if its result is also used as it was
+                        from a constant, or from a value that exists permuted: 0
+                        else: +1
+  v leaves the region   to Transpose(v, q): becomes Transpose(v', perm . q), -1 if that is a no-op
+                        to other users or graph outputs: +1
 
-A group grows from one Transpose over its neighbours, cheapest first, and is cut back to where the
-sum was lowest. It is moved when that is negative, so every move leaves fewer Transposes.
+A region grows from a Transpose over its neighbours, cheapest first, and is cut back to where the
+sum was lowest. It moves if the sum is negative, so every move leaves fewer Transposes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from passes.analysis.operands import permutation, transpose
 from passes.motion.sink_transposes.operators import (
     Perm,
     PermutedNode,
-    may_change,
+    is_permutable_constant,
     permuted_constant,
     permuted_node,
 )
@@ -35,12 +35,13 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
 
 _LOOK_AHEAD = 24
-"""Growth stops after this many operators that brought no gain."""
+"""Growth stops after this many operators in a row without a gain."""
 
 _MOST_USERS = 64
-"""A value read by more nodes than this is taken to be needed as it is."""
+"""A value with more users than this is assumed to be needed as it is."""
 
 _MOST_WAITING = 8
+"""Limits the operators that did not pay and are tried again after a gain."""
 
 
 def inverse_of(perm: Perm) -> Perm:
@@ -48,12 +49,12 @@ def inverse_of(perm: Perm) -> Perm:
 
 
 def compose(first: Perm, second: Sequence[int]) -> Perm:
-    """The one permutation that does `first`, then `second`."""
+    """Return the permutation of `first` followed by `second`."""
     return tuple(first[axis] for axis in second)
 
 
 def _layout_values(node: NodeProto, planned: PermutedNode) -> set[str]:
-    """What the node reads and makes that depends on the layout."""
+    """Return the operands and results of a node that are permuted."""
     values = {node.input[i] for i in planned.inputs}
     return values if planned.outputs_stay else values.union(nd.outputs_of(node))
 
@@ -62,8 +63,8 @@ def is_identity(perm: Sequence[int]) -> bool:
     return list(perm) == list(range(len(perm)))
 
 
-class Region:
-    """A group of operators that would work on their operands before `perm`."""
+class TransposeRegion:
+    """Operators that would compute on their operands before `perm`."""
 
     def __init__(self, g: Graph, perm: Perm) -> None:
         self.g = g
@@ -74,7 +75,7 @@ class Region:
     # -- counting
 
     def grow(self, seeds: Iterable[NodeProto]) -> bool:
-        """Take in neighbours of `seeds` as long as that may pay; whether it did."""
+        """Add neighbours of `seeds` while that may pay; return whether it does."""
         eager = deque(seeds)
         waiting: deque[NodeProto] = deque()
         rejected: set[int] = set()
@@ -99,7 +100,7 @@ class Region:
             if cost < best:
                 best, best_size, stalled = cost, len(self.members), 0
             eager.extend(self._neighbours(node, planned))
-            eager.extend(waiting)  # what did not pay before may pay now
+            eager.extend(waiting)  # they may pay now
             waiting.clear()
         self.members = dict(list(self.members.items())[:best_size])
         # Counted again as a whole: a Transpose between two members changes at both of its ends.
@@ -107,7 +108,7 @@ class Region:
         return sum(map(self._cost, values)) < 0
 
     def _join(self, node: NodeProto, planned: PermutedNode) -> int:
-        """Add a node, and say by how much the cost changes."""
+        """Add a node; return the change of the cost."""
         values = _layout_values(node, planned)
         before = sum(map(self._cost, values))
         self.members[id(node)] = node, planned
@@ -126,53 +127,58 @@ class Region:
         return around
 
     def _cost(self, value: str) -> int:
-        """Transposes more (or less) because of `value`, with the members as they are."""
+        """Return the Transposes that `value` adds (or removes, if negative)."""
         g = self.g
         if g.reader_count(value) > _MOST_USERS:
-            return 1  # one for all of them; looking at each, for each of them, would be quadratic
+            return (
+                1  # one Transpose for all users; visiting each of them again and again is quadratic
+            )
         users = g.users(value)
-        others = [u for u in users if not self._reads_moved(u, value)]
+        others = [u for u in users if not self._uses_permuted(u, value)]
         needed = g.is_output(value) or g.is_captured(value)
         if self._is_moved(value):
             perms = [self._perm_of(user) for user in others]
             undone = [p is not None and is_identity(compose(self.perm, p)) for p in perms]
             outputs = sum(g.is_output(user.output[0]) for user in compress(others, undone))
-            # One value has one name: a second output that becomes it would need an Identity.
+            # A value has one name: a second output that equals it would need an Identity.
             return (needed or None in perms) - sum(undone) + max(outputs - 1, 0)
-        if len(others) == len(users) or may_change(g, value):
+        if len(others) == len(users) or is_permutable_constant(g, value):
             return 0
-        made_by = self._made_by(value)
-        if made_by is not None:
-            return int(bool(others) or needed) - (made_by == self.perm)
+        produced_by = self._produced_by(value)
+        if produced_by is not None:
+            return int(bool(others) or needed) - (produced_by == self.perm)
         return int(not any(map(self._is_ready_made, others)))
 
     def _is_ready_made(self, user: NodeProto) -> bool:
-        """Whether `user` gives what members want to read, and stays for other readers anyway.
+        """Whether `user` permutes its operand as members need it, and has users besides members.
 
-        One that only members read is counted as gone where its own output enters the group.
+        If all its users are members, it counts as removed where its own output enters the region.
         """
         if self._perm_of(user) != self.inverse:
             return False
         g, value = self.g, user.output[0]
         if g.is_output(value) or g.is_captured(value) or g.reader_count(value) > _MOST_USERS:
             return True
-        return any(not self._reads_moved(reader, value) for reader in g.users(value))
+        return any(not self._uses_permuted(other, value) for other in g.users(value))
 
     def _is_moved(self, value: str) -> bool:
         producer = self.g.producer(value)
         member = None if producer is None else self.members.get(id(producer))
         return member is not None and not member[1].outputs_stay
 
-    def _reads_moved(self, node: NodeProto, value: str) -> bool:
-        """Whether `node` is a member that reads `value` only where it is to come permuted."""
+    def _uses_permuted(self, node: NodeProto, value: str) -> bool:
+        """Whether `node` is a member all of whose uses of `value` are permuted operands."""
         member = self.members.get(id(node))
         if member is None:
             return False
-        places = [i for i, name in enumerate(node.input) if name == value]
-        return bool(places) and set(places) <= set(member[1].inputs)
+        slots = {i for i, name in enumerate(node.input) if name == value}
+        return bool(slots) and slots <= set(member[1].inputs)
 
-    def _made_by(self, value: str) -> Perm | None:
-        """The permutation that made an entering value, if its source does not move itself."""
+    def _produced_by(self, value: str) -> Perm | None:
+        """Return the permutation of the Transpose that defines an entering value, or None.
+
+        Also None if the operand of the Transpose moves with the region.
+        """
         producer = self.g.producer(value)
         if producer is None or self._is_moved(producer.input[0] if producer.input else ""):
             return None
@@ -187,7 +193,7 @@ class Region:
     # -- moving
 
     def move(self) -> list[NodeProto]:
-        """Make the members work on permuted operands; the Transposes that this touched."""
+        """Make the members compute on permuted operands; return the Transposes added or changed."""
         touched: list[NodeProto] = []
         twins = {v: self.g.fresh(v) for v in self._outputs()}
         made = list(twins)
@@ -219,24 +225,24 @@ class Region:
         moved = (n for n, planned in self.members.values() if not planned.outputs_stay)
         return [value for node in moved for value in nd.outputs_of(node)]
 
-    def _permuted(self, reader: NodeProto, value: str) -> str:
-        """The name of an entering value as it was before `perm`."""
+    def _permuted(self, user: NodeProto, value: str) -> str:
+        """Return the name of an entering value as it is before `perm`."""
         g = self.g
         array = permuted_constant(g, value, self.inverse)
         if array is not None:
             return g.constant(array, value)
         producer = g.producer(value)
-        made_by = self._made_by(value)
-        if producer is not None and made_by is not None:
-            whole = compose(made_by, self.inverse)
+        produced_by = self._produced_by(value)
+        if producer is not None and produced_by is not None:
+            whole = compose(produced_by, self.inverse)
             source = producer.input[0]
             if is_identity(whole):
                 return source
-            return self._typed(transpose(g, source, whole, at=reader), value)
-        for user in g.users(value):
-            if self._perm_of(user) == self.inverse:
-                return user.output[0]
-        return self._typed(transpose(g, value, self.inverse, at=reader), value)
+            return self._typed(transpose(g, source, whole, at=user), value)
+        for other in g.users(value):
+            if self._perm_of(other) == self.inverse:
+                return other.output[0]
+        return self._typed(transpose(g, value, self.inverse, at=user), value)
 
     def _typed(self, twin: str, value: str) -> str:
         known = self.g.type(value)
@@ -246,7 +252,7 @@ class Region:
         return twin
 
     def _leave(self, value: str, twin: str) -> list[NodeProto]:
-        """Give the readers outside what they need; the Transposes among them read `twin`."""
+        """Rewire the users outside the region; return the Transposes added or changed."""
         g = self.g
         self._typed(twin, value)
         touched: list[NodeProto] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from onnx import NodeProto
 
 from passes.analysis.operands import permutation, reshape, reshape_target
-from passes.motion.sink_transposes.region import Region, inverse_of, is_identity
+from passes.motion.sink_transposes.region import TransposeRegion, inverse_of, is_identity
 from passes.simplify.canonicalize import views
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @rewrite(op.Transpose(var("x")), opset=5)
 def transpose_of_ones(g: Graph, x: str, node: NodeProto) -> str | None:
-    """Where only dimensions of size 1 change places, no element moves: a Reshape copies nothing."""
+    """A Transpose that only moves axes of size 1 is a Reshape, which copies nothing."""
     shape, perm = g.shape(x), permutation(g, node)
     if shape is None or perm is None or len(shape) != len(perm):
         return None
@@ -45,7 +45,7 @@ class Layout:
     def run(self, model: Model, ctx: Context) -> None:
         apply_rules(model, views.RULES, ctx)
         changed = True
-        while changed:  # a move may open the way for another, far from where it was made
+        while changed:  # a move may enable another, far from where it was made
             moved = sum(push_transposes(graph) for graph in model.graphs())
             changed = apply_rules(model, _RULES, ctx) or moved
 
@@ -58,7 +58,7 @@ def _transposes(graph: Graph) -> list[NodeProto]:
 
 
 def push_transposes(graph: Graph) -> int:
-    """Move groups of operators across Transposes, each move with a gain; the moves made."""
+    """Move regions across Transposes as long as this removes some; return the number of moves."""
     pending = deque(_transposes(graph))
     moves = 0
     while pending:
@@ -72,21 +72,21 @@ def push_transposes(graph: Graph) -> int:
         if len(graph) < nodes:
             moves += 1
             pending.extend(touched)
-        else:  # counted wrongly: a move that gains nothing could be made back and forth for ever
+        else:  # miscounted: moves without gain could alternate endlessly
             graph.model.journal.undo_to(start)
     return moves
 
 
 def _push(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
-    """Try the operators after a Transpose, then those before it; the Transposes touched."""
+    """Move a region below or above a Transpose; return the Transposes changed, or None."""
     perm = permutation(graph, node)
     if perm is None or is_identity(perm):
         return None
-    after = Region(graph, perm)
+    after = TransposeRegion(graph, perm)
     if after.grow(graph.users(node.output[0])) and graph.begin("push-transpose", node):
         return after.move()
     producer = graph.producer(node.input[0])
-    before = Region(graph, inverse_of(perm))
+    before = TransposeRegion(graph, inverse_of(perm))
     if producer is not None and before.grow([producer]) and graph.begin("pull-transpose", node):
         return before.move()
     return None

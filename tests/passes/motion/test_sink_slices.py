@@ -681,7 +681,7 @@ def test_explain_says_where_it_stopped() -> None:
     for item in (Shapes(annotate=False), Rows()):
         item.run(subject, Context(misses=misses))
     [miss] = [miss for miss in misses.list() if miss.rule == "selected-rows"]
-    assert "all of MatMul 'm' is read" in miss.reason
+    assert "all rows of MatMul 'm' are used" in miss.reason
 
 
 # -- any operators in any order

@@ -152,18 +152,18 @@ def test_an_input_that_is_an_output_stays() -> None:
     ctx = Context()
     subject = _masked(text, ctx)
     assert not len(subject.journal)
-    assert ctx.notes == ["'x' stays as it is: no node of the main graph alone has it"]
+    assert ctx.notes == ["'x' stays as it is: it is an input or used by a subgraph"]
 
 
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        ("int64[N, L] ids", {}, r"not one input .* called a mask.*mask=NAME \(there are x, ids\)"),
-        ("int64[N, L] mask, int64[N, L] other_mask", {}, r"these are: mask, other_mask"),
-        ("bool[N, L] src_key_padding_mask", {}, r"not one input .* called a mask"),
-        ("int64[N, L] mask", {"mask": "maks"}, "'maks' is no input: did you mean 'mask'"),
+        ("int64[N, L] ids", {}, r"exactly one .* called a mask.*mask=NAME \(inputs: x, ids\)"),
+        ("int64[N, L] mask, int64[N, L] other_mask", {}, r"candidates: mask, other_mask"),
+        ("bool[N, L] src_key_padding_mask", {}, r"exactly one input .* called a mask"),
+        ("int64[N, L] mask", {"mask": "maks"}, "'maks' is not an input: did you mean 'mask'"),
         ("int64[N] mask", {"mask": "mask"}, r"'mask' is not of shape \[batch, length\]"),
-        ("int64[N] mask", {}, "not one input"),
+        ("int64[N] mask", {}, "exactly one input"),
     ],
 )
 def test_masks_that_cannot_be_meant(inputs: str, options: Any, message: str) -> None:
@@ -186,7 +186,7 @@ def test_an_opset_without_where() -> None:
     ctx = Context()
     subject = _masked(TAGGER.replace('"" : 23', '"" : 8'), ctx)
     assert not len(subject.journal)
-    assert ctx.notes == ["opset 8 knows no Where: lift the model first, by the pass opset"]
+    assert ctx.notes == ["opset 8 has no Where: lift the model first, with the pass opset"]
 
 
 def _is_packed(subject: Model) -> bool:
