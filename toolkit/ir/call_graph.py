@@ -1,4 +1,4 @@
-"""Model-local functions: who calls which."""
+"""The call graph of model-local functions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from onnx import FunctionProto, NodeProto
 from toolkit.ir import node as nd
 
 Key = tuple[str, str, str]
-"""(domain, name, overload): what a call and a function have in common."""
+"""(domain, name, overload): identifies a function, and the function that a node calls."""
 
 Calls = Mapping[Key, set[Key]]
+"""The functions that each function calls."""
 
 
 def called_by(node: NodeProto) -> Key:
+    """Return the key of the function that a node would call."""
     return nd.domain_of(node), node.op_type, node.overload
 
 
 def key_of(function: FunctionProto) -> Key:
+    """Return the key of a function."""
     return nd.plain_domain(function.domain), function.name, function.overload
 
 
 def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes and those of the graphs inside them (of a function, which has no index)."""
+    """Yield the nodes and those of their subgraphs, from the protobuf."""
     for node in nodes:
         yield node
         for graph in nd.graphs_of(node):
@@ -32,13 +35,13 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def calls_among(functions: Iterable[FunctionProto]) -> Calls:
-    """Which of the functions each of them calls."""
-    bodies = {key_of(f): f.node for f in functions}
-    return {key: bodies.keys() & set(map(called_by, all_nodes(n))) for key, n in bodies.items()}
+    """Return the calls of each function to the others."""
+    nodes = {key_of(f): f.node for f in functions}
+    return {key: nodes.keys() & set(map(called_by, all_nodes(n))) for key, n in nodes.items()}
 
 
 def reached(calls: Calls, first: Iterable[Key]) -> set[Key]:
-    """The functions that these calls come to, in any number of steps."""
+    """Return the functions reachable from these calls."""
     pending = list(first)
     found: set[Key] = set()
     while pending:
@@ -50,9 +53,9 @@ def reached(calls: Calls, first: Iterable[Key]) -> set[Key]:
 
 
 def circle(calls: Calls) -> list[Key]:
-    """Functions of which each calls the next, and the last one the first; empty without any."""
+    """Return a cycle of calls, callers first; empty if there is none."""
     try:
         TopologicalSorter(calls).prepare()
     except CycleError as error:
-        return list(reversed(error.args[1][1:]))  # callees first, and one of them twice
+        return list(reversed(error.args[1][1:]))  # callees first, the first one also last
     return []

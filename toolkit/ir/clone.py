@@ -1,4 +1,4 @@
-"""Copies of nodes under new names: how a branch or a function body moves into another graph."""
+"""Clone nodes under new names, to move a subgraph or a function into another graph."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def clone(
     fresh: Callable[[str], str],
     attributes: Mapping[str, AttributeProto] | None = None,
 ) -> list[NodeProto]:
-    """Copy `nodes`, renaming what they define and read.
+    """Copy `nodes`, with their operands and results renamed.
 
-    `names` says what outer values are called; every definition without an entry gets a fresh name,
-    which is entered. Names that are neither defined here nor in `names` stay (outer captures).
-    `attributes` are a function call's: references to them are replaced by their values, and a
-    reference to one that the call leaves out is dropped.
+    `names` maps old names to new ones; every result without an entry gets a fresh name, which is
+    added. Names that are neither defined here nor in `names` stay (outer captures). `attributes`
+    are those of a function call: references to them are replaced by their values, and a reference
+    to an omitted one is dropped.
     """
     copies: list[NodeProto] = []
     for node in nodes:
@@ -60,11 +60,11 @@ def _rename_graph(
     fresh: Callable[[str], str],
     attributes: Mapping[str, AttributeProto] | None,
 ) -> None:
-    """Rename a nested graph in place: its own definitions get fresh names as well."""
+    """Rename a subgraph in place: its own values get fresh names as well."""
     for declared in graph.input:
         names[declared.name] = declared.name = fresh(declared.name)
     for tensor in graph.initializer:
-        if tensor.name not in names:  # also an input: renamed already
+        if tensor.name not in names:  # else it is also an input, renamed above
             names[tensor.name] = fresh(tensor.name)
         tensor.name = names[tensor.name]
     for sparse in graph.sparse_initializer:

@@ -1,14 +1,14 @@
-"""Who defines and who reads each value: the connections of one graph, kept true under change.
+"""The def-use index of one graph: the producer and the users of each value, updated by edits.
 
-Nodes are keyed by identity (NodeProto is unhashable and compares deeply). What the nodes of a
-subgraph read from outside is reported to the graph around it as a capture, from there outwards to
-the graph that defines the value; so every graph knows all readers of what it defines.
+Nodes are keyed by identity (NodeProto is unhashable and compares deeply). An outer value that a
+subgraph uses is reported to the enclosing graphs as a capture, up to the graph that defines it, so
+that every graph knows all users of its values.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
@@ -17,15 +17,16 @@ from onnx import NodeProto
 from toolkit.errors import ModelError
 from toolkit.ir import node as nd
 
-Scope = TypeVar("Scope", bound="Links[Any]")
+Scope = TypeVar("Scope", bound="DefUse[Any]")
+"""The class of a graph, which extends this index."""
 
 
 class CycleError(ValueError):
-    """The nodes of a graph depend on each other in a circle; args[0] names one of them."""
+    """The nodes of a graph form a cycle; args[0] names one of them."""
 
 
-class Links(Generic[Scope]):
-    """The connections of one graph. A Graph says what it is given, and makes its children."""
+class DefUse(Generic[Scope]):
+    """The def-use index of one graph; subclasses add values without a producer, and subgraphs."""
 
     def __init__(self, parent: Scope | None, owner: NodeProto | None) -> None:
         self.parent: Scope | None = parent
@@ -33,7 +34,7 @@ class Links(Generic[Scope]):
         self._nodes: dict[int, NodeProto] = {}
         self._position: dict[int, tuple[int, int]] = {}
         self._producers: dict[str, NodeProto] = {}
-        self._readers: dict[str, dict[int, NodeProto]] = {}
+        self._users: dict[str, dict[int, NodeProto]] = {}
         self._captures: dict[str, Counter[int]] = {}
         self._output_names: Counter[str] = Counter()
         self._children: dict[int, list[Scope]] = {}
@@ -41,19 +42,19 @@ class Links(Generic[Scope]):
         self._sorted: list[NodeProto] | None = None
         self._inserted = 0
 
-    def _is_given(self, value: str) -> bool:
-        """Whether `value` is defined here without a node: an input or a stored tensor."""
+    def _is_input_or_stored(self, value: str) -> bool:
+        """Return whether `value` is an input or a stored tensor of this graph."""
         raise NotImplementedError
 
     def _make_children(self, node: NodeProto) -> list[Scope]:
-        """The subgraphs of a node that comes in for the first time."""
+        """Return the subgraphs of a node that is inserted for the first time."""
         raise NotImplementedError
 
-    # -- reading
+    # -- queries
 
     @property
     def nodes(self) -> list[NodeProto]:
-        """All nodes, every producer before its readers, otherwise in the order they came."""
+        """All nodes in topological order, otherwise in the order of insertion."""
         if self._sorted is None:
             self._sorted = self._topological()
         return list(self._sorted)
@@ -65,115 +66,122 @@ class Links(Generic[Scope]):
         return id(node) in self._nodes
 
     def producer(self, value: str) -> NodeProto | None:
+        """Return the node of this graph whose result is `value`, or None."""
         return self._producers.get(value)
 
     def users(self, value: str) -> list[NodeProto]:
-        """The nodes of this graph that read `value`, also through their subgraphs, once each."""
-        found = dict(self._readers.get(value, {}))
+        """Return the nodes of this graph that use `value`, also by their subgraphs, once each."""
+        found = dict(self._users.get(value, {}))
         for owner in self._captures.get(value, ()):
             found[owner] = self._nodes[owner]
         return list(found.values())
 
     def reader_count(self, value: str) -> int:
-        """How many nodes of this graph read `value` themselves, however many there are."""
-        return len(self._readers.get(value, ()))
+        """Return the number of nodes with `value` among their operands, in constant time."""
+        return len(self._users.get(value, ()))
 
     def sole_user(self, value: str) -> NodeProto | None:
-        """Return the node that reads `value`, once, if nothing else does: no output, no capture."""
-        if self.reader_count(value) != 1 or self.use_count(value) != 1:
-            return None
-        return self.users(value)[0]
+        """Return the sole user of `value`, or None if there are other uses."""
+        return self.users(value)[0] if self.is_used_once(value) else None
+
+    def is_used_once(self, value: str) -> bool:
+        """Return whether the only use of `value` is one operand of one node of this graph."""
+        return self.reader_count(value) == 1 and self.use_count(value) == 1
 
     def is_output(self, value: str) -> bool:
+        """Return whether `value` is an output of this graph."""
         return value in self._output_names
 
     def is_captured(self, value: str) -> bool:
+        """Return whether a subgraph uses `value`."""
         return bool(self._captures.get(value))
 
     def use_count(self, value: str) -> int:
-        """Input slots that read `value`, plus captures by subgraphs, plus graph outputs."""
-        slots = sum(list(n.input).count(value) for n in self._readers.get(value, {}).values())
-        captures = sum(self._captures[value].values()) if value in self._captures else 0
-        return slots + captures + self._output_names[value]
+        """Return the number of operands that are `value`, plus captures, plus graph outputs."""
+        slots = sum(list(n.input).count(value) for n in self._users.get(value, {}).values())
+        return slots + self._capture_count(value) + self._output_names[value]
 
     def is_unused(self, value: str) -> bool:
-        used = self._readers.get(value) or self._captures.get(value)
+        """Return whether `value` has no users and is no output."""
+        used = self._users.get(value) or self._captures.get(value)
         return not used and value not in self._output_names
 
     def is_defined(self, value: str) -> bool:
-        """Whether `value` is defined in this graph itself."""
-        return value in self._producers or self._is_given(value)
+        """Return whether this graph itself defines `value`."""
+        return value in self._producers or self._is_input_or_stored(value)
 
     def scope_of(self, value: str) -> Scope | None:
-        """The innermost graph, from here outwards, that defines `value`."""
-        graph: Links[Scope] | None = self
+        """Return the innermost graph, from here outwards, that defines `value`."""
+        graph: DefUse[Scope] | None = self
         while graph is not None and not graph.is_defined(value):
             graph = graph.parent
-        return cast("Scope | None", graph)  # every graph of the chain is one
+        return cast("Scope | None", graph)
 
     def subgraphs(self, node: NodeProto) -> list[Scope]:
+        """Return the subgraphs of a node."""
         return self._children.get(id(node), [])
 
     def walk(self) -> Iterator[Scope]:
-        """This graph and all graphs inside it, outer first, in the order of their nodes."""
+        """Yield this graph and all graphs inside it, outer first, in the order of their nodes."""
         yield cast("Scope", self)
         for owner in sorted(self._children, key=self._position.__getitem__):
-            for child in self._children.get(owner, ()):  # a pass may remove it meanwhile
+            for child in self._children.get(owner, ()):  # a pass may have removed it
                 yield from child.walk()
 
     def captures_of(self, node: NodeProto) -> list[str]:
-        """What the node's subgraphs read from this graph and those around it."""
+        """Return the outer values that the subgraphs of a node use."""
         found: dict[str, None] = {}
         for child in self._children.get(id(node), ()):
             found.update(dict.fromkeys(child.captured()))
         return list(found)
 
     def captured(self) -> list[str]:
-        """The names that this graph, or one inside it, reads from around it."""
-        names = {**dict.fromkeys(self._readers), **dict.fromkeys(self._captures)}
+        """Return the outer values that this graph, or one inside it, uses."""
+        names = {**dict.fromkeys(self._users), **dict.fromkeys(self._captures)}
         names.update(dict.fromkeys(self._output_names))
         return [name for name in names if not self.is_defined(name)]
 
     def require_sound(self) -> None:
-        """Raise ModelError when something is read that nothing defines, or nodes go in a circle."""
-        for name, readers in self._readers.items():
+        """Raise ModelError for a use of an undefined value and for a cycle."""
+        for name, users in self._users.items():
             if self.scope_of(name) is None:
-                reader = next(iter(readers.values()))
-                raise ModelError(f"{nd.label(reader)} reads '{name}', which is defined nowhere")
+                user = next(iter(users.values()))
+                raise ModelError(f"{nd.label(user)} reads '{name}', which is defined nowhere")
         try:
             self._sorted = self._sorted or self._topological()
         except CycleError as error:
             raise ModelError(f"the graph has a cycle through {error.args[0]}") from error
 
-    # -- changing
+    # -- updates, called by the edits of a graph
 
-    def _place(self, node: NodeProto, at: NodeProto | None) -> tuple[int, int]:
+    def _position_near(self, node: NodeProto, at: NodeProto | None) -> tuple[int, int]:
+        """Return a position in the stable order: that of `at`, or behind the node's producers."""
         self._inserted += 1
         if at is not None and id(at) in self._position:
             return self._position[id(at)][0], self._inserted
-        read = (self._producers.get(name) for name in node.input)
-        places = [self._position[id(p)][0] for p in read if p is not None]
-        return max(places, default=0), self._inserted
+        producers = (self._producers.get(name) for name in node.input)
+        positions = [self._position[id(p)][0] for p in producers if p is not None]
+        return max(positions, default=0), self._inserted
 
     def _attach(self, node: NodeProto, position: tuple[int, int]) -> None:
         self._define(node)
         self._connect(node, position)
 
     def _connect(self, node: NodeProto, position: tuple[int, int]) -> None:
-        """Enter a node whose outputs are defined."""
+        """Add a node whose results are defined."""
         key = id(node)
         self._nodes[key] = node
         self._position[key] = position
         self._sorted = None
         for name in node.input:
             if name:
-                self._read(node, name)
+                self._add_user(node, name)
         if not node.attribute:
             return
         if key in self._parked:
             _, self._children[key] = self._parked.pop(key)
             for child in self._children[key]:
-                child._announce(+1)
+                child._report_captures(+1)
         else:
             children = self._make_children(node)
             if children:
@@ -183,56 +191,56 @@ class Links(Generic[Scope]):
         key = id(node)
         if key in self._children:
             for child in self._children[key]:
-                child._announce(-1)
-            # Kept with the node, which an undo attaches again: its graphs hold the only content.
+                child._report_captures(-1)
+            # An undo attaches the node again: its Graphs hold the only content of its subgraphs.
             self._parked[key] = node, self._children.pop(key)
         for name in dict.fromkeys(nd.inputs_of(node)):
-            self._unread(node, name)
+            self._drop_user(node, name)
         self._undefine(node)
         del self._nodes[key]
         self._sorted = None
 
-    def _relink(self, node: NodeProto, values: Sequence[str]) -> None:
+    def _set_operands(self, node: NodeProto, values: Sequence[str]) -> None:
         before = set(nd.inputs_of(node))
         node.input[:] = values
         after = dict.fromkeys(nd.inputs_of(node))
         for name in before - after.keys():
-            self._unread(node, name)
+            self._drop_user(node, name)
         for name in after:
             if name not in before:
-                self._read(node, name)
+                self._add_user(node, name)
         self._sorted = None
 
-    def _reread(self, node: NodeProto, slots: Sequence[int], value: str) -> None:
-        """Read `value` in all the slots that one and the same other value has had."""
+    def _set_operand(self, node: NodeProto, slots: Sequence[int], value: str) -> None:
+        """Replace the operand in these slots, which all hold the same value."""
         before = node.input[slots[0]]
         for slot in slots:
             node.input[slot] = value
         if before not in node.input:
-            self._unread(node, before)
-        self._read(node, value)
+            self._drop_user(node, before)
+        self._add_user(node, value)
         self._sorted = None
 
-    def _redefine(self, node: NodeProto, values: Sequence[str]) -> None:
+    def _set_results(self, node: NodeProto, values: Sequence[str]) -> None:
         self._undefine(node)
         node.output[:] = values
         self._define(node)
         self._sorted = None
 
     def _define(self, node: NodeProto) -> None:
-        with self._redefining(node.output):
+        with self._changing_scope(node.output):
             for name in nd.outputs_of(node):
                 self._producers[name] = node
 
     def _undefine(self, node: NodeProto) -> None:
-        with self._redefining(node.output):
+        with self._changing_scope(node.output):
             for name in nd.outputs_of(node):
                 if self._producers.get(name) is node:
                     del self._producers[name]
 
     @contextmanager
-    def _redefining(self, names: Iterable[str]) -> Generator[None]:
-        """Around a change of what is defined here: reads of these names turn inner or outer."""
+    def _changing_scope(self, names: Iterable[str]) -> Generator[None]:
+        """Report the uses of names that become, or cease to be, captures of outer values."""
         if self.parent is None:
             yield
             return
@@ -240,29 +248,32 @@ class Links(Generic[Scope]):
         yield
         for name, was_defined in before.items():
             if self.is_defined(name) != was_defined:
-                self._report(name, self._reads(name) * (1 if was_defined else -1))
+                self._report(name, self._reported(name) * (1 if was_defined else -1))
 
-    def _reads(self, name: str) -> int:
-        """How often `_forward` has been called for `name` by what is attached now."""
-        captures = sum(self._captures[name].values()) if name in self._captures else 0
-        return len(self._readers.get(name, ())) + captures + (name in self._output_names)
+    def _reported(self, name: str) -> int:
+        """Return the number of uses of `name` here that count as captures outside."""
+        is_output = name in self._output_names
+        return len(self._users.get(name, ())) + self._capture_count(name) + is_output
 
-    def _read(self, node: NodeProto, name: str) -> None:
-        readers = self._readers.setdefault(name, {})
-        if id(node) not in readers:
-            readers[id(node)] = node
+    def _capture_count(self, name: str) -> int:
+        return sum(self._captures[name].values()) if name in self._captures else 0
+
+    def _add_user(self, node: NodeProto, name: str) -> None:
+        users = self._users.setdefault(name, {})
+        if id(node) not in users:
+            users[id(node)] = node
             if self.parent is not None:
                 self._forward(name, +1)
 
-    def _unread(self, node: NodeProto, name: str) -> None:
-        readers = self._readers[name]
-        del readers[id(node)]
-        if not readers:
-            del self._readers[name]
+    def _drop_user(self, node: NodeProto, name: str) -> None:
+        users = self._users[name]
+        del users[id(node)]
+        if not users:
+            del self._users[name]
         self._forward(name, -1)
 
     def _forward(self, name: str, change: int) -> None:
-        """Something in here reads `name`, or no longer does: tell the graph that defines it."""
+        """Report a change in the number of uses of `name`, if it is an outer value."""
         if self.parent is not None and not self.is_defined(name):
             self._report(name, change)
 
@@ -280,21 +291,21 @@ class Links(Generic[Scope]):
         self._sorted = None
         self._forward(name, change)
 
-    def _announce(self, change: int) -> None:
-        """(Un)report all captures of this graph: its owner enters or leaves the parent."""
-        for name in {*self._readers, *self._captures, *self._output_names}:
-            self._forward(name, change * self._reads(name))
+    def _report_captures(self, change: int) -> None:
+        """Report all captures of this graph when its owner is attached (+1) or detached (-1)."""
+        for name in {*self._users, *self._captures, *self._output_names}:
+            self._forward(name, change * self._reported(name))
 
     def _topological(self) -> list[NodeProto]:
-        """Stable topological order: by position, a producer moved up where it has to be."""
+        """Sort topologically: by position, except for producers that must move up."""
         captured: dict[int, list[str]] = {}
         for name, owners in self._captures.items():
             for owner in owners:
                 captured.setdefault(owner, []).append(name)
-        place = self._position
+        position = self._position
         order: list[NodeProto] = []
         done: set[int] = set()
-        for root in sorted(self._nodes.values(), key=lambda node: place[id(node)]):
+        for root in sorted(self._nodes.values(), key=lambda node: position[id(node)]):
             stack = [root]
             opened: set[int] = set()
             while stack:
@@ -316,34 +327,25 @@ class Links(Generic[Scope]):
         return order
 
     def _missing(self, node: NodeProto, captured: Iterable[str], done: set[int]) -> list[NodeProto]:
-        """The producers that `node` still waits for."""
+        """Return the producers of operands and captures of `node` that are not in `done`."""
         producers = self._producers
-        found = [p for name in node.input if (p := producers.get(name)) and id(p) not in done]
-        if captured:
-            found += [p for name in captured if (p := producers.get(name)) and id(p) not in done]
-        return found
+        names = (*node.input, *captured) if captured else node.input
+        return [p for name in names if (p := producers.get(name)) and id(p) not in done]
 
-    def _compare(self, kept: Links[Any]) -> None:
-        """Assert that this freshly built index equals the one that edits maintained."""
+    def _compare(self, kept: DefUse[Any]) -> None:
+        """Assert that this freshly built index equals `kept`, which edits have updated."""
 
-        def outline(
-            graph: Links[Any], readers: Mapping[str, dict[int, NodeProto]]
-        ) -> dict[str, Any]:
-            place = {id(n): i for i, n in enumerate(graph.nodes)}
-            return {v: sorted(place[k] for k in found) for v, found in readers.items() if found}
+        def contents(graph: DefUse[Any]) -> tuple[dict[str, Any], ...]:
+            at = {id(n): i for i, n in enumerate(graph.nodes)}
+            users = {v: sorted(at[k] for k in found) for v, found in graph._users.items() if found}
+            producers = {v: at[id(node)] for v, node in graph._producers.items()}
+            captures = {v: {at[k]: c for k, c in n.items()} for v, n in graph._captures.items()}
+            return users, producers, captures
 
-        def captures(graph: Links[Any]) -> dict[str, Any]:
-            place = {id(n): i for i, n in enumerate(graph.nodes)}
-            counted = graph._captures.items()
-            return {v: sorted((place[k], c) for k, c in found.items()) for v, found in counted}
-
-        def producers(graph: Links[Any]) -> dict[str, int]:
-            place = {id(n): i for i, n in enumerate(graph.nodes)}
-            return {value: place[id(node)] for value, node in graph._producers.items()}
-
-        assert outline(self, self._readers) == outline(kept, kept._readers), "readers are stale"
-        assert producers(self) == producers(kept), "producers are stale"
-        assert captures(self) == captures(kept), "captures are stale"
+        for what, found, wanted in zip(
+            ("users", "producers", "captures"), contents(kept), contents(self), strict=True
+        ):
+            assert found == wanted, f"{what} are stale"
         assert self._output_names == kept._output_names, "outputs are stale"
         for node in kept.nodes:
             for name in nd.inputs_of(node):

@@ -1,12 +1,11 @@
 """Graph: the index over one GraphProto, and its only writer.
 
-Nodes are the protobuf's own NodeProto objects, held by reference and keyed by identity (NodeProto
-is unhashable and compares deeply). The index (producers, readers, captures by subgraphs, types,
-constants) stays true under edits, and every edit goes through the journal with its inverse. The
-GraphProto itself is only written when a snapshot is taken.
+Nodes are the protobuf's own NodeProto objects, held by reference. The index (producers, users,
+captures by subgraphs, types, constants) is updated by every edit, and every edit goes through the
+journal. The GraphProto itself is only written when a snapshot is taken.
 
-A subgraph is a Graph of its own. What its nodes read from outside is reported to the enclosing
-graphs as a capture, so `users`, `use_count` and `replace` see through scopes.
+A subgraph is a Graph of its own. Its uses of outer values are reported to the enclosing graphs as
+captures, so that `users`, `use_count` and `replace` see through scopes.
 """
 
 from __future__ import annotations
@@ -29,39 +28,40 @@ __all__ = ["CycleError", "Graph"]
 class Graph(Values):
     """One graph of a model: main graph or subgraph."""
 
-    # -- editing: primitives, each with its inverse in the journal
+    # -- primitive edits, recorded in the journal
 
     def fresh(self, hint: str) -> str:
-        """A name that nothing in the model uses."""
+        """Return a name that is unique in the model."""
         return self.model.fresh(hint)
 
     def begin(self, rule: str, site: NodeProto) -> bool:
-        """Open one rewrite in the journal; False when it was vetoed, then leave the site alone."""
+        """Start a rewrite in the journal; return False if it is vetoed and must not be made."""
         return self.model.journal.begin(rule, next(iter(nd.outputs_of(site)), site.name))
 
     def insert(self, node: NodeProto, at: NodeProto | None = None) -> NodeProto:
-        """Put a ready NodeProto into the graph, near `at` or right behind what it reads."""
+        """Insert a NodeProto, near `at` or behind its producers."""
         if node in self:
             raise ValueError(f"{nd.label(node)} is in the graph already")
         self._require_free(nd.outputs_of(node))
         self.require_opset(nd.domain_of(node))
-        self._edit(ed.InsertNode(self, node, self._place(node, at)))
+        self._edit(ed.InsertNode(self, node, self._position_near(node, at)))
         return node
 
     def remove(self, node: NodeProto) -> None:
-        """Take out a node whose outputs nobody reads."""
+        """Remove a node whose results are unused."""
         for name in nd.outputs_of(node):
             if not self.is_unused(name):
                 raise ValueError(f"cannot remove {nd.label(node)}: '{name}' is still used")
         self._edit(ed.RemoveNode(self, node, self._position[id(node)]))
 
     def set_inputs(self, node: NodeProto, values: Sequence[str]) -> None:
+        """Replace all operands of a node."""
         old, new = list(node.input), list(values)
         if old != new:
             self._edit(ed.SetInputs(self, node, old, new))
 
     def set_outputs(self, node: NodeProto, values: Sequence[str]) -> None:
-        """Rename what the node defines; readers are not touched."""
+        """Rename the results of a node, but not their uses."""
         if node not in self:
             raise ValueError(f"{nd.label(node)} is not in the graph")
         old, new = list(node.output), list(values)
@@ -70,12 +70,13 @@ class Graph(Values):
             self._edit(ed.SetOutputs(self, node, old, new))
 
     def set_op(self, node: NodeProto, op_type: str, domain: str = "") -> None:
+        """Replace the operator of a node."""
         self.require_opset(domain)
         old = node.op_type, node.domain
         self._edit(ed.SetOperator(self, node, old, (op_type, domain)))
 
     def set_attr(self, node: NodeProto, name: str, value: Any) -> None:
-        """Set an attribute; None deletes it. Subgraphs are edited as graphs, not through here."""
+        """Set an attribute; None deletes it. Subgraphs are edited as graphs instead."""
         before = [a for a in node.attribute if a.name == name]
         old = NodeProto().attribute
         old.extend(before)
@@ -83,19 +84,21 @@ class Graph(Values):
         self._edit(ed.SetAttribute(self, node, name, old, new))
 
     def set_type(self, value: str, type_: TensorType) -> None:
-        """Declare the type of a value, in the written model too."""
+        """Declare the type of a value; snapshots contain it."""
         known, annotated = self._types.get(value), self._annotated.get(value)
         declared = self._declared.get(value)
         if annotated != type_ and (declared is None or known != type_):
             self._edit(ed.SetType(self, value, (known, annotated), (type_, type_)))
 
     def put_initializer(self, tensor: TensorProto) -> None:
+        """Add or replace the initializer of this name."""
         if self.model.ir_version < 4 and tensor.name not in self._input_names:
             self.model.free_initializers()
         old = self._initializers.get(tensor.name)
         self._edit(ed.SetInitializer(self, tensor.name, old, tensor))
 
     def drop_initializer(self, name: str) -> None:
+        """Remove an initializer."""
         self._edit(ed.SetInitializer(self, name, self._initializers[name], None))
 
     def set_interface(
@@ -103,16 +106,16 @@ class Graph(Values):
         inputs: list[ValueInfoProto] | None = None,
         outputs: list[ValueInfoProto] | None = None,
     ) -> None:
-        """Replace the declared inputs or outputs. A pass that does so changes the contract."""
+        """Replace the declared inputs or outputs; in the main graph this changes the interface."""
         old = self._inputs, self._outputs
         new = (old[0] if inputs is None else inputs), (old[1] if outputs is None else outputs)
         self._edit(ed.SetInterface(self, old, new))
 
     def require_opset(self, domain: str, version: int = 1) -> None:
-        """Import an operator domain unless the model already does."""
+        """Import an operator domain unless it is imported."""
         self.model.require_opset(nd.plain_domain(domain), version)
 
-    # -- editing: composed
+    # -- composed edits
 
     def add(
         self,
@@ -124,7 +127,7 @@ class Graph(Values):
         name: str = "",
         at: NodeProto | None = None,
     ) -> NodeProto:
-        """Add a node; `outputs` is a number of fresh names, or the names."""
+        """Add a node; `outputs` is the number of results, which get fresh names, or their names."""
         if isinstance(outputs, int):
             hint = name or op_type.lower()
             outputs = [self.fresh(hint) for _ in range(outputs)]
@@ -139,7 +142,7 @@ class Graph(Values):
         at: NodeProto | None = None,
         **attributes: Any,
     ) -> str:
-        """Add a node with one output and return that output's name."""
+        """Add a node with one result and return its name."""
         node = self.add(op_type, inputs, 1, attributes, domain, at=at)
         return node.output[0]
 
@@ -150,31 +153,34 @@ class Graph(Values):
         return name
 
     def set_input(self, node: NodeProto, index: int, value: str) -> None:
+        """Replace one operand of a node."""
         values = list(node.input)
         values[index] = value
         self.set_inputs(node, values)
 
     def del_attr(self, node: NodeProto, name: str) -> None:
+        """Delete an attribute."""
         self.set_attr(node, name, None)
 
     def replace(self, old: str, new: str) -> str:
-        """Make every reader of `old` read `new`; a graph output keeps its name.
+        """Replace all uses of `old` by `new`; a graph output keeps its name.
 
-        Types and symbolic contents known of one hold for the other, since they are equal. Returns
-        the name of the value from now on: `new`, or `old` where that is an output's.
+        `new` inherits the type and symbolic contents of `old`, since the values are equal. Returns
+        the resulting name of the value: `new`, or `old` if that is the name of an output.
         """
         self._inherit(old, new)
         if not self.is_output(old):
             self._redirect(old, new)
             return new
-        defines_old = self._producers.get(old)
-        if defines_old is None:
-            raise ValueError(f"'{old}' is both input and output of the graph: it is what it is")
-        scratch = self.fresh(old)
-        self._rename_output(defines_old, old, scratch)
-        maker = self._producers.get(new)
-        if maker is not None and not self.is_output(new):
-            self._rename_output(maker, new, old)
+        producer = self._producers.get(old)
+        if producer is None:
+            raise ValueError(
+                f"'{old}' is both input and output of the graph: it cannot be replaced"
+            )
+        self._rename_output(producer, old, self.fresh(old))
+        producer = self._producers.get(new)
+        if producer is not None and not self.is_output(new):
+            self._rename_output(producer, new, old)
             self._redirect(new, old)
             return old
         self._redirect(old, new)
@@ -182,7 +188,7 @@ class Graph(Values):
         return new
 
     def lift(self, node: NodeProto, tensor: TensorProto) -> None:
-        """Turn a one-output node into an initializer of the same name with these contents."""
+        """Replace a node with one result by an initializer of the same name with these contents."""
         value = node.output[0]
         self.set_outputs(node, [self.fresh(value)])
         self.remove(node)
@@ -192,15 +198,15 @@ class Graph(Values):
         self.put_initializer(stored)
 
     def prune(self, node: NodeProto) -> None:
-        """Remove `node` if nobody reads it, then whatever only it had read."""
+        """Remove `node` if its results are unused, then the producers that this leaves unused."""
         pending = [node]
         while pending:
             node = pending.pop()
             if id(node) not in self._nodes or not all(map(self.is_unused, nd.outputs_of(node))):
                 continue
-            read = [*nd.inputs_of(node), *self.captures_of(node)]
+            used = [*nd.inputs_of(node), *self.captures_of(node)]
             self.remove(node)
-            producers = (self._producers.get(name) for name in dict.fromkeys(read))
+            producers = (self._producers.get(name) for name in dict.fromkeys(used))
             pending.extend(p for p in producers if p is not None)
 
     def perform(self, edit: ed.GraphEdit) -> None:
@@ -211,11 +217,11 @@ class Graph(Values):
             case ed.RemoveNode():
                 self._detach(edit.node)
             case ed.SetInputs():
-                self._relink(edit.node, edit.after)
+                self._set_operands(edit.node, edit.after)
             case ed.SetOperand():
-                self._reread(edit.node, edit.slots, edit.after)
+                self._set_operand(edit.node, edit.slots, edit.after)
             case ed.SetOutputs():
-                self._redefine(edit.node, edit.after)
+                self._set_results(edit.node, edit.after)
             case ed.SetOperator():
                 edit.node.op_type, edit.node.domain = edit.after
             case ed.SetAttribute():
@@ -233,7 +239,7 @@ class Graph(Values):
     # -- snapshots
 
     def verify(self) -> None:
-        """Rebuild the index from the nodes and compare it with the one kept (for tests)."""
+        """Assert that the index equals one that is built from scratch (for tests)."""
         copy = GraphProto()
         self.write(copy)
         fresh = Graph(self.model, copy, self.parent and _Silent(self.parent), self.owner)
@@ -261,13 +267,13 @@ class Graph(Values):
 
     def _declare(self, interface: tuple[list[ValueInfoProto], list[ValueInfoProto]]) -> None:
         self._hide_outputs()
-        with self._redefining({v.name for v in (*self._inputs, *interface[0])}):
+        with self._changing_scope({v.name for v in (*self._inputs, *interface[0])}):
             self._inputs, self._outputs = interface
             self._input_names = {v.name for v in self._inputs}
         self._expose_outputs()
 
     def _store(self, name: str, tensor: TensorProto | None) -> None:
-        with self._redefining([name]):
+        with self._changing_scope([name]):
             _restore(self._initializers, name, tensor)
         self.forget([name])
 
@@ -275,8 +281,8 @@ class Graph(Values):
         self.set_outputs(node, [new if name == old else name for name in node.output])
 
     def _redirect(self, old: str, new: str) -> None:
-        """Readers of `old`, here and in subgraphs, read `new`."""
-        for node in list(self._readers.get(old, {}).values()):
+        """Replace the uses of `old`, here and in subgraphs, by `new`."""
+        for node in list(self._users.get(old, {}).values()):
             self._replace_input(node, old, new)
         for owner in list(self._captures.get(old, ())):
             for child in self._children[owner]:
@@ -285,9 +291,9 @@ class Graph(Values):
                     child._redirect_output(old, new)
 
     def _replace_input(self, node: NodeProto, old: str, new: str) -> None:
-        """Edit just the slots that change: a node may have thousands of others."""
+        """Edit only the slots that change: a node may have thousands of others."""
         slots = [slot for slot, name in enumerate(node.input) if name == old]
-        if new in node.input:  # the slots of both could not be told apart when it is undone
+        if new in node.input:  # an undo could not distinguish the slots of both
             self.set_inputs(node, [new if name == old else name for name in node.input])
         else:
             self._edit(ed.SetOperand(self, node, slots, old, new))
@@ -303,7 +309,7 @@ class Graph(Values):
             self.set_interface(outputs=renamed)
 
     def _inherit(self, old: str, new: str) -> None:
-        """What is known of `old` holds for `new`, if the rewrite is right: undone with it."""
+        """Copy the type and contents of `old` to `new`; undone with the rewrite."""
         type_ = self.type(old)
         if type_ is not None and self.type(new) is None:
             annotated = self._annotated.get(new)
@@ -314,7 +320,7 @@ class Graph(Values):
 
 
 class _Silent(Graph):
-    """A parent that answers look-ups but takes no note of captures, for `verify`."""
+    """A parent that ignores captures, for `verify`."""
 
     def __init__(self, graph: Graph) -> None:
         self.__dict__ = dict(graph.__dict__)

@@ -58,17 +58,17 @@ class Journal:
             self._listeners.remove(listener)
 
     def begin(self, rule: str, site: str) -> bool:
-        """Open a rewrite; False when this one is vetoed and must not be made."""
+        """Start a rewrite; return False if it is vetoed and must not be made."""
         if rule in self._vetoed_rules or (rule, site) in self._vetoed:
             return False
         if self._rewrites and self._rewrites[-1].start == len(self._edits):
-            self._rewrites.pop()  # the one before changed nothing
+            self._rewrites.pop()  # it changed nothing
         self._rewrites.append(Rewrite(rule, site, len(self._edits)))
         return True
 
     @property
     def position(self) -> int:
-        """How many of the edits are in force."""
+        """The number of edits in effect."""
         return self._position
 
     @property
@@ -80,14 +80,14 @@ class Journal:
         return made
 
     def places_by_rule(self) -> dict[str, list[str]]:
-        """The sites of each rule's rewrites, oldest first."""
+        """Return the sites of each rule's rewrites, oldest first."""
         places: dict[str, list[str]] = {}
         for rewrite in self.rewrites:
             places.setdefault(rewrite.rule, []).append(rewrite.site)
         return places
 
     def seek(self, position: int) -> None:
-        """Undo or redo edits until exactly the first `position` of them are in force."""
+        """Undo or redo edits until exactly the first `position` of them are in effect."""
         while self._position > position:
             self._position -= 1
             self._perform(inverse(self._edits[self._position]))
@@ -96,7 +96,7 @@ class Journal:
             self._position += 1
 
     def undo_to(self, position: int) -> None:
-        """Undo all but the first `position` edits, and forget those that were undone."""
+        """Undo all but the first `position` edits, and drop them."""
         self.seek(position)
         self._forget_from(position)
 
@@ -111,7 +111,7 @@ class Journal:
             self._rewrites.pop()
 
     def commit(self) -> None:
-        """Forget the edits in force (they are final) and drop the others."""
+        """Make the edits in effect final, and drop the others."""
         self._edits.clear()
         self._rewrites.clear()
         self._position = 0
@@ -122,13 +122,14 @@ class Journal:
         self.commit()
 
     def veto(self, rewrite: Rewrite) -> None:
-        """Refuse this rewrite when the pass runs again."""
+        """Veto this rewrite for the next run of the pass."""
         self._vetoed.add((rewrite.rule, rewrite.site))
 
     def veto_rule(self, rule: str) -> None:
-        """Refuse everything this rule does when the pass runs again."""
+        """Veto all rewrites of this rule for the next run of the pass."""
         self._vetoed_rules.add(rule)
 
     def clear_vetoes(self) -> None:
+        """Drop all vetoes."""
         self._vetoed.clear()
         self._vetoed_rules.clear()

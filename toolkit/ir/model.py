@@ -1,4 +1,4 @@
-"""Model: one ModelProto without its weights, and the Weights beside it; load and save."""
+"""Model: a ModelProto without its weights, and the Weights beside it; load and save."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from toolkit.verification.structure import check_proto
 
 
 class Model:
-    """A model whose large tensors stay where they are: in files, or in the overlay."""
+    """A model whose large tensors stay in files or in the overlay of its weights."""
 
     def __init__(self, proto: ModelProto, weights: Weights, path: Path | None = None) -> None:
         """Take over `proto`, whose large tensors must already be references into `weights`."""
@@ -37,7 +37,7 @@ class Model:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Model:
-        """Map the file and read its structure; weights are read when somebody looks at them."""
+        """Map the file and parse its structure; weights are read on demand."""
         path = Path(path)
         if path.is_dir():
             raise ModelError(f"'{path}' is a folder; name the .onnx file in it")
@@ -49,7 +49,7 @@ class Model:
             raise ModelError(f"'{path}' cannot be read: {error.strerror}") from error
         if not len(view):
             raise ModelError(f"'{path}' is empty; an ONNX model was expected")
-        # A link, as in a hub's cache, leads out of its folder: the runtime reads the file itself.
+        # A link, as in the cache of a hub, leaves its folder: the runtime needs the real file.
         real = path.resolve() if path.is_symlink() else path
         try:
             proto = ModelProto.FromString(serialize.strip(view, real.name))
@@ -65,7 +65,7 @@ class Model:
 
     @classmethod
     def from_proto(cls, proto: ModelProto, folder: str | os.PathLike[str] | None = None) -> Model:
-        """A model from a protobuf in memory, which is left as it is."""
+        """Return a model from a protobuf in memory, which is not modified."""
         proto = without_shadows(proto)
         _require_model(proto, "the model")
         weights = Weights(Path(folder) if folder is not None else None)
@@ -73,7 +73,7 @@ class Model:
 
     @classmethod
     def of(cls, source: Source) -> Model:
-        """The model that `source` is, holds or names."""
+        """Return the model that `source` is, contains or names."""
         if isinstance(source, cls):
             return source
         if isinstance(source, ModelProto):
@@ -83,26 +83,26 @@ class Model:
         wanted = "a path, a ModelProto or a Model"
         raise UsageError(f"{wanted} was expected, not {type(source).__name__}")
 
-    # -- reading
+    # -- queries
 
     def graphs(self) -> Iterator[Graph]:
-        """The main graph and all subgraphs, outer before inner."""
+        """Yield the main graph and all subgraphs, outer before inner."""
         return self.graph.walk()
 
     def nodes(self) -> Iterator[NodeProto]:
-        """The nodes of all graphs."""
+        """Yield the nodes of all graphs."""
         return (node for _, node in self.places())
 
     def places(self) -> Iterator[tuple[Graph, NodeProto]]:
-        """The nodes of all graphs, each with the graph that it is in."""
+        """Yield the nodes of all graphs with their graphs."""
         return ((graph, node) for graph in self.graphs() for node in graph.nodes)
 
     def node_count(self) -> int:
-        """Nodes in the main graph, all subgraphs and all functions."""
+        """Return the number of nodes in the main graph, all subgraphs and all functions."""
         return sum(map(len, self.graphs())) + sum(len(f.node) for f in self.functions)
 
     def tensors(self) -> Iterator[TensorProto]:
-        """Every stored tensor: initializers and constants of all graphs and functions."""
+        """Yield every stored tensor: initializers and constants of all graphs and functions."""
         for graph in self.graphs():
             yield from graph.initializers.values()
             yield from _tensors_of(graph.nodes)
@@ -110,7 +110,7 @@ class Model:
             yield from _tensors_of(function.node)
 
     def nbytes(self) -> int:
-        """Bytes of all stored tensors."""
+        """Return the size of all stored tensors in bytes."""
         return sum(map(nbytes, self.tensors()))
 
     @property
@@ -118,7 +118,7 @@ class Model:
         return self._functions
 
     def fresh(self, hint: str) -> str:
-        """A name that nothing in the model uses."""
+        """Return a name that is unique in the model."""
         base = hint.rstrip("0123456789").rstrip("_") or "v"
         while True:
             self._serial += 1
@@ -129,11 +129,11 @@ class Model:
                 return name
 
     def copy(self) -> Model:
-        """An independent model on the same weights (which are never written to)."""
+        """Return an independent model on the same weights, which are immutable."""
         return Model(self.to_proto(), self.weights, self.path)
 
     def draft(self) -> Model:
-        """A copy to try something on: what is added to its weights goes with it."""
+        """Return a copy whose new weights are freed with it, to try edits on."""
         return Model(self.to_proto(), self.weights.fork(), self.path)
 
     # -- editing
@@ -148,8 +148,8 @@ class Model:
     def rollback(self) -> None:
         """Undo all edits since the last commit.
 
-        Names are given out anew as well, so that a pass that runs again makes the same ones and a
-        veto finds its site.
+        Fresh names are reset too: a pass that runs again makes the same ones, so that vetoes, which
+        name a site, apply.
         """
         self.journal.rollback()
         for graph in self.graphs():
@@ -164,7 +164,7 @@ class Model:
             self.set_opset(domain, version)
 
     def set_opset(self, domain: str, version: int | None) -> None:
-        """Set the imported version of a domain; None drops the import."""
+        """Set the imported version of a domain; None removes the import."""
         opsets = {name: at for name, at in self.opsets.items() if name != domain or version}
         if version:
             opsets[domain] = version
@@ -172,13 +172,15 @@ class Model:
             self._set(opsets=opsets)
 
     def set_ir_version(self, version: int) -> None:
+        """Set the IR version."""
         self._set(ir_version=version)
 
     def set_functions(self, functions: list[FunctionProto]) -> None:
+        """Replace the model-local functions."""
         self._set(_functions=functions)
 
     def free_initializers(self) -> None:
-        """Lift IR < 4, where every initializer had to be declared as an input, to IR 4."""
+        """Raise IR versions below 4, where every initializer must be an input, to 4."""
         if self.ir_version >= 4:
             return
         kept: list[ValueInfoProto] = self.graph.interface_inputs(feeds_only=True)
@@ -186,7 +188,7 @@ class Model:
         self.set_ir_version(4)
 
     def replace(self, proto: ModelProto) -> None:
-        """Put a whole new protobuf in this model's place, as one edit."""
+        """Replace the whole model by a protobuf, as one edit."""
         old, names = self._state(), self._names
         self._adopt(serialize.strip_proto(proto, self.weights, known=self.tensors()))
         new = self._state()
@@ -201,7 +203,7 @@ class Model:
     # -- writing
 
     def to_proto(self) -> ModelProto:
-        """A snapshot; large tensors in it are references, not data."""
+        """Return a snapshot whose large tensors are references."""
         proto = ModelProto()
         proto.CopyFrom(self._shell)
         proto.ir_version = self.ir_version
@@ -212,7 +214,7 @@ class Model:
         return proto
 
     def inlined_proto(self) -> ModelProto:
-        """A snapshot with all weights inside, for tools that take nothing else."""
+        """Return a snapshot that contains all weights, for other tools."""
         proto = self.to_proto()
         chunks = serialize.inflate(proto, self.weights)
         if serialize.size_of(chunks) >= serialize.PROTOBUF_LIMIT:
@@ -220,7 +222,7 @@ class Model:
         return ModelProto.FromString(b"".join(chunks))
 
     def save(self, path: str | os.PathLike[str], external_data: bool = False) -> Path:
-        """Write the model: whole or not at all, and never over a file that it is read from."""
+        """Write the model atomically, and never over a file that it is read from."""
         return serialize.save(self.to_proto(), self.weights, Path(path), external_data)
 
     # -- internals
@@ -250,13 +252,13 @@ class Model:
 
 
 Source = str | os.PathLike[str] | ModelProto | Model
-"""What the toolkit takes a model from."""
+"""A model, or a path or protobuf to load it from."""
 
 
 def _require_model(proto: ModelProto, what: str) -> None:
     if not proto.HasField("graph") or proto.ir_version <= 0:
         raise ModelError(f"{what} is not an ONNX model: it holds no graph")
-    check_proto(proto)  # here, since the index keeps only one of two equal names
+    check_proto(proto)  # before indexing, which keeps only one of two equal names
 
 
 def _tensors_of(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
@@ -268,7 +270,7 @@ def _tensors_of(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
 
 
 def _trained_names(proto: ModelProto) -> Iterator[str]:
-    """What the training info reads or updates; it refers to initializers of the main graph."""
+    """Yield the initializers of the main graph that the training info uses or updates."""
     for info in proto.training_info:
         for binding in (*info.initialization_binding, *info.update_binding):
             yield from (binding.key, binding.value)
@@ -277,7 +279,7 @@ def _trained_names(proto: ModelProto) -> Iterator[str]:
 
 
 def _names_in(proto: ModelProto) -> Iterator[str]:
-    """Every value and node name of the graphs (functions have scopes of their own)."""
+    """Yield every value and node name of the graphs; functions have scopes of their own."""
     pending = [proto.graph]
     while pending:
         graph = pending.pop()

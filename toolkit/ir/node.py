@@ -1,4 +1,4 @@
-"""Small functions on NodeProto: attributes decoded, nodes made, subgraphs found."""
+"""Accessors of NodeProto: attributes, operands, results, subgraphs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 def plain_domain(text: str) -> str:
-    """An operator domain, with the two spellings of ONNX's own as one."""
+    """Normalize the name of an operator domain: `ai.onnx` is ONNX's own, the empty string."""
     return "" if text == "ai.onnx" else text
 
 
 def domain_of(node: NodeProto) -> str:
-    """The node's operator domain, with the two spellings of ONNX's own as one."""
+    """Return the normalized operator domain of a node."""
     return plain_domain(node.domain)
 
 
 def qualified(node: NodeProto) -> str:
-    """The node's operator as `domain::Op`, or as `Op` when it is of ONNX's own domain."""
+    """Return the operator as `domain::Op`, or as `Op` for ONNX's own domain."""
     domain = node.domain
     return node.op_type if domain in STANDARD_DOMAINS else f"{domain}::{node.op_type}"
 
 
 def is_op(node: NodeProto | None, *op_types: str) -> bool:
-    """Whether `node` is one of these operators of ONNX's own domain."""
+    """Return whether `node` is one of these operators of ONNX's own domain."""
     return node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS
 
 
 def attr(node: NodeProto, name: str, default: Any = None) -> Any:
-    """The decoded value of an attribute (strings as str), or `default`."""
+    """Return the decoded value of an attribute (strings as str), or `default`."""
     for attribute in node.attribute:
         if attribute.name == name:
             return _decode(attribute)
@@ -40,7 +40,7 @@ def attr(node: NodeProto, name: str, default: Any = None) -> Any:
 
 
 def attrs(node: NodeProto) -> dict[str, Any]:
-    """All attributes, decoded: strings as str, lists as lists."""
+    """Return all attributes, decoded: strings as str, lists as lists."""
     return {attribute.name: _decode(attribute) for attribute in node.attribute}
 
 
@@ -50,11 +50,9 @@ def _decode(attribute: AttributeProto) -> Any:
         return value.decode("utf-8", "replace")
     if attribute.type == AttributeProto.STRINGS:
         return [item.decode("utf-8", "replace") for item in value]
-    return value if isinstance(value, (int, float, str)) or not _is_list(attribute) else list(value)
-
-
-def _is_list(attribute: AttributeProto) -> bool:
-    return attribute.type >= AttributeProto.FLOATS and attribute.type != AttributeProto.TYPE_PROTO
+    single = (AttributeProto.SPARSE_TENSOR, AttributeProto.TYPE_PROTO)
+    is_list = attribute.type >= AttributeProto.FLOATS and attribute.type not in single
+    return list(value) if is_list else value
 
 
 def make_node(
@@ -65,7 +63,7 @@ def make_node(
     domain: str = "",
     name: str = "",
 ) -> NodeProto:
-    """A NodeProto; attributes that are None are left out."""
+    """Make a NodeProto; attributes that are None are omitted."""
     node = NodeProto(op_type=op_type, domain=domain, name=name)
     node.input.extend(inputs)
     node.output.extend(outputs)
@@ -76,7 +74,7 @@ def make_node(
 
 
 def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
-    """The subgraphs that the node holds as attributes."""
+    """Yield the subgraphs among the attributes of a node."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -85,17 +83,17 @@ def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def inputs_of(node: NodeProto) -> list[str]:
-    """The names that the node reads, without the blanks of omitted optional inputs."""
+    """Return the operands of a node, without omitted optional ones."""
     return [name for name in node.input if name]
 
 
 def outputs_of(node: NodeProto) -> list[str]:
-    """The names that the node defines, without blanks."""
+    """Return the results of a node, without omitted ones."""
     return [name for name in node.output if name]
 
 
 def without_blanks(names: Iterable[str]) -> list[str]:
-    """The names without the blanks at the end, which mean the same as nothing there."""
+    """Return the names without the blanks at the end, which stand for omitted operands."""
     kept = list(names)
     while kept and not kept[-1]:
         kept.pop()
@@ -103,6 +101,6 @@ def without_blanks(names: Iterable[str]) -> list[str]:
 
 
 def label(node: NodeProto) -> str:
-    """How messages refer to a node."""
+    """Return the name of a node for messages."""
     where = node.name or next((name for name in node.output if name), "")
     return f"{node.op_type} '{where}'" if where else node.op_type

@@ -1,4 +1,4 @@
-"""What is known of operators: what ONNX says of its own, looked up once, and of those of others."""
+"""Facts from the operator schemas of ONNX, cached."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """An operator as one opset defines it."""
+    """The schema of an operator at one opset, as far as passes need it."""
 
     optional_outputs: frozenset[int]
     defaults: Mapping[str, bytes]
-    """Attribute name -> its default value as a serialized AttributeProto."""
+    """Attribute name -> default value, as a serialized AttributeProto."""
 
 
 def facts_of(graph: Graph, node: NodeProto) -> OpFacts | None:
-    """The facts behind `node` at the opset the model imports; None for operators of others."""
+    """Return the facts of a node's operator at the model's opset; None without a schema."""
     domain = nd.domain_of(node)
     return _lookup(node.op_type, graph.opset(domain), domain)
 
 
 @lru_cache(maxsize=1024)
 def schema_of(op_type: str, version: int, domain: str) -> defs.OpSchema | None:
-    """ONNX's schema of an operator at an opset; None for operators of others."""
+    """Return the schema of an operator at an opset, or None if ONNX has none."""
     known = defs.has(op_type, version, domain)
     return defs.get_schema(op_type, version, domain) if known else None
 

@@ -15,7 +15,7 @@ from toolkit.ir import node as nd
 
 
 def has_trait(node: NodeProto | None, trait: Container[str]) -> bool:
-    """Whether the node's operator has a trait of this module."""
+    """Return whether a node's operator has a trait of this module."""
     return node is not None and nd.qualified(node) in trait
 
 
@@ -33,7 +33,8 @@ MOVEMENT = frozenset(
 )
 """Operators that only move data: each element of a result is an element of the first operand.
 
-Concat joins several operands, Pad adds a constant, Cast may round: none of them is here.
+Concat, which joins several operands, Pad, which adds a constant, and Cast, which may round, are not
+included.
 """
 
 # -- operators that compute
@@ -73,7 +74,7 @@ BROADCASTING = (
 )
 """Operators that broadcast all of their operands against each other (from opset 8 on).
 
-PRelu is none of them: its slope is broadcast to its input only.
+PRelu is not included: its slope is broadcast to its input only.
 """
 
 REDUCTIONS = frozenset(
@@ -172,7 +173,22 @@ _TRAINING_MODE = 2
 
 
 def is_random(node: NodeProto) -> bool:
-    """Whether two runs of the node on equal inputs may differ."""
+    """Return whether two runs of the node on equal inputs may differ."""
     if nd.is_op(node, "Dropout"):
         return len(node.input) > _TRAINING_MODE and bool(node.input[_TRAINING_MODE])
     return nd.is_op(node, *RANDOM)
+
+
+_INT8_ACCURACY_LEVEL = 4
+"""The accuracy level of MatMulNBits at which activations are rounded to int8."""
+
+
+def rounds_activations(node: NodeProto) -> bool:
+    """Return whether onnxruntime rounds the activations of a product to int8 as deployed.
+
+    It does so for MatMulNBits with packed weights, also for one that it makes itself of a product
+    with a weight that is dequantized by blocks.
+    """
+    if nd.qualified(node) == "com.microsoft::MatMulNBits":
+        return nd.attr(node, "accuracy_level", 0) == _INT8_ACCURACY_LEVEL
+    return nd.is_op(node, "DequantizeLinear") and bool(nd.attr(node, "block_size", 0))

@@ -1,4 +1,4 @@
-"""What a model promises its callers: names, types and shapes of inputs and outputs."""
+"""The interface of a model: names, types and shapes of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class Interface:
     inputs: tuple[ValueInfoProto, ...]
     outputs: tuple[ValueInfoProto, ...]
     feeds_only: bool
-    """Before IR 4 initializers were inputs too, which nobody feeds: they are not counted."""
+    """Whether to ignore inputs with an initializer, which every initializer had before IR 4."""
 
     @classmethod
     def of(cls, model: Model) -> Interface:
+        """Return the interface of a model."""
         feeds_only = model.ir_version < 4
         inputs = tuple(map(_copy, model.graph.interface_inputs(feeds_only)))
         return cls(inputs, tuple(map(_copy, model.graph.interface_outputs())), feeds_only)
 
     def broken_by(self, model: Model) -> str:
-        """What `model` takes or gives otherwise, in one line; empty when nothing."""
+        """Return the first difference of `model` in one line, or an empty string."""
         inputs = model.graph.interface_inputs(self.feeds_only)
         outputs = model.graph.interface_outputs()
         for kind, old, new in (("input", self.inputs, inputs), ("output", self.outputs, outputs)):
@@ -42,7 +43,7 @@ class Interface:
 
 
 def type_change(old: TypeProto, new: TypeProto, may_narrow: bool) -> str:
-    """How a type differs from what it was; `may_narrow` lets a dynamic dimension become fixed."""
+    """Return how a type has changed; `may_narrow` allows a dynamic dimension to become fixed."""
     kinds = old.WhichOneof("value"), new.WhichOneof("value")
     if kinds[0] != kinds[1]:
         return "is no longer of the same kind (tensor, sequence, ...)"

@@ -24,7 +24,7 @@ FLOATS_OF_8_BITS = frozenset(
         *(TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ),
     )
 )
-"""The element types that weights and activations are squeezed into."""
+"""The 8-bit element types of quantized weights and activations."""
 
 _NAMELESS = re.compile(r"\W*|-?\d+|none|unk|unknown|any|dynamic", re.IGNORECASE)
 
@@ -42,7 +42,7 @@ class TensorType:
 
     @property
     def static(self) -> tuple[int, ...] | None:
-        """The shape when every dimension is a number."""
+        """The shape if every dimension is a number, else None."""
         if self.shape is None:
             return None
         sizes = tuple(d for d in self.shape if isinstance(d, int))
@@ -50,22 +50,22 @@ class TensorType:
 
 
 def is_nameless(text: str) -> bool:
-    """Whether a dim_param is what exporters write where they know nothing ("?", "None", "-1").
+    """Return whether a dim_param is an exporter's placeholder for an unknown size ("?", "None").
 
-    Two such dimensions are not one and the same.
+    Two dimensions with the same placeholder may differ.
     """
     return _NAMELESS.fullmatch(text) is not None
 
 
 def dtype_name(dtype: int) -> str:
-    """`float32` for 1, and so on."""
+    """Return the name of an element type: `float32` for TensorProto.FLOAT."""
     if dtype == TensorProto.STRING:
         return "string"
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype))) if dtype else "unknown"
 
 
 def from_proto(proto: TypeProto) -> TensorType | None:
-    """The tensor type in `proto`; None for sequences, maps, optionals and sparse tensors."""
+    """Return the tensor type in `proto`; None for sequences, maps, optionals, sparse tensors."""
     if proto.WhichOneof("value") != "tensor_type":
         return None
     tensor = proto.tensor_type
@@ -85,20 +85,15 @@ def from_proto(proto: TypeProto) -> TensorType | None:
 
 def _named(text: str) -> Expr:
     parsed = parse(text)
-    return parsed if isinstance(parsed, Expr) else symbol(text)  # a number is no size: a name
-
-
-def spelling(size: Expr) -> str:
-    """How a model writes a size that varies; an anonymous one stays blank."""
-    return "" if size.anonymous else size.spelling
+    return parsed if isinstance(parsed, Expr) else symbol(text)  # a number in a dim_param is a name
 
 
 def to_proto(
     type_: TensorType,
     proto: TypeProto | None = None,
-    spell: Callable[[Expr], str] = spelling,
+    spell: Callable[[Expr], str] = lambda size: "" if size.anonymous else size.spelling,
 ) -> TypeProto:
-    """Write `type_` as a TypeProto, with the sizes that vary as `spell` names them."""
+    """Write `type_` as a TypeProto; `spell` names dynamic sizes, by default anonymous ones not."""
     proto = proto if proto is not None else TypeProto()
     tensor = proto.tensor_type
     tensor.elem_type = type_.dtype

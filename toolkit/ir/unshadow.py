@@ -1,10 +1,9 @@
-"""Names of a subgraph that hide others around it, made distinct.
+"""Rename the inputs of subgraphs that shadow an outer name.
 
-ONNX wants a name to be defined once among a graph and those around it. Its checker and onnxruntime
-let the inputs of a subgraph hide a name all the same, and exporters rely on that: paddle2onnx gives
-what goes through a loop the name that it has outside. Inside, the inner one is meant; it gets a
-name of its own. Of an initializer that hides another, onnxruntime takes the outer one at times:
-that stays an error.
+ONNX requires unique names among a graph and the graphs around it. Its checker and onnxruntime still
+let the inputs of a subgraph shadow a name, and exporters rely on it: paddle2onnx gives loop-carried
+values their outer names. Inside, the inner value is meant; it gets a name of its own. Shadowing by
+an initializer stays an error, because onnxruntime sometimes takes the outer one.
 """
 
 from __future__ import annotations
@@ -20,58 +19,56 @@ _Scopes = tuple[set[str], ...]
 
 
 def without_shadows(proto: ModelProto) -> ModelProto:
-    """The model itself where no name hides another, else a copy with distinct names."""
-    bodies = list(_bodies(proto))
-    if not any(_hidden(graph, around) for body in bodies for graph, around in _inside(*body)):
+    """Return the model itself if no name shadows another, else a copy with distinct names."""
+    scopes = list(_top_scopes(proto))
+    if not any(_shadowing(*inner) for scope in scopes for inner in _subgraphs(*scope)):
         return proto
     made = ModelProto()
     made.CopyFrom(proto)
-    taken = {name for _, scopes in bodies for names in scopes for name in names}
-    taken.update(n for body in bodies for graph, _ in _inside(*body) for n in _defined(graph))
-    for nodes, scopes in _bodies(made):
-        _rename(nodes, {}, scopes, taken)
+    taken = {name for _, (names,) in scopes for name in names}
+    taken.update(n for scope in scopes for graph, _ in _subgraphs(*scope) for n in _defined(graph))
+    for nodes, around in _top_scopes(made):
+        _rename(nodes, {}, around, taken)
     return made
 
 
-def _bodies(proto: ModelProto) -> Iterator[tuple[Iterable[NodeProto], _Scopes]]:
-    """The main graph and the functions: their nodes, and what they define."""
+def _top_scopes(
+    proto: ModelProto,
+) -> Iterator[tuple[Iterable[NodeProto], tuple[set[str]]]]:
+    """Yield the main graph and the functions: their nodes, and the names that they define."""
     yield proto.graph.node, (_defined(proto.graph),)
     for function in proto.functions:
         yield function.node, ({*function.input, *_outputs(function.node)},)
 
 
-def _inside(nodes: Iterable[NodeProto], around: _Scopes) -> Iterator[tuple[GraphProto, _Scopes]]:
-    """Every subgraph, with what is defined around it."""
+def _subgraphs(nodes: Iterable[NodeProto], around: _Scopes) -> Iterator[tuple[GraphProto, _Scopes]]:
+    """Yield every subgraph with the names defined around it."""
     for node in nodes:
         for graph in nd.graphs_of(node):
             yield graph, around
-            yield from _inside(graph.node, (_defined(graph), *around))
+            yield from _subgraphs(graph.node, (_defined(graph), *around))
 
 
 def _rename(
     nodes: Iterable[NodeProto], renamed: Mapping[str, str], around: _Scopes, taken: set[str]
 ) -> None:
-    """Read what is `renamed` by its new name, and give new ones to what hides others."""
+    """Apply `renamed` to the nodes, and rename inputs of subgraphs that shadow a name."""
     for node in nodes:
         if renamed:
             node.input[:] = [renamed.get(name, name) for name in node.input]
         for graph in nd.graphs_of(node):
             here = _defined(graph)
             inner = {name: new for name, new in renamed.items() if name not in here}
-            inner |= {name: _fresh(name, taken) for name in _hidden(graph, around)}
-            _rename_values(graph, inner)
+            inner |= {name: _fresh(name, taken) for name in _shadowing(graph, around)}
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                value.name = inner.get(value.name, value.name)
+            for note in graph.quantization_annotation:
+                note.tensor_name = inner.get(note.tensor_name, note.tensor_name)
             _rename(graph.node, inner, (here, *around), taken)
 
 
-def _rename_values(graph: GraphProto, renamed: Mapping[str, str]) -> None:
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        value.name = renamed.get(value.name, value.name)
-    for note in graph.quantization_annotation:
-        note.tensor_name = renamed.get(note.tensor_name, note.tensor_name)
-
-
-def _hidden(graph: GraphProto, around: _Scopes) -> list[str]:
-    """Inputs that hide a name."""
+def _shadowing(graph: GraphProto, around: _Scopes) -> list[str]:
+    """Return the inputs that shadow a name."""
     names = (value.name for value in graph.input)
     return [name for name in names if any(name in defined for defined in around)]
 

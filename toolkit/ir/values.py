@@ -1,7 +1,7 @@
-"""What a graph says about its values: interface, stored tensors, types, constants, contents.
+"""The values of one graph: interface, initializers, types, constants, symbolic contents.
 
-The parts of a GraphProto live on in here, and are put together again when a snapshot is written.
-Types and contents that were inferred are knowledge about the values, kept beside what is declared.
+The parts of a GraphProto are held here, and assembled again when a snapshot is written. Inferred
+types and contents are kept beside the declared ones and are not written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from toolkit.ir import node as nd
-from toolkit.ir.def_use import Links
+from toolkit.ir.def_use import DefUse
 from toolkit.ir.tensor_type import Shape, TensorType, from_proto, to_proto
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _SMALL_DATA = 64
-"""Integer constants up to this many elements answer `data`, as shapes and axes do."""
+"""The largest number of elements of an integer constant that `data` returns; shapes are small."""
 
 
-class Values(Links["Graph"]):
-    """One graph's values, on top of their connections."""
+class Values(DefUse["Graph"]):
+    """The values of one graph, on top of its def-use index."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class Values(Links["Graph"]):
         self._data: dict[str, Array] = {}
         self._input_names = {v.name for v in self._inputs}
         originals = list(proto.node)
-        # All definitions before any read: nodes may come unsorted.
+        # All definitions come before any use: nodes may be unsorted.
         self._producers = {name: node for node in originals for name in node.output if name}
         for index, node in enumerate(originals):
             self._connect(node, (index, 0))
         self._expose_outputs()
         for name in ("node", "initializer", "input", "output", "value_info"):
-            proto.ClearField(name)  # the parts live on in this index; the rest is the shell
+            proto.ClearField(name)  # the rest is the shell
         self._shell = proto
 
-    # -- reading
+    # -- queries
 
     @property
     def name(self) -> str:
@@ -68,20 +68,20 @@ class Values(Links["Graph"]):
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the declared inputs, initializers with a default value among them."""
+        """The declared inputs, including those with an initializer as default value."""
         return [v.name for v in self._inputs]
 
     @property
     def feeds(self) -> list[str]:
-        """Names of the inputs that a caller has to feed."""
+        """The inputs that a caller must feed."""
         return [v.name for v in self._inputs if v.name not in self._initializers]
 
     def interface_inputs(self, feeds_only: bool = False) -> list[ValueInfoProto]:
-        """The declared inputs with their types."""
+        """Return the declared inputs with their types."""
         return [v for v in self._inputs if not feeds_only or v.name not in self._initializers]
 
     def interface_outputs(self) -> list[ValueInfoProto]:
-        """The declared outputs with their types."""
+        """Return the declared outputs with their types."""
         return list(self._outputs)
 
     @property
@@ -96,16 +96,16 @@ class Values(Links["Graph"]):
         return value in self._input_names
 
     def is_pinned(self, value: str) -> bool:
-        """Whether training info or a quantization annotation refers to this initializer."""
+        """Return whether training info or a quantization annotation refers to this initializer."""
         return value in self._pinned
 
     @property
     def has_sparse(self) -> bool:
-        """Whether the graph has sparse initializers, which are kept but not edited."""
+        """Whether the graph has sparse initializers, which are not edited."""
         return bool(self._sparse)
 
     def type(self, value: str) -> TensorType | None:
-        """The tensor type of `value` as far as it is known here or in an enclosing graph."""
+        """Return the known tensor type of `value`, here or in an enclosing graph, or None."""
         if value in self._types:
             return self._types[value]
         scope = self.scope_of(value)
@@ -123,12 +123,12 @@ class Values(Links["Graph"]):
         return found
 
     def declared_type(self, value: str) -> TypeProto | None:
-        """The full type that the model declares for `value` (sequences and maps too)."""
+        """Return the type that the model declares for `value`, which may be a sequence or a map."""
         declared = self._declaration(value)
         return declared.type if declared is not None else None
 
     def dtype(self, value: str) -> int:
-        """Element type of `value`; 0 when unknown."""
+        """Return the element type of `value`; 0 if unknown."""
         found = self.type(value)
         return found.dtype if found is not None else 0
 
@@ -141,7 +141,7 @@ class Values(Links["Graph"]):
         return found.rank if found is not None else None
 
     def tensor(self, value: str) -> TensorProto | None:
-        """The tensor behind a constant: initializer that no caller can override, or Constant."""
+        """Return the tensor of a constant: an initializer that is no input, or a Constant node."""
         scope = self.scope_of(value)
         if scope is not None and scope is not self:
             return scope.tensor(value)
@@ -158,12 +158,12 @@ class Values(Links["Graph"]):
         return self.tensor(value) is not None
 
     def const(self, value: str) -> Array | None:
-        """The contents of a constant, as a read-only view; None for anything else."""
+        """Return the contents of a constant as a read-only view, or None."""
         tensor = self.tensor(value)
         return None if tensor is None else self.model.weights.array(tensor)
 
     def data(self, value: str) -> Array | None:
-        """The symbolic integers in a scalar or vector (object array of Dim), where known."""
+        """Return the symbolic contents of an integer scalar or vector (array of Dim), or None."""
         found = self._data.get(value)
         if found is not None:
             return found
@@ -182,21 +182,21 @@ class Values(Links["Graph"]):
         return found
 
     def opset(self, domain: str = "") -> int:
-        """The version of an operator domain that the model imports; 0 when it does not."""
+        """Return the imported version of an operator domain, or 0."""
         return self.model.opsets.get(domain, 0)
 
-    # -- knowledge
+    # -- inferred facts
 
     def learn_type(self, value: str, type_: TensorType) -> None:
-        """Note the type of a value: knowledge about it, not a change of the model."""
+        """Record an inferred type; this is not an edit of the model."""
         self._types[value] = type_
 
     def learn_data(self, value: str, contents: Array) -> None:
-        """Note the symbolic contents of a value: knowledge about it, not a change of the model."""
+        """Record inferred symbolic contents; this is not an edit of the model."""
         self._data[value] = contents
 
     def forget(self, values: Iterable[str]) -> None:
-        """Drop what is known of values that are no more, so that their names can be given again."""
+        """Drop the facts about removed values, whose names may be reused."""
         for value in values:
             self._types.pop(value, None)
             self._data.pop(value, None)
@@ -204,7 +204,7 @@ class Values(Links["Graph"]):
     # -- snapshots
 
     def write(self, proto: GraphProto) -> None:
-        """Write the graph into `proto`, a copy of nothing: fresh and empty."""
+        """Write the graph into `proto`, which must be empty."""
         proto.CopyFrom(self._shell)
         proto.input.extend(self._inputs)
         proto.output.extend(self._outputs)
@@ -218,7 +218,7 @@ class Values(Links["Graph"]):
                 self._write_children(node, written)
 
     def snapshot(self, node: NodeProto) -> NodeProto:
-        """A copy of the node with its subgraphs as they are now."""
+        """Return a copy of the node with the current contents of its subgraphs."""
         copy = NodeProto()
         copy.CopyFrom(node)
         self._write_children(node, copy)
@@ -242,7 +242,7 @@ class Values(Links["Graph"]):
 
     # -- internals
 
-    def _is_given(self, value: str) -> bool:
+    def _is_input_or_stored(self, value: str) -> bool:
         return value in self._initializers or value in self._input_names or value in self._sparse
 
     def _declaration(self, value: str) -> ValueInfoProto | None:
@@ -261,8 +261,16 @@ class Values(Links["Graph"]):
         self._output_names = Counter()
 
 
+_CONSTANT_TYPES = {
+    "float": TensorProto.FLOAT,
+    "int": TensorProto.INT64,
+    "string": TensorProto.STRING,
+}
+"""The element type of Constant's attributes `value_float`, `value_floats` and so on."""
+
+
 def _constant_tensor(node: NodeProto) -> TensorProto | None:
-    """What a Constant node holds, in whichever of its attribute forms; None for sparse ones."""
+    """Return the tensor of a Constant node, from any of its attributes; None if sparse."""
     if len(node.attribute) != 1:
         return None
     attribute = node.attribute[0]
@@ -271,13 +279,8 @@ def _constant_tensor(node: NodeProto) -> TensorProto | None:
     if attribute.name == "value":
         return attribute.t
     value = helper.get_attribute_value(attribute)
-    if attribute.name in ("value_float", "value_floats"):
-        kind = TensorProto.FLOAT
-    elif attribute.name in ("value_int", "value_ints"):
-        kind = TensorProto.INT64
-    elif attribute.name in ("value_string", "value_strings"):
-        kind = TensorProto.STRING
-    else:
+    kind = _CONSTANT_TYPES.get(attribute.name.removeprefix("value_").removesuffix("s"))
+    if kind is None:
         return None
     many = attribute.name.endswith("s")
     return helper.make_tensor("", kind, [len(value)] if many else [], value if many else [value])

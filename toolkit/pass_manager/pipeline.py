@@ -162,7 +162,7 @@ class Pipeline:
         """What the end result was shown to be, in one line; raises when it does not hold."""
         if validator is None:
             return "not validated", None
-        from toolkit.runtime.session import said_of_packing
+        from toolkit.runtime.session import packing_note
 
         self._report(len(self.passes), "", "proving the result")
         changed = [p for p, r in zip(self.passes, results, strict=True) if r.status == "applied"]
@@ -176,7 +176,7 @@ class Pipeline:
         _require(deployed, "as deployed, with the runtime's own optimizations on", results)
         shown = validator.summary(errors[-1] if errors else 0.0, deployed)
         unevaluated = loosest is QUANT and validator.evaluator is None
-        parts = (shown, said_of_packing(model), _UNEVALUATED if unevaluated else "")
+        parts = (shown, packing_note(model), _UNEVALUATED if unevaluated else "")
         return "; ".join(filter(None, parts)), deployed.quality
 
     def _report(self, index: int, name: str, stage: str, part: float = 0.0) -> None:

@@ -1,19 +1,20 @@
-"""Applying rules until nothing changes.
+"""The rewrite driver: apply rules to a fixpoint.
 
-Every node is looked at once in topological order. After a rewrite, the nodes that it made and those
-beside it (readers of the new values, producers that lost a reader) are looked at again at once; the
-sweep is repeated until one of them changes nothing. Rules are found by the operator of their root.
+A sweep visits every node in topological order. The driver listens to the edits of each rewrite: the
+new and edited nodes, their users and their producers are visited again at once. Sweeps are repeated
+until one changes nothing. Rules are indexed by the operators of their roots.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnx import NodeProto
 
 from toolkit.errors import ToolkitError, summarize
+from toolkit.ir import edits as ed
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
@@ -28,28 +29,28 @@ if TYPE_CHECKING:
 
 
 class RuleError(ToolkitError):
-    """A rule that is wrong in itself: it raises, returns nonsense, or never comes to an end."""
+    """A defective rule: it raises, returns something other than values, or does not converge."""
 
 
 def apply_rules(model: Model, rules: Sequence[Rule], ctx: Context | None = None) -> int:
-    """Apply `rules` to all graphs of the model to a fixpoint; the number of rewrites made.
+    """Apply `rules` to all graphs of the model to a fixpoint; return the number of rewrites.
 
-    Near misses go to the context's recorder where it has one.
+    Near misses go to the recorder of the context, if it has one.
     """
-    return _Worklist(model, rules, None if ctx is None else ctx.misses).run()
+    return _Driver(model, rules, None if ctx is None else ctx.misses).run()
 
 
 def explain(model: Model, rules: Sequence[Rule]) -> list[NearMiss]:
-    """Why `rules` do not apply where they nearly would, nearest first. The model stays as it is."""
+    """Return the near misses of `rules`, nearest first, and leave the model unchanged."""
     misses = NearMisses()
-    worklist = _Worklist(model, rules, misses)
+    driver = _Driver(model, rules, misses)
     for graph in model.graphs():
         for node in graph.nodes:
-            worklist.try_all(graph, node)
+            driver.try_all(graph, node)
     return misses.list()
 
 
-class _Worklist:
+class _Driver:
     def __init__(self, model: Model, rules: Sequence[Rule], misses: NearMisses | None) -> None:
         self._model = model
         self._misses = misses
@@ -57,7 +58,7 @@ class _Worklist:
         for rule in rules:
             opset = model.opsets.get("", 0)
             if misses is not None:
-                _announce(rule, opset, misses)
+                misses.announce(rule, opset)
             if rule.covers(opset):
                 for root in rule.roots:
                     for key in root.heads:
@@ -65,7 +66,6 @@ class _Worklist:
         self._searches: dict[int, Search] = {}
         self._made: Counter[str] = Counter()
         self._limit = 50 + 10 * model.node_count()
-        self._known: set[int] = set()
 
     def run(self) -> int:
         while self._index and self._sweep():
@@ -73,7 +73,7 @@ class _Worklist:
         return self._made.total()
 
     def try_all(self, graph: Graph, node: NodeProto) -> None:
-        """Try every rule at a node, record the misses, and leave the graph as it was."""
+        """Try every rule at a node, record near misses, and undo the rewrites."""
         for rule, root in self._index.get(head(node), ()):
             match = self._match(rule, root, graph, node)
             if match is not None:
@@ -84,12 +84,11 @@ class _Worklist:
     # -- one sweep
 
     def _sweep(self) -> int:
-        """Look at every node once, and again at what rewrites touched; the rewrites made."""
+        """Visit every node, and the neighbors of rewrites again; return the number of rewrites."""
         before = self._made.total()
         for graph in self._model.graphs():
             nodes = graph.nodes
             waiting = {id(node) for node in nodes}
-            self._known |= waiting
             for node in nodes:
                 waiting.discard(id(node))
                 if head(node) in self._index and node in graph:
@@ -97,7 +96,7 @@ class _Worklist:
         return self._made.total() - before
 
     def _settle(self, graph: Graph, node: NodeProto, waiting: set[int]) -> None:
-        """Apply rules at `node` and then around it. Nodes in `waiting` have their turn to come."""
+        """Apply rules at `node` and then around it, except at the nodes `waiting` for a visit."""
         pending, queued = deque([node]), {id(node)}
         while pending:
             node = pending.popleft()
@@ -108,7 +107,7 @@ class _Worklist:
                     pending.append(touched)
 
     def _visit(self, graph: Graph, node: NodeProto) -> list[NodeProto]:
-        """Apply the first rule that fits at `node`; the nodes to look at because of it."""
+        """Apply the first rule that matches at `node`; return the nodes to visit again."""
         if node not in graph:
             return []
         above: dict[frozenset[str], set[str] | None] = {}
@@ -121,11 +120,12 @@ class _Worklist:
                     continue
             match = self._match(rule, root, graph, node)
             if match is not None:
-                beside = _beside(graph, match.nodes)
-                made = self._attempt(rule, root, match)
-                if made is not None:
+                touched = _Neighborhood(graph)
+                with self._model.journal.listening(touched.note):
+                    applied = self._attempt(rule, root, match)
+                if applied:
                     self._count(rule, node)
-                    return self._touched(graph, [*made, node, *beside])
+                    return touched.nodes()
         return []
 
     def _match(self, rule: Rule, root: Root, graph: Graph, node: NodeProto) -> Match | None:
@@ -140,78 +140,82 @@ class _Worklist:
             self._misses.put(rule.name, graph, node, root.size, search.deepest)
         return match
 
-    def _attempt(self, rule: Rule, root: Root, match: Match) -> list[NodeProto] | None:
-        """Run the rule's function and put its result in place; None when it did not apply."""
+    def _attempt(self, rule: Rule, root: Root, match: Match) -> bool:
+        """Run the rule's function and insert its result; return whether the rule applied."""
         graph, node, journal = match.graph, match.root, self._model.journal
         if not graph.begin(rule.name, node):
-            return None
+            return False
         start = journal.position
         outputs = list(node.output)
         try:
-            result = rule.call(match)
-            pairs = _pairs(result, outputs, root.output)
-            makers = [graph.producer(new) for _, new in pairs]
-            _replace(graph, node, pairs)
+            _replace(graph, node, _pairs(rule.call(match), outputs, root.output))
         except MatchFailure as failure:
             journal.undo_to(start)
             if self._misses is not None:
                 stop = Stop(root.size, 2, outputs[root.output], str(failure) or "not here")
                 self._misses.put(rule.name, graph, node, root.size, stop)
-            return None
+            return False
         except Exception as error:
             journal.undo_to(start)
             raise _failed(rule, node, error) from error
         if journal.position == start:
-            return None
+            return False
         for one in match.nodes:
             if one in graph:
                 graph.prune(one)
         if self._misses is not None:
             self._misses.forget(rule.name, node)
-        return [maker for maker in makers if maker is not None]
+        return True
 
     def _count(self, rule: Rule, node: NodeProto) -> None:
         self._made[rule.name] += 1
         if self._made[rule.name] > self._limit:
             raise RuleError(
-                f"rule '{rule.name}' does not come to an end: {self._limit} rewrites, the last at "
-                f"{nd.label(node)}; what it writes must not match its own pattern for ever"
+                f"rule '{rule.name}' does not converge: {self._limit} rewrites, the last at "
+                f"{nd.label(node)}; its replacement must not match its own pattern"
             )
 
-    def _touched(self, graph: Graph, start: Iterable[NodeProto]) -> list[NodeProto]:
-        """New nodes behind `start`, what reads from them, and `start` itself, if still there."""
-        touched: dict[int, NodeProto] = {}
-        pending = [node for node in start if node in graph]
-        while pending:
-            node = pending.pop()
-            touched[id(node)] = node
-            if id(node) not in self._known:
-                self._known.add(id(node))
-                pending.extend(_beside(graph, (node,)))
-                for name in nd.outputs_of(node):
-                    touched.update((id(user), user) for user in graph.users(name))
-        return list(touched.values())
 
+class _Neighborhood:
+    """The nodes of a graph that edits touched: edited nodes, and old and new neighbors of them."""
 
-def _announce(rule: Rule, opset: int, misses: NearMisses) -> None:
-    """Tell the recorder that a rule is looked for, or why it is not."""
-    if rule.covers(opset):
-        misses.tried.add(rule.name)
-        misses.left_out.pop(rule.name, None)
-    elif rule.name not in misses.tried:
-        least, most = rule.opset
-        wanted = f"{least} or newer" if most is None else f"{least} to {most}"
-        misses.left_out[rule.name] = f"it is for opset {wanted}, and the model has {opset}"
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._edited: dict[int, NodeProto] = {}
+        self._operands: dict[str, None] = {}
+        self._results: dict[str, None] = {}
 
+    def note(self, edit: ed.Edit) -> None:
+        """Record an edit; the journal calls this."""
+        if isinstance(edit, ed.SetModel) or edit.graph is not self._graph:
+            return
+        match edit:
+            case ed.InsertNode() | ed.RemoveNode():
+                self._operands.update(dict.fromkeys(nd.inputs_of(edit.node)))
+            case ed.SetInputs():
+                self._operands.update(dict.fromkeys(edit.before))
+            case ed.SetOperand():
+                self._operands[edit.before] = None
+            case ed.SetOutputs():
+                self._results.update(dict.fromkeys(edit.after))
+            case ed.SetInitializer():
+                self._results[edit.value] = None
+            case _:
+                pass
+        if isinstance(edit, ed.NodeEdit):
+            self._edited[id(edit.node)] = edit.node
 
-def _beside(graph: Graph, nodes: Iterable[NodeProto]) -> list[NodeProto]:
-    """The producers of what `nodes` read."""
-    found = (graph.producer(name) for node in nodes for name in node.input)
-    return [node for node in found if node is not None]
+    def nodes(self) -> list[NodeProto]:
+        """Return the touched nodes that are still in the graph."""
+        found = [node for node in self._edited.values() if node in self._graph]
+        found += (user for name in self._results for user in self._graph.users(name))
+        producers = map(self._graph.producer, self._operands)
+        found += (node for node in producers if node is not None)
+        return list({id(node): node for node in found}.values())
 
 
 def _pairs(result: object, outputs: list[str], index: int) -> list[tuple[str, str]]:
-    """What is to be replaced by what, from the value that a rule's function returned."""
+    """Return (old value, new value) pairs from the return value of a rule's function."""
     if result is None:
         raise MatchFailure
     if isinstance(result, str):
@@ -232,9 +236,9 @@ def _replace(graph: Graph, root: NodeProto, pairs: list[tuple[str, str]]) -> Non
         if graph.scope_of(new) is None:
             raise ValueError(f"returned '{new}', which nothing in the graph defines")
         if graph.is_output(old) and nd.is_op(root, "Identity"):
-            maker = graph.producer(new)
-            if maker is None or graph.is_output(new):
-                raise MatchFailure(f"'{old}' needs an Identity to be an output under its own name")
+            producer = graph.producer(new)
+            if producer is None or graph.is_output(new):
+                raise MatchFailure(f"output '{old}' keeps its name only through an Identity")
         graph.replace(old, new)
 
 

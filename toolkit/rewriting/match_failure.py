@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from onnx import NodeProto
 
@@ -10,17 +11,20 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern.backtracking import Stop
 
+if TYPE_CHECKING:
+    from toolkit.rewriting.rule import Rule
+
 _MOST = 20_000
-"""Sites kept by a recorder; a model with more near misses than this tells nothing new by them."""
+"""The largest number of sites that a recorder keeps."""
 
 
 class MatchFailure(Exception):
-    """Raised by a rule that finds that it does not apply here; the message says why."""
+    """Raised by a rule that does not apply to a match; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """How far a rule got at a root: `matched` of `total` nodes, then `node` was in the way."""
+    """A partial match: `matched` of `total` nodes, and the `node` and `reason` that stopped it."""
 
     rule: str
     root: str
@@ -35,10 +39,9 @@ class NearMiss:
 
 
 class NearMisses:
-    """A recorder: the nearest miss of every rule at every root that is still there.
+    """A recorder of the nearest miss of every rule at every root.
 
-    `tried` are the rules that were looked for, `left_out` those that are not for such a model,
-    with the reason.
+    `tried` are the rules that were applied; `left_out` maps the others to the reason.
     """
 
     def __init__(self) -> None:
@@ -46,10 +49,20 @@ class NearMisses:
         self.left_out: dict[str, str] = {}
         self._kept: dict[tuple[str, int], tuple[Graph, NodeProto, NearMiss]] = {}
 
-    def put(self, rule: str, graph: Graph, root: NodeProto, total: int, stop: Stop) -> None:
-        """Keep what stopped `rule` at `root`, unless another of its patterns came further.
+    def announce(self, rule: Rule, opset: int) -> None:
+        """Record that a rule is tried on a model of this opset, or why it is not."""
+        if rule.covers(opset):
+            self.tried.add(rule.name)
+            self.left_out.pop(rule.name, None)
+        elif rule.name not in self.tried:
+            least, most = rule.opset
+            wanted = f"{least} or newer" if most is None else f"{least} to {most}"
+            self.left_out[rule.name] = f"it is for opset {wanted}, and the model has {opset}"
 
-        A rule whose root did not match at all is not near.
+    def put(self, rule: str, graph: Graph, root: NodeProto, total: int, stop: Stop) -> None:
+        """Record what stopped `rule` at `root`, unless another of its patterns matched more.
+
+        A rule whose root does not match is not a near miss.
         """
         key = rule, id(root)
         kept = self._kept.get(key)
@@ -64,15 +77,15 @@ class NearMisses:
         self._kept[key] = graph, root, miss
 
     def forget(self, rule: str, root: NodeProto) -> None:
-        """Before a rule is tried again at a root, and where it applied."""
+        """Drop the near miss of a rule that applied at this root."""
         self._kept.pop((rule, id(root)), None)
 
     def at(self, root: NodeProto) -> list[NearMiss]:
-        """What stopped the rules whose pattern ends in this node."""
+        """Return the near misses whose root is this node."""
         kept = (self._kept.get((rule, id(root))) for rule in sorted(self.tried))
         return [entry[2] for entry in kept if entry is not None]
 
     def list(self) -> list[NearMiss]:
-        """The nearest first; roots that were rewritten since are left out."""
+        """Return the near misses, nearest first, except at roots that have been rewritten."""
         there = (miss for graph, root, miss in self._kept.values() if root in graph)
         return sorted(there, key=lambda miss: -miss.matched / miss.total)

@@ -1,8 +1,8 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""onnxruntime, and the only module that imports it: a model run as it stands.
+"""onnxruntime sessions. No other module imports onnxruntime.
 
-The session gets the small protobuf; it maps large tensors from the files that they are in, and
-arrays in memory are lent to it (see `toolkit.runtime.session_weights`).
+A session gets the small protobuf; it maps large tensors from their files, and arrays in memory are
+lent to it (see `toolkit.runtime.session_weights`).
 """
 
 from __future__ import annotations
@@ -18,32 +18,30 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from toolkit.errors import RuntimeRefused, UsageError, one_line
-from toolkit.ir import node as nd
 from toolkit.ir.model import Model
+from toolkit.ir.op_traits import rounds_activations
 from toolkit.runtime import MAX_IR
-from toolkit.runtime.session_weights import supply
+from toolkit.runtime.session_weights import share_weights
 
 MOST_PACKED = 1 << 28
-"""Bytes of weights that a session may copy where it computes other numbers without it."""
+"""Largest weights, in bytes, that are packed if the results depend on packing."""
 _LIGHT = 1 << 26
-"""Bytes of weights of which a second copy does not count."""
-_IN_INT8 = 4
-"""The accuracy level of MatMulNBits at which activations are rounded to int8."""
+"""Largest weights, in bytes, that are packed in any case: a second copy of them is cheap."""
 
 _FOREIGN = (
     "tensor(bfloat16)",
     *("tensor(float8e4m3fn)", "tensor(float8e4m3fnuz)"),
     *("tensor(float8e5m2)", "tensor(float8e5m2fnuz)"),
 )
-"""Types that the Python binding does not take or give as numpy arrays."""
+"""Types that the Python binding does not convert to and from numpy arrays."""
 
 
 class Session:
     """One model in onnxruntime on the CPU.
 
-    `optimize=False` runs the graph as written; True is how it will be deployed, with everything
-    that the runtime does at load time. A custom-operator library that does not load is a usage
-    error.
+    `optimize=False` runs the graph as written; True enables the runtime's load-time optimizations.
+    Raises RuntimeRefused if the runtime does not load the model, and UsageError for a
+    custom-operator library that does not load.
     """
 
     def __init__(
@@ -52,12 +50,14 @@ class Session:
         import onnxruntime as ort
 
         options = _new_options()
-        # Its planner for shared buffers is quadratic: 190 s for 20,000 nodes, which run in 0.03 s.
+        # The planner of buffer reuse is quadratic: 190 s for 20,000 nodes, which run in 0.03 s.
         options.enable_mem_reuse = False
-        # Prepacking copies the weights into another layout: memory and time for one run. Int8
-        # convolutions of many runs take up to five times as long without it and an arena.
+        # Prepacking copies the weights into another layout, which takes memory and time. Without it
+        # and an arena, repeated int8 convolutions take up to five times as long.
         light = optimize and model.nbytes() <= _LIGHT
-        if not (light or (model.nbytes() <= MOST_PACKED and _computes_as_packed(model))):
+        if not (
+            light or (model.nbytes() <= MOST_PACKED and any(map(rounds_activations, model.nodes())))
+        ):
             options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = light
         if not optimize:
@@ -68,31 +68,24 @@ class Session:
         import onnxruntime as ort
 
         proto = model.to_proto()
-        # Newer IR versions only add what it refuses anyway.
+        # Newer IR versions only add features that the runtime refuses anyway.
         proto.ir_version = min(proto.ir_version, MAX_IR)
-        supplied = supply(model, proto)
-        if supplied.folder is not None:
-            folder = str(supplied.folder.resolve())
+        shared = share_weights(model, proto)
+        if shared.folder is not None:
             key = "session.model_external_initializers_file_folder_path"
-            options.add_session_config_entry(key, folder)
+            options.add_session_config_entry(key, str(shared.folder.resolve()))
         lend = ort.OrtValue.ortvalue_from_numpy
-        self._lent = {name: lend(array) for name, array in supplied.lent.items()}
+        self._lent = {name: lend(array) for name, array in shared.lent.items()}
         if self._lent:
             options.add_external_initializers(list(self._lent), list(self._lent.values()))
         serialized = proto.SerializeToString()
-        del proto  # the runtime makes a graph of its own, and two are enough
-        _register(custom_ops, options)
-        try:
-            self._session: Any = ort.InferenceSession(
-                serialized, options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # the binding raises a dozen unrelated classes
-            raise _refused(error) from error
+        del proto  # the runtime builds a graph of its own: free this one
+        self._session = _open_session(serialized, options, custom_ops)
         interface = (*self._session.get_inputs(), *self._session.get_outputs())
         self._foreign = any(value.type in _FOREIGN for value in interface)
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
-        """The outputs for one feed; raises RuntimeRefused when the runtime will not."""
+        """Return the outputs for one feed; raises RuntimeRefused if the runtime fails."""
         wanted = list(outputs) if outputs is not None else None
         try:
             if not self._foreign:
@@ -104,10 +97,9 @@ class Session:
 
 
 class Deployed(Session):
-    """One model as an application has it: the runtime's own defaults, on so many threads.
+    """One model with the runtime's default options, for timing.
 
-    For timing: all of its optimizations are on, and weights are copied into the kernels' layout.
-    `threads` 0 are all cores.
+    All optimizations are on, and weights are packed. `threads` is 0 for all cores.
     """
 
     def __init__(self, model: Model, threads: int = 0, custom_ops: Sequence[str] = ()) -> None:
@@ -116,27 +108,13 @@ class Deployed(Session):
         self._open(model, options, custom_ops)
 
 
-def said_of_packing(model: Model) -> str:
-    """What sessions do not compute as an application would, in words; blank for nothing."""
-    if model.nbytes() <= MOST_PACKED or not _computes_as_packed(model):
+def packing_note(model: Model) -> str:
+    """Return a note if unpacked sessions compute other results than an application, or ""."""
+    if model.nbytes() <= MOST_PACKED or not any(map(rounds_activations, model.nodes())):
         return ""
     return (
         f"MatMulNBits was run in floats, since weights over {MOST_PACKED >> 20} MB are not packed "
         "here; an application computes it in int8 (accuracy_level 4)"
-    )
-
-
-def _computes_as_packed(model: Model) -> bool:
-    """Whether there are operators that compute in int8 with packed weights, else in floats.
-
-    The runtime makes a MatMulNBits of a product with weights that are dequantized by blocks.
-    """
-    nodes = (node for graph in model.graphs() for node in graph.nodes)
-    return any(
-        nd.attr(node, "accuracy_level", 0) == _IN_INT8
-        if node.op_type == "MatMulNBits"
-        else nd.is_op(node, "DequantizeLinear") and nd.attr(node, "block_size", 0)
-        for node in nodes
     )
 
 
@@ -148,17 +126,23 @@ def _new_options() -> Any:
     return options
 
 
-def _register(libraries: Sequence[str], options: Any) -> None:
-    for library in libraries:
+def _open_session(serialized: bytes, options: Any, custom_ops: Sequence[str]) -> Any:
+    import onnxruntime as ort
+
+    for library in custom_ops:
         try:
             options.register_custom_ops_library(library)
-        except Exception as error:  # as below: of the binding's own kinds
+        except Exception as error:  # the binding raises a dozen unrelated classes
             reason = _refused(error)
             raise UsageError(f"custom-operator library '{library}': {reason}") from error
+    try:
+        return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _refused(error) from error
 
 
 def _to_ort_value(array: Any) -> Any:
-    """The array for the runtime; formats that numpy does not know go in as plain bits."""
+    """Convert an array for the runtime; types of ml_dtypes are passed as plain bits."""
     from onnxruntime import OrtValue
 
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -182,11 +166,10 @@ def optimize_offline(
     level: Literal["basic", "extended", "all"],
     custom_ops: Sequence[str] = (),
 ) -> ModelProto:
-    """The model as onnxruntime would run it after its own load-time optimizations."""
+    """Return the model after onnxruntime's load-time optimizations."""
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = _new_options()
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = {
         "basic": levels.ORT_ENABLE_BASIC,
@@ -196,17 +179,11 @@ def optimize_offline(
     with tempfile.TemporaryDirectory(prefix="toolkit-") as folder:
         written = Path(folder) / "model.onnx"
         options.optimized_model_filepath = str(written)
-        _register(custom_ops, options)
-        try:
-            ort.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-            return ModelProto.FromString(written.read_bytes())
-        except Exception as error:  # the binding raises a dozen unrelated classes
-            raise _refused(error) from error
+        _open_session(proto.SerializeToString(), options, custom_ops)
+        return ModelProto.FromString(written.read_bytes())
 
 
 def _refused(error: Exception) -> RuntimeRefused:
-    """The runtime's message in one line, without its code prefix."""
+    """Return the runtime's message in one line, without its code prefix."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", str(error))
     return RuntimeRefused(one_line(text))

@@ -1,8 +1,8 @@
-"""How a runtime gets the bytes of a model's large tensors, without a copy of any.
+"""Share a model's large tensors with a session without copying them.
 
-Those in files are named relative to one folder that holds all of the files: the model's own, and
-the scratch files of tensors that passes made. Arrays in memory are lent by name, and what cannot be
-lent is put into the protobuf.
+Tensors in files are referenced relative to one folder that contains all of the files: the model's
+own, and the scratch files of tensors that passes made. Arrays in memory are lent by name; other
+tensors are written into the protobuf.
 """
 
 from __future__ import annotations
@@ -16,99 +16,100 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
-from toolkit.storage.spill import Place, place_of
+from toolkit.storage.spill import FileRange, file_range
 from toolkit.storage.weights import Array, clear_data, is_external, nbytes, reference, set_reference
 
 _LENDABLE = "biufc"
+"""The kinds of numpy types that a session accepts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
-    """The folder that references are relative to, None without any; arrays to lend, by name."""
+class SharedWeights:
+    """The folder of references, if there are any, and the arrays to lend by name."""
 
     folder: Path | None
     lent: dict[str, Array]
 
 
-def supply(model: Model, proto: ModelProto) -> Supply:
-    """Let `proto`, a copy of the model's own, say where each tensor is."""
+def share_weights(model: Model, proto: ModelProto) -> SharedWeights:
+    """Update the references in `proto`, a snapshot of the model, for a session."""
     for function in proto.functions:
         for tensor in _held_tensors(function.node):
             if is_external(tensor):
                 _inline(model, tensor)
-    held = [(t, _place(model, t)) for t in _held_tensors(proto.graph.node) if is_external(t)]
-    outer = [(t, _place(model, t)) for t in proto.graph.initializer if is_external(t)]
-    folder = _folder_of([place.path for _, place in (*outer, *held) if place is not None])
-    if folder is None:  # on several drives: what is in the model's folder stays there
+    held = [(t, _locate(model, t)) for t in _held_tensors(proto.graph.node) if is_external(t)]
+    outer = [(t, _locate(model, t)) for t in proto.graph.initializer if is_external(t)]
+    folder = _common_folder([found.path for _, found in (*outer, *held) if found is not None])
+    if folder is None:  # the files are on several drives
         folder = model.weights.folder
     lent: dict[str, Array] = {}
-    read, inputs = _names_read(proto.graph), {value.name for value in proto.graph.input}
+    used, inputs = _used_names(proto.graph), {value.name for value in proto.graph.input}
     unused: set[str] = set()
-    for tensor, place in outer:
-        if _put_in_folder(tensor, place, folder):
+    for tensor, found in outer:
+        if _refer(tensor, found, folder):
             continue
         array = model.weights.overlaid(tensor)
-        if tensor.name not in read and tensor.name not in inputs:
+        if tensor.name not in used and tensor.name not in inputs:
             unused.add(tensor.name)
-        elif tensor.name in read and array is not None and _can_be_lent(tensor, array):
+        elif tensor.name in used and array is not None and _can_be_lent(tensor, array):
             lent[tensor.name] = array
         else:
             _inline(model, tensor)
-    for tensor, place in held:
-        if not _put_in_folder(tensor, place, folder):
+    for tensor, found in held:
+        if not _refer(tensor, found, folder):
             _inline(model, tensor)
-    # The runtime drops what nobody reads, and then does not find what it is lent.
+    # The runtime removes unused initializers, and fails if one of them is lent.
     for index in reversed(range(len(proto.graph.initializer))):
         if proto.graph.initializer[index].name in unused:
             del proto.graph.initializer[index]
-    return Supply(folder, lent)
+    return SharedWeights(folder, lent)
 
 
-def _place(model: Model, tensor: TensorProto) -> Place | None:
-    """The file that a tensor is in; None for an array in memory, or one that is stored packed."""
+def _locate(model: Model, tensor: TensorProto) -> FileRange | None:
+    """Return the location of a tensor; None for an array in memory, or one to be packed."""
     array = model.weights.overlaid(tensor)
     if array is not None:
-        return place_of(array) if array.nbytes == nbytes(tensor) else None
+        return file_range(array) if array.nbytes == nbytes(tensor) else None
     assert model.weights.folder is not None, tensor.name
     location, offset, _ = reference(tensor)
-    return Place((model.weights.folder / location).resolve(), offset)
+    return FileRange((model.weights.folder / location).resolve(), offset)
 
 
-def _folder_of(files: Sequence[Path]) -> Path | None:
-    """The innermost folder with all of these in it; None where there is none."""
+def _common_folder(files: Sequence[Path]) -> Path | None:
+    """Return the innermost folder that contains all of these files, or None."""
     try:
         return Path(os.path.commonpath([file.parent for file in files])) if files else None
     except ValueError:
         return None
 
 
-def _put_in_folder(tensor: TensorProto, place: Place | None, folder: Path | None) -> bool:
-    """Refer to a place by its path from the folder, if it is in there."""
-    if place is None or folder is None or not place.path.is_relative_to(folder.resolve()):
+def _refer(tensor: TensorProto, found: FileRange | None, folder: Path | None) -> bool:
+    """Make the tensor refer to a file in the folder; return whether the file is in it."""
+    if found is None or folder is None or not found.path.is_relative_to(folder.resolve()):
         return False
-    location = place.path.relative_to(folder.resolve()).as_posix()
-    set_reference(tensor, location, place.offset, nbytes(tensor))
+    location = found.path.relative_to(folder.resolve()).as_posix()
+    set_reference(tensor, location, found.offset, nbytes(tensor))
     return True
 
 
 def _can_be_lent(tensor: TensorProto, array: Array) -> bool:
-    """Whether the array is the tensor as the runtime knows it: no packed bytes, no foreign type."""
+    """Return whether the array has the shape of the tensor, and a type that the runtime accepts."""
     known = array.dtype.kind in _LENDABLE and array.dtype.isbuiltin == 1
     return known and array.shape == tuple(tensor.dims)
 
 
-def _names_read(graph: GraphProto) -> set[str]:
-    """The values that the graph's nodes, its subgraphs and its outputs read."""
+def _used_names(graph: GraphProto) -> set[str]:
+    """Return the values that the graph's nodes, subgraphs and outputs use."""
     names = {value.name for value in graph.output}
     for node in graph.node:
         names.update(node.input)
         for inner in nd.graphs_of(node):
-            names |= _names_read(inner)
+            names |= _used_names(inner)
     return names
 
 
 def _held_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-    """The tensors in the nodes' attributes, and all that their subgraphs store."""
+    """Yield the tensors in attributes of nodes, and the initializers of their subgraphs."""
     for node in nodes:
         yield from (a.t for a in node.attribute if a.HasField("t"))
         for graph in nd.graphs_of(node):

@@ -1,7 +1,7 @@
-"""Large arrays in scratch files: mapped, so that they take no memory that cannot be given back.
+"""Large arrays in mapped scratch files, whose pages the system can evict.
 
-Each file has a name as long as an array in it is alive, so that a runtime can map it as well (see
-`place_of`). Small arrays share a file: a model has more of them than a process may have open files.
+A file keeps its name as long as an array in it is alive, so that a runtime can map it as well (see
+`file_range`). Smaller arrays share a file, because the number of open files is limited.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from numpy.typing import DTypeLike, NDArray
 Array = NDArray[Any]
 
 FILE_FROM = 1 << 16
-"""Arrays of fewer bytes are plain memory."""
+"""The smallest array, in bytes, that is kept in a file."""
 _SHARED = 1 << 25
-"""Bytes of a file for several arrays; one of more than half of that gets a file of its own."""
+"""The size of a shared file in bytes; arrays larger than half of it get a file of their own."""
 _ALIGNMENT = mmap.ALLOCATIONGRANULARITY
 
 
-class Place(NamedTuple):
-    """Where an array's bytes are: from `offset` on in the file `path`."""
+class FileRange(NamedTuple):
+    """The location of an array in a file."""
 
     path: Path
     offset: int
 
 
-class _File(mmap.mmap):
-    """A mapped scratch file, removed when nothing of it is in use any more."""
+class _ScratchFile(mmap.mmap):
+    """A mapped scratch file, removed when no array in it is alive."""
 
     path: Path
     used: int
@@ -44,7 +44,7 @@ class _File(mmap.mmap):
     """The address of its first byte."""
 
     @classmethod
-    def of(cls, size: int) -> _File:
+    def of(cls, size: int) -> _ScratchFile:
         descriptor, name = tempfile.mkstemp(prefix="toolkit-", suffix=".scratch")
         try:
             os.truncate(descriptor, size)
@@ -60,7 +60,7 @@ class _File(mmap.mmap):
         return made
 
     def take(self, size: int) -> int | None:
-        """The offset of so many free bytes; None when there are fewer."""
+        """Reserve bytes and return their offset; None if too few are free."""
         start = -(-self.used // _ALIGNMENT) * _ALIGNMENT
         if start + size > len(self):
             return None
@@ -68,51 +68,52 @@ class _File(mmap.mmap):
         return start
 
 
-class _Open:
-    """The file that the next small array goes to."""
+class _SharedFile:
+    """The scratch file that the next smaller array goes to."""
 
     def __init__(self) -> None:
-        self._file: weakref.ref[_File] | None = None
+        self._file: weakref.ref[_ScratchFile] | None = None
         self._lock = Lock()
 
-    def take(self, size: int) -> tuple[_File, int]:
+    def take(self, size: int) -> tuple[_ScratchFile, int]:
+        """Reserve bytes and return their file and offset."""
         if size > _SHARED // 2:
-            return _File.of(size), 0
+            return _ScratchFile.of(size), 0
         with self._lock:
             file = self._file() if self._file is not None else None
             start = file.take(size) if file is not None else None
             if file is None or start is None:
-                file, start = _File.of(_SHARED), 0
+                file, start = _ScratchFile.of(_SHARED), 0
                 file.used = size
                 self._file = weakref.ref(file)
             return file, start
 
 
-_open = _Open()
+_shared_file = _SharedFile()
 
 
 def allocate(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """An array to be filled; a large one is mapped to a scratch file."""
+    """Return an uninitialized array; a large one is mapped to a scratch file."""
     kind = np.dtype(dtype)
     count = math.prod(shape)
     if count * kind.itemsize < FILE_FROM:
         return np.empty(shape, dtype=kind)
-    file, start = _open.take(count * kind.itemsize)
+    file, start = _shared_file.take(count * kind.itemsize)
     return np.frombuffer(file, dtype=kind, count=count, offset=start).reshape(shape)
 
 
-def place_of(array: Array) -> Place | None:
-    """Where a contiguous array lies in a scratch file; None for one that lies in none."""
+def file_range(array: Array) -> FileRange | None:
+    """Return the location of a contiguous array in a scratch file, or None."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
     if isinstance(owner, memoryview):
         owner = owner.obj
-    if not isinstance(owner, _File) or not array.flags.c_contiguous:
+    if not isinstance(owner, _ScratchFile) or not array.flags.c_contiguous:
         return None
-    return Place(owner.path, array.ctypes.data - owner.start)
+    return FileRange(owner.path, array.ctypes.data - owner.start)
 
 
 def _remove(name: str) -> None:
-    with suppress(OSError):  # where a mapped file cannot be removed, the system's cleaner will
+    with suppress(OSError):  # some systems cannot remove a mapped file
         os.unlink(name)

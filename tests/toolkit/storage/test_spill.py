@@ -15,7 +15,7 @@ from tests.checks import model, parse
 from toolkit.ir.model import Model
 from toolkit.runtime.session import Session
 from toolkit.storage import spill
-from toolkit.storage.spill import allocate, place_of
+from toolkit.storage.spill import allocate, file_range
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -27,8 +27,8 @@ def anonymous_megabytes() -> float:
 
 
 def test_small_arrays_are_plain_memory():
-    assert place_of(allocate((3,), np.float32)) is None
-    assert place_of(np.zeros(1 << 20)) is None
+    assert file_range(allocate((3,), np.float32)) is None
+    assert file_range(np.zeros(1 << 20)) is None
 
 
 def test_large_arrays_are_in_files_where_they_say():
@@ -36,11 +36,11 @@ def test_large_arrays_are_in_files_where_they_say():
     small[:], large[:] = 1.5, 7
     large[4000:] = 8
     for array in (small, small[10:], large, large[4000:], large.reshape(-1).view(np.uint8)):
-        place = place_of(array)
+        place = file_range(array)
         assert place is not None
         raw = place.path.read_bytes()[place.offset : place.offset + array.nbytes]
         assert raw == array.tobytes()
-    assert place_of(large[:, 1:]) is None, "not in one piece"
+    assert file_range(large[:, 1:]) is None, "not in one piece"
 
 
 def test_small_arrays_share_a_file_and_do_not_overlap():
@@ -48,12 +48,12 @@ def test_small_arrays_share_a_file_and_do_not_overlap():
     for value, array in enumerate(arrays):
         array[:] = value
     assert all((array == value).all() for value, array in enumerate(arrays))
-    assert len({place.path for array in arrays if (place := place_of(array))}) <= 2
+    assert len({place.path for array in arrays if (place := file_range(array))}) <= 2
 
 
 def test_a_file_goes_with_its_last_array():
     array = allocate((5000, 5000), np.int8)
-    part, place = array[:10], place_of(array)
+    part, place = array[:10], file_range(array)
     assert place is not None
     del array
     gc.collect()

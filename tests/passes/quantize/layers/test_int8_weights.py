@@ -69,7 +69,7 @@ def test_a_large_result_is_mapped_to_a_file(monkeypatch: pytest.MonkeyPatch) -> 
     expected = quantize(weights, 1)
     monkeypatch.setattr(spill, "FILE_FROM", 1)
     found = quantize(weights, 1)
-    assert spill.place_of(found.codes) is not None
+    assert spill.file_range(found.codes) is not None
     assert not found.codes.flags.writeable
     np.testing.assert_array_equal(found.codes, expected.codes)
 

@@ -118,12 +118,12 @@ def test_what_is_proven_is_what_an_application_computes(
     (wanted,) = plain.run(made.inlined_proto(), feeds)
     (proven,) = session.Session(made, optimize).run(feeds)
     np.testing.assert_array_equal(proven, wanted)
-    assert not session.said_of_packing(made)
+    assert not session.packing_note(made)
     monkeypatch.setattr(session, "MOST_PACKED", 100)
     monkeypatch.setattr(session, "_LIGHT", 100)
     (in_floats,) = session.Session(made, optimize).run(feeds)
     assert np.abs(in_floats - wanted).max() > 1e-3
-    assert "accuracy_level 4" in session.said_of_packing(made)
+    assert "accuracy_level 4" in session.packing_note(made)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from passes.quantize.schemes.weight_only import triangular
 from passes.quantize.schemes.weight_only.gptq import Solver
 from passes.quantize.schemes.weight_only.gram import Gram
 from passes.quantize.schemes.weight_only.triangular import factor, invert
-from toolkit.storage.spill import place_of
+from toolkit.storage.spill import file_range
 
 
 def definite(size: int) -> Any:
@@ -56,6 +56,6 @@ def test_neither_sum_nor_solution_is_in_memory() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 0.75 * matrix_bytes
-    assert place_of(gram.total) is not None
+    assert file_range(gram.total) is not None
     assert solver.upper[0, 0] > 0
     np.testing.assert_allclose(gram.total[:3], 2 * values[:, :3].T @ values, rtol=1e-4, atol=1e-3)
