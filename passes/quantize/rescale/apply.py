@@ -2,21 +2,23 @@
 
     (x W / s + b / s) through operators that pass a positive factor, then times (s V)
 
-The producer divides its channels by s: weights and bias of a linear layer or convolution, scale
-and bias of a norm, the constant of a product. Layers that use the result multiply their weights
-by s. See `propagate` for the operators between them.
+The producer divides its channels by s: the weights and bias of a linear layer or convolution, the
+scale and bias of a norm, the constant of a product. Layers that use the result multiply their
+weights by s. See `propagate` for the operators between them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import given
 from passes.quantize.layers.channel_weights import Kernel, kernel_of, put_scaled
-from passes.quantize.rescale.propagate import Index, Spread, spread
+from passes.quantize.rescale.propagate import FactorSpread, Index, spread
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS
@@ -38,12 +40,12 @@ _HOMOGENEOUS = ("", "Relu", "LeakyRelu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """A constant of the source: its slot, the shape to view it in, and the shape of the factor."""
+class ScaledConstant:
+    """A constant of the source: its slot, the shape to view it in, and that of the factors."""
 
     slot: int
-    seen: tuple[int, ...]
-    lies: tuple[int, ...]
+    shape: tuple[int, ...]
+    factor_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +54,7 @@ class RescaleSource:
 
     node: NodeProto
     index: Index
-    parts: tuple[Part, ...]
+    parts: tuple[ScaledConstant, ...]
     kernel: Kernel | None = None
 
     @property
@@ -65,7 +67,7 @@ class RescaleGroup:
     """A producer and every consumer its channel factor propagates to."""
 
     source: RescaleSource
-    spread: Spread
+    spread: FactorSpread
 
     @property
     def label(self) -> str:
@@ -76,9 +78,9 @@ class RescaleGroup:
         return np.where(self.spread.free, factors, 1.0)
 
     def apply(self, g: Graph, rule: str, factors: Array) -> bool:
-        """Divide the source by the factors; return False, with nothing changed, if vetoed.
+        """Divide the source by the factors; return False if the rewrite is vetoed.
 
-        Raises MatchFailure, with nothing changed, if a constant cannot be scaled.
+        Raises MatchFailure if a constant cannot be scaled. In both cases the graph is unchanged.
         """
         if not g.begin(rule, self.source.node):
             return False
@@ -93,7 +95,9 @@ class RescaleGroup:
     def write(self, g: Graph, factors: Array) -> None:
         """Scale all constants."""
         for part in self.source.parts:
-            put_scaled(g, self.source.node, part.slot, part.seen, 1 / factors.reshape(part.lies))
+            put_scaled(
+                g, self.source.node, part.slot, part.shape, 1 / factors.reshape(part.factor_shape)
+            )
         for node, slot, index in self.spread.terms:
             known = g.const(node.input[slot])
             assert known is not None
@@ -106,7 +110,7 @@ class RescaleGroup:
 
 
 def group_of(g: Graph, node: NodeProto) -> RescaleGroup | None:
-    """Return the group of a node's output; None if no channel is free."""
+    """Return the group whose source is `node`; None if no channel is free."""
     source = source_of(g, node)
     if source is None or not source.parts:
         return None
@@ -115,7 +119,7 @@ def group_of(g: Graph, node: NodeProto) -> RescaleGroup | None:
 
 
 def source_of(g: Graph, node: NodeProto) -> RescaleSource | None:
-    """Return a layer with weights, a norm, or a product with a constant as a source."""
+    """Return a layer with weights, a norm, or a product with a constant vector; otherwise None."""
     kernel = kernel_of(g, node)
     if kernel is not None:
         return _layer(g, node, kernel)
@@ -131,13 +135,13 @@ def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> RescaleSource | None:
     if nd.attr(node, "activation", "") not in _HOMOGENEOUS or given(node, 3):
         return None
     count = kernel.outputs
-    lies = tuple(n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape))
-    parts = [Part(1, kernel.shape, lies)]
+    by_output = tuple(n if a in kernel.out_axes else 1 for a, n in enumerate(kernel.shape))
+    parts = [ScaledConstant(1, kernel.shape, by_output)]
     if given(node, 2):
         bias = _floats(g, node.input[2])
         if bias is None:
             return None
-        parts.append(Part(2, np.broadcast_shapes(bias.shape, (count,)), (count,)))
+        parts.append(ScaledConstant(2, np.broadcast_shapes(bias.shape, (count,)), (count,)))
     index = np.arange(count)
     if not kernel.is_matrix:
         index = index.reshape(-1, *[1] * (kernel.rank - 2))
@@ -145,43 +149,39 @@ def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> RescaleSource | None:
 
 
 def _norm(g: Graph, node: NodeProto, slot: int) -> RescaleSource | None:
-    scale = _floats(g, given(node, slot))
-    if scale is None or not scale.size:
-        return None
-    parts = [Part(slot, scale.shape, scale.shape)]
-    if node.op_type not in _NO_BIAS and given(node, slot + 1):
-        bias = _floats(g, node.input[slot + 1])
-        if bias is None or bias.shape != scale.shape:
-            return None
-        parts.append(Part(slot + 1, scale.shape, scale.shape))
-    return RescaleSource(node, np.arange(scale.size).reshape(scale.shape), tuple(parts))
+    biased = node.op_type not in _NO_BIAS and given(node, slot + 1)
+    return _vectors(g, node, (slot, slot + 1) if biased else (slot,))
 
 
 def _channel_norm(g: Graph, node: NodeProto) -> RescaleSource | None:
-    rank, scale, bias = g.rank(node.output[0]), _floats(g, node.input[1]), _floats(g, node.input[2])
-    if rank is None or rank < 2 or scale is None or bias is None or scale.shape != bias.shape:
+    rank, found = g.rank(node.output[0]), _vectors(g, node, (1, 2))
+    if rank is None or rank < 2 or found is None or found.index.ndim != 1:
         return None
     if nd.is_op(node, "GroupNormalization") and g.opset() < 21:
         return None  # one scale per group
-    if nd.attr(node, "training_mode", 0) or scale.ndim != 1 or not scale.size:
+    if nd.attr(node, "training_mode", 0):
         return None
-    index = np.arange(scale.size).reshape(-1, *[1] * (rank - 2))
-    return RescaleSource(
-        node, index, (Part(1, scale.shape, scale.shape), Part(2, bias.shape, bias.shape))
-    )
+    return replace(found, index=found.index.reshape(-1, *[1] * (rank - 2)))
 
 
 def _product(g: Graph, node: NodeProto) -> RescaleSource | None:
     """Return the source x c, where c varies along one axis."""
-    constants = [(slot, _floats(g, name)) for slot, name in enumerate(node.input)]
-    found = [(slot, array) for slot, array in constants if array is not None]
-    if len(found) != 1:
+    slots = [slot for slot, name in enumerate(node.input) if _floats(g, name) is not None]
+    found = _vectors(g, node, slots) if len(slots) == 1 else None
+    if found is None or found.index.size < 2 or found.index.size != max(found.index.shape):
         return None
-    slot, array = found[0]
-    if array.ndim == 0 or array.size == 1 or array.size != max(array.shape):
+    return found
+
+
+def _vectors(g: Graph, node: NodeProto, slots: Sequence[int]) -> RescaleSource | None:
+    """Return the source whose constants have equal shapes and one number per channel each."""
+    arrays = [_floats(g, given(node, slot)) for slot in slots]
+    shapes = {None if array is None else array.shape for array in arrays}
+    shape = shapes.pop()
+    if shape is None or shapes or 0 in shape:
         return None
-    index = np.arange(array.size).reshape(array.shape)
-    return RescaleSource(node, index, (Part(slot, array.shape, array.shape),))
+    parts = tuple(ScaledConstant(slot, shape, shape) for slot in slots)
+    return RescaleSource(node, np.arange(math.prod(shape)).reshape(shape), parts)
 
 
 def _floats(g: Graph, name: str) -> Array | None:

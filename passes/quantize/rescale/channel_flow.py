@@ -15,6 +15,7 @@ from onnx import NodeProto
 
 from passes.analysis.axis_flow import carried_from
 from passes.analysis.operands import extra_outputs_used, given, whole
+from passes.quantize.schemes.static.quantizable_ops import bounds_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import VIEWS
@@ -26,24 +27,22 @@ Flow = tuple[str, Index]
 """A value with the channel of each element."""
 Passer = Callable[[Graph, NodeProto, int, Index], "list[Flow] | None"]
 
+_UNBOUNDED = 3e38
+"""Exporters write bounds beyond this, the largest float32 numbers, for none."""
+
 
 def along(index: Index, axis: int) -> Index | None:
     """Return the channels along one axis, counted from the end; None if they vary along others."""
-    if index.ndim < -axis:
-        return None
-    if index.size != index.shape[axis]:
+    if index.ndim < -axis or index.size != index.shape[axis]:
         return None
     return index.reshape(-1)
 
 
-def _same(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    return [(node.output[0], index)] if slot == 0 else None
-
-
-def _only_output(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    if any(not g.is_unused(name) for name in node.output[1:] if name):
+def _in_place(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
+    """Pass a homogeneous operator on each element of its first operand."""
+    if slot or extra_outputs_used(g, node):
         return None
-    return _same(g, node, slot, index)
+    return [(node.output[0], index)]
 
 
 def _carried(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
@@ -64,36 +63,25 @@ def _carried(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] |
 
 
 def _prelu(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    return [(node.output[0], index)] if slot == 0 and g.is_const(node.input[1]) else None
+    return _in_place(g, node, slot, index) if g.is_const(node.input[1]) else None
 
 
 def _clip(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
     """Pass a Clip with the lower bound 0 or none, and no upper bound."""
-    bounds: list[float] = []
-    for place, (name, absent) in enumerate((("min", -math.inf), ("max", math.inf)), start=1):
-        bound = nd.attr(node, name)
-        if given(node, place):
-            known = g.const(node.input[place])
-            if known is None or known.size != 1:
-                return None
-            bound = float(known.reshape(-1)[0])
-        bounds.append(absent if bound is None or abs(bound) > _UNBOUNDED else bound)
-    passes = bounds[0] in (0.0, -math.inf) and bounds[1] == math.inf
-    return _same(g, node, slot, index) if passes else None
-
-
-_UNBOUNDED = 3e38
-"""Exporters write bounds beyond this, the largest float32 numbers, for none."""
+    low, high = bounds_of(g, node) or (math.nan, math.nan)
+    passes = (low == 0 or low < -_UNBOUNDED) and high > _UNBOUNDED
+    return _in_place(g, node, slot, index) if passes else None
 
 
 def _term(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Pass a sum with constants, which are scaled as well (see `Spread.terms`)."""
+    """Pass a sum with constants, which are scaled as well (see `FactorSpread.terms`)."""
     others = [g.const(name) for place, name in enumerate(node.input) if place != slot]
-    may = all(known is not None and _may_grow(known, index) for known in others)
-    return [(node.output[0], index)] if may else None
+    scales = all(known is not None and _can_scale(known, index) for known in others)
+    return [(node.output[0], index)] if scales else None
 
 
-def _may_grow(constant: Array, index: Index) -> bool:
+def _can_scale(constant: Array, index: Index) -> bool:
+    """Whether scaling by channel makes a constant no larger than itself or one vector."""
     try:
         shape = np.broadcast_shapes(constant.shape, index.shape)
     except ValueError:
@@ -107,7 +95,7 @@ def _factor(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | 
 
 
 def _reshape(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Pass a view whose trailing axes hold the same elements before and after."""
+    """Pass a view if some trailing axes of its operand and of its result hold equal elements."""
     before, after = g.shape(node.input[0]), g.shape(node.output[0])
     index = _trimmed(index)
     if slot or after is None or (before is None and 1 in index.shape):
@@ -129,19 +117,20 @@ def _trimmed(index: Index) -> Index:
 def _equal_ends(before: Shape, after: Shape, least: int) -> tuple[list[int], list[int]] | None:
     """Return the trailing sizes of both, at least `least` of the first, with equal element counts.
 
-    A reshape keeps the order of elements, so the axes before these do not matter.
+    A reshape keeps the order of elements, so the leading axes do not matter.
     """
-    inner, outer = list(before[len(before) - least :]), list[Dim]()
+    old, new = list(before[len(before) - least :]), list[Dim]()
     while True:
-        mine, other = whole(inner), whole(outer)
-        if mine is None or other is None or 0 in mine:
+        old_sizes, new_sizes = whole(old), whole(new)
+        if old_sizes is None or new_sizes is None or 0 in old_sizes:
             return None
-        if math.prod(mine) == math.prod(other):
-            return mine, other
-        grows, shape = (outer, after) if math.prod(other) < math.prod(mine) else (inner, before)
-        if len(grows) == len(shape):
+        if math.prod(old_sizes) == math.prod(new_sizes):
+            return old_sizes, new_sizes
+        few = math.prod(new_sizes) < math.prod(old_sizes)
+        sizes, shape = (new, after) if few else (old, before)
+        if len(sizes) == len(shape):
             return None
-        grows.insert(0, shape[len(shape) - len(grows) - 1])
+        sizes.insert(0, shape[len(shape) - len(sizes) - 1])
 
 
 def _concat(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
@@ -150,7 +139,7 @@ def _concat(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | 
         return None
     axis = nd.attr(node, "axis", 1) % rank
     index = _ranked(index, rank)
-    if index.shape[axis] == 1:  # beside others, which do not have the factor
+    if index.shape[axis] == 1:  # the other operands do not have the factor
         return [(node.output[0], index)] if len(node.input) == 1 else None
     parts: list[Index] = []
     for place, name in enumerate(node.input):
@@ -199,7 +188,7 @@ def _pad(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | Non
 
 
 def _product(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Pass P V if all rows of V share their channels."""
+    """Pass the right operand V of a product P V if its channels vary along columns only."""
     if slot != 1 or (index.ndim > 1 and index.shape[-2] != 1):
         return None
     rank = max(index.ndim, g.rank(node.input[1]) or 0)
@@ -207,7 +196,7 @@ def _product(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] |
 
 
 def _attention(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Pass the values of an attention; groups of query heads share value heads."""
+    """Pass the values of an attention; a group of query heads shares one value head."""
     heads = {
         "Attention": ("q_num_heads", "kv_num_heads"),
         "com.microsoft::MultiHeadAttention": ("num_heads", "num_heads"),
@@ -243,9 +232,8 @@ def _ranked(index: Index, rank: int) -> Index:
 
 
 PASSERS: Mapping[str, Passer] = {
-    **dict.fromkeys(("Identity", "Relu", "LeakyRelu", "Abs", "Neg"), _same),
+    **dict.fromkeys(("Identity", "Relu", "LeakyRelu", "Abs", "Neg", "Dropout"), _in_place),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _carried),
-    "Dropout": _only_output,
     "PRelu": _prelu,
     "Clip": _clip,
     **dict.fromkeys(("Add", "Sum", "Sub"), _term),

@@ -9,8 +9,8 @@ so this is repeated until it converges. A channel without weights on one side ke
 bias grows beyond the largest one: otherwise a dead channel with a bias would widen the range.
 
 Weights alone do not determine the range of activations: if channels differ little, equal weights
-make activations unequal (a trained keyword spotter lost 3 dB). So factors are taken relative to the
-median of the pair, and only the part beyond `slack` is applied.
+make activations unequal (a trained keyword spotter lost 3 dB). Therefore factors are relative to
+the median of the pair, and only the part beyond `slack` is applied.
 
     M. Nagel et al., Data-free quantization through weight equalization and bias correction, 2019
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _SETTLED = 0.02
-"""Factors within this relative distance of 1 do not justify another round or a rewrite."""
+"""Factors within this relative distance of 1 are not worth another round or a rewrite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Equalize:
     tolerance: ClassVar[Tolerance] = FLOAT
     slack: float = field(
         default=4.0,
-        metadata={"help": "Channels this many times off the usual stay; 1 makes all alike."},
+        metadata={"help": "Leave factors up to this many times the median; 1 equalizes fully."},
     )
-    rounds: int = field(default=20, metadata={"help": "At most so many times over all layers."})
+    rounds: int = field(default=20, metadata={"help": "The most rounds over all layers."})
     include: tuple[str, ...] = field(
         default=("*",), metadata={"help": "Patterns of the first layers of pairs."}
     )
@@ -100,7 +100,7 @@ def equalized(
 
 
 class _State:
-    """The factors of each layer's inputs and outputs so far."""
+    """The factors of each layer's inputs and outputs after the rounds so far."""
 
     def __init__(self, g: Graph) -> None:
         self.g = g
@@ -129,19 +129,19 @@ class _Pair:
         self.group, self.kernel, self.state = group, kernel, state
         self.factors = np.ones(group.spread.count)
         self._least = _least_factors(state.g, group)
-        state.by_output(kernel)  # a MatchFailure for weights that are not finite comes here
+        state.by_output(kernel)  # raises MatchFailure now for weights that are not finite
         for sink in group.spread.sinks:
             state.by_input(sink.kernel)
 
     def balance(self) -> float:
         """Balance the pair once; return the largest change."""
         state, count = self.state, self.factors.size
-        made = state.by_output(self.kernel)
-        read = np.zeros(count)
+        first = state.by_output(self.kernel)
+        second = np.zeros(count)
         for sink in self.group.spread.sinks:
-            read = np.maximum(read, sink.by_channel(state.by_input(sink.kernel), count))
-        present = (made > 0) & (read > 0)
-        step = np.sqrt(np.where(present, made, 1.0) / np.where(present, read, 1.0))
+            second = np.maximum(second, sink.by_channel(state.by_input(sink.kernel), count))
+        present = (first > 0) & (second > 0)
+        step = np.sqrt(np.where(present, first, 1.0) / np.where(present, second, 1.0))
         wanted = np.maximum(self.factors * step, self._least)
         step = np.where(present, self.group.limited(wanted), 1.0) / self.factors
         self.factors = self.factors * step
@@ -160,7 +160,7 @@ def _least_factors(g: Graph, group: RescaleGroup) -> Array:
     for part in group.source.parts[1:]:
         bias = g.const(group.source.node.input[part.slot])
         assert bias is not None
-        rows = np.abs(np.broadcast_to(bias, part.seen)).reshape(-1, count)
+        rows = np.abs(np.broadcast_to(bias, part.shape)).reshape(-1, count)
         sizes = np.maximum(sizes, rows.max(axis=0))
     for node, slot, index in group.spread.terms:
         term = g.const(node.input[slot])

@@ -1,10 +1,10 @@
-"""Propagate a channel factor from the layer that introduces it to those that compensate it.
+"""Propagate a channel factor from its producer to the layers that compensate it.
 
 A positive factor s_c on channel c of a value passes through linear and positively homogeneous
 operators (Relu, pools, Transpose, attention values, products with another operand). The weights of
-a linear layer or convolution that uses the channel compensate it. A channel with any other user
-(another operator, a graph output, a subgraph) is frozen: its factor must be 1. The other channels
-stay free, such as the values of a packed Q, K, V.
+a linear layer or convolution that uses the channel compensate it. Any other user (another operator,
+a graph output, a subgraph) freezes the channel: its factor must be 1. The other channels stay free,
+such as the values of a packed Q, K, V.
 
 The integer array `index` gives the channel of each element, aligned with the last axes of the value
 as in broadcasting: [[0], [1], [2]] is a column of channels. -1 means no channel.
@@ -26,7 +26,7 @@ from toolkit.ir.graph import Array, Graph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompensatingLayer:
-    """A layer whose weights compensate a factor. `index` has the channel of each of its inputs."""
+    """A layer whose weights compensate a factor; `index` has the channel of each of its inputs."""
 
     kernel: Kernel
     index: Index
@@ -48,15 +48,15 @@ class CompensatingLayer:
 
 
 @dataclass(slots=True, eq=False)
-class Spread:
-    """A factor's frozen channels, the layers that compensate it, and the constants it scales."""
+class FactorSpread:
+    """The frozen channels of a factor, its compensating layers, and the constants it scales."""
 
     frozen: NDArray[np.bool_]
     sinks: list[CompensatingLayer] = field(default_factory=list[CompensatingLayer])
     terms: list[tuple[NodeProto, int, Index]] = field(
         default_factory=list[tuple[NodeProto, int, Index]]
     )
-    """Added constants to scale, as node and slot, with the channels of their elements."""
+    """Constants added to scaled values: node, slot, and the channels of the elements."""
 
     @property
     def count(self) -> int:
@@ -71,28 +71,28 @@ class Spread:
         return taken & ~self.frozen
 
 
-def spread(g: Graph, value: str, index: Index) -> Spread:
+def spread(g: Graph, value: str, index: Index) -> FactorSpread:
     """Propagate a factor on the channels of `value`."""
     frozen: NDArray[np.bool_] = np.zeros(int(index.max(initial=-1)) + 1, np.bool_)
     while True:
         found = _Propagation(g, frozen)
         found.follow(value, index)
         if not (found.result.frozen != frozen).any():
-            # Last: paths of frozen channels are not followed, so that a gate is not a second path.
-            found.freeze_meetings()
+            # Only now: a frozen gate is not a second path to its product.
+            found.freeze_joined_paths()
         if not (found.result.frozen != frozen).any():
             return found.result
         frozen = found.result.frozen
 
 
 class _Propagation:
-    """One traversal, which skips channels that are frozen at its start."""
+    """One traversal of the users of a value, without the channels that are frozen at its start."""
 
     def __init__(self, g: Graph, frozen: NDArray[np.bool_]) -> None:
         self.g = g
         self.known = frozen
-        self.result = Spread(np.array(frozen, np.bool_))
-        self._met: dict[int, list[Index]] = {}
+        self.result = FactorSpread(np.array(frozen, np.bool_))
+        self._paths: dict[int, list[Index]] = {}
 
     def follow(self, value: str, index: Index) -> None:
         pending = [(value, index)]
@@ -106,24 +106,24 @@ class _Propagation:
                 self._freeze(index)
                 continue
             for node in g.users(value):
-                pending.extend(self._read(node, value, index))
+                pending.extend(self._enter(node, value, index))
 
-    def freeze_meetings(self) -> None:
+    def freeze_joined_paths(self) -> None:
         """Freeze channels that reach one node on two paths: their factors would multiply."""
-        for ways in self._met.values():
-            if len(ways) > 1:
-                for index in ways:
+        for paths in self._paths.values():
+            if len(paths) > 1:
+                for index in paths:
                     self._freeze(index)
 
-    def _read(self, node: NodeProto, value: str, index: Index) -> list[Flow]:
+    def _enter(self, node: NodeProto, value: str, index: Index) -> list[Flow]:
         slots = [slot for slot, name in enumerate(node.input) if name == value]
         if nd.is_op(node, "Shape", "Size"):
             return []
         if len(slots) != 1:
             self._freeze(index)
             return []
-        self._met.setdefault(id(node), []).append(index)
-        sink = _sink(self.g, node, slots[0], index)
+        self._paths.setdefault(id(node), []).append(index)
+        sink = _compensating(self.g, node, slots[0], index)
         if sink is not None:
             self.result.sinks.append(sink)
             return []
@@ -141,7 +141,7 @@ class _Propagation:
         self.result.frozen[index[index >= 0]] = True
 
 
-def _sink(g: Graph, node: NodeProto, slot: int, index: Index) -> CompensatingLayer | None:
+def _compensating(g: Graph, node: NodeProto, slot: int, index: Index) -> CompensatingLayer | None:
     kernel = kernel_of(g, node) if slot == 0 else None
     if kernel is None or not kernel.reads_channels:
         return None

@@ -24,8 +24,8 @@ import numpy as np
 from passes.analysis.node_filter import Selection
 from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import kernel_of
-from passes.quantize.rescale.apply import Part, RescaleGroup, RescaleSource, group_of
-from passes.quantize.rescale.propagate import CompensatingLayer, Spread
+from passes.quantize.rescale.apply import RescaleGroup, RescaleSource, ScaledConstant, group_of
+from passes.quantize.rescale.propagate import CompensatingLayer, FactorSpread
 from passes.quantize.rescale.samples import Sample
 from passes.quantize.rescale.smooth_trial import Trial
 from toolkit.calibrate.observers import Collect
@@ -57,13 +57,14 @@ class Smooth:
     name: ClassVar[str] = "smooth"
     tolerance: ClassVar[Tolerance] = FLOAT
     alpha: float | Literal["search"] = field(
-        default="search", metadata={"help": "How much moves, 0 to 1; by default searched."}
+        default="search",
+        metadata={"help": "The exponent of the activations, 0 to 1; searched by default."},
     )
     insert: float | None = field(
         default=None,
         metadata={
-            "help": "Where nothing before a layer takes the factor, put a Mul if it brings so many "
-            "dB of the layer's output; none: never."
+            "help": "Insert a Mul in front of layers whose producer cannot be scaled if their outputs "
+            "gain so many dB; none: never."
         },
     )
     include: tuple[str, ...] = field(
@@ -144,7 +145,7 @@ def _samples(group: RescaleGroup, found: Calibration) -> list[Sample]:
         raise MatchFailure(failed)
     samples = [cast(Sample, found.statistics[name]) for name in names]
     if not all(sample.seen for sample in samples):
-        raise MatchFailure("nothing was seen of its output")
+        raise MatchFailure("its output never occurs in the calibration data")
     return samples
 
 
@@ -177,11 +178,11 @@ def best_of(
     return candidates[best] if errors[best] * 10 ** (least / 10) < before else None
 
 
-# -- new products
+# -- inserted products
 
 
 def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[RescaleGroup]:
-    """Yield a group with a new product for each input of layers that no other group has."""
+    """Yield a group with a new Mul for each input of layers that are in no other group."""
     users: dict[str, list[CompensatingLayer]] = {}
     for node in g.nodes:
         kernel = kernel_of(g, node)
@@ -195,8 +196,8 @@ def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[Resca
         if len(counts) == 1:
             count = counts.pop()
             made = nd.make_node("Mul", [value, ""], [value])
-            source = RescaleSource(made, np.arange(count), (Part(1, (count,), (count,)),))
-            yield Inserted(source, Spread(np.zeros(count, bool), sinks))
+            source = RescaleSource(made, np.arange(count), (ScaledConstant(1, (count,), (count,)),))
+            yield Inserted(source, FactorSpread(np.zeros(count, bool), sinks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
