@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto, helper
 from passes.analysis.affine_index import size_in_inputs, truth
 from passes.analysis.operands import int_vector, reshape
 from passes.fuse.attention.scores import Bias
+from passes.fuse.computed_sizes import SizeSource, reshape_to, size_vector
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape, TensorType
@@ -110,19 +111,13 @@ class BiasWriter:
         columns = shape[-1] if shape else 1
         if (rows, columns) == (self.layout.queries, self.layout.keys) and len(shape) > 1:
             return value
-        one = int_vector(g, [1])
-        sizes = [one, one]
+        sizes: list[SizeSource] = [1, 1]
         for known, wanted, operand in (
             (rows, self.layout.queries, self.query),
             (columns, self.layout.keys, key),
         ):
-            source = size_in_inputs(g, wanted) or (operand, axis)
-            sizes.append(one if known == wanted else self._size(*source))
-        target = g.op("Concat", *sizes, at=self.at, axis=0)
-        return g.op("Expand", value, target, at=self.at)
-
-    def _size(self, value: str, axis: int) -> str:
-        return self.g.op("Shape", value, at=self.at, start=axis, end=axis + 1)
+            sizes.append(1 if known == wanted else size_in_inputs(g, wanted) or (operand, axis))
+        return g.op("Expand", value, size_vector(g, sizes, self.at), at=self.at)
 
     def _both(self, first: Shape, second: Shape) -> Shape:
         """Return the shape of a sum; of two sizes, the one known to be that of the scores."""
@@ -201,13 +196,7 @@ class BiasWriter:
         if matrices != layout.batch * layout.heads:
             raise MatchFailure(f"the bias '{value}' is for {matrices} matrices")
         apart = (layout.batch, layout.heads, *shape[-2:])
-        rest = g.op("Shape", value, at=self.at, start=1)
-        target = g.op(
-            "Concat", int_vector(g, [-1, layout.heads], "heads"), rest, at=self.at, axis=0
-        )
-        reshaped = g.op("Reshape", value, target, at=self.at)
-        g.learn_type(reshaped, TensorType(g.dtype(value), apart))
-        return reshaped, apart
+        return reshape_to(g, value, apart, self.at), apart
 
     def _for_windows(self, value: str, shape: Shape) -> tuple[str, Shape]:
         """Repeat a bias [1, windows, heads, queries, keys] for every image of a batch.
@@ -223,10 +212,8 @@ class BiasWriter:
         images = g.op("Div", batch, int_vector(g, [windows], "windows"), at=self.at)
         target = g.op("Concat", images, int_vector(g, [1, 1, 1, 1]), at=self.at, axis=0)
         repeated = g.op("Expand", value, target, at=self.at)
-        flat = reshape(g, repeated, (-1, *sizes), at=self.at)
         whole: Shape = (layout.batch, *sizes)
-        g.learn_type(flat, TensorType(g.dtype(value), whole))
-        return flat, whole
+        return reshape(g, repeated, (-1, *sizes), at=self.at, shape=whole), whole
 
 
 def _decisive(g: Graph, condition: str, where_true: bool) -> str:

@@ -20,7 +20,6 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import (
     broadcast,
-    int_vector,
     permutation,
     scalar,
     squeeze,
@@ -41,6 +40,8 @@ from passes.fuse.attention.kv_cache import cached_attention
 from passes.fuse.attention.packed_qkv import packed_heads, split_before_view
 from passes.fuse.attention.reshaped_bias import bias_in_another_shape
 from passes.fuse.attention.scores import Scores, keeps_matrices, read_scores
+from passes.fuse.computed_sizes import size_vector
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape, TensorType
@@ -145,9 +146,7 @@ def _scaled_by_head(g: Graph, found: Scores, node: NodeProto) -> str:
     query = g.shape(found.query) or ()
     if broadcast(g.shape(found.head_scale) or (), query) != query:
         raise MatchFailure("the scale per head broadcasts the scores")
-    scaled = g.op("Mul", found.query, found.head_scale, at=node)
-    g.learn_type(scaled, TensorType(g.dtype(found.query), g.shape(found.query)))
-    return scaled
+    return typed_op(g, g.type(found.query), "Mul", found.query, found.head_scale, at=node)
 
 
 def _before_cast(g: Graph, v: str, dtype: int) -> str:
@@ -220,18 +219,16 @@ class Operands:
         return self._as_before(result, node)
 
     def _cast(self, name: str, dtype: int, node: NodeProto) -> str:
-        wide = self.g.op("Cast", name, at=node, to=dtype)
-        self.g.learn_type(wide, TensorType(dtype, self.g.shape(name)))
-        return wide
+        return typed_op(
+            self.g, TensorType(dtype, self.g.shape(name)), "Cast", name, at=node, to=dtype
+        )
 
     def _for_each_batch(self, query: str, key: str, node: NodeProto) -> str:
         """Repeat a query that is the same for the whole batch, such as a learned one."""
         g, shape = self.g, self.g.shape(query) or ()
-        batch, ones = g.op("Shape", key, at=node, start=0, end=1), [1] * (len(shape) - 1)
-        target = g.op("Concat", batch, int_vector(g, ones), at=node, axis=0)
-        expanded = g.op("Expand", query, target, at=node)
-        g.learn_type(expanded, TensorType(g.dtype(query), (self.key.batch, *shape[1:])))
-        return expanded
+        target = size_vector(g, [(key, 0), *[1] * (len(shape) - 1)], node)
+        known = TensorType(g.dtype(query), (self.key.batch, *shape[1:]))
+        return typed_op(g, known, "Expand", query, target, at=node)
 
     def _as_before(self, result: str, node: NodeProto) -> str:
         """Write the result as [batch, heads, sequence, size], or with the first two merged."""

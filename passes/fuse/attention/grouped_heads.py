@@ -7,15 +7,13 @@ has one axis of heads: the two are merged before it and split after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from onnx import NodeProto
 
-from passes.analysis.operands import int_vector, reshape, reshape_target
+from passes.fuse.computed_sizes import reshape_to
 from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.rewriting.rule import MatchFailure
 
 _RANK = 5
@@ -50,24 +48,9 @@ class HeadAxes:
         """Write a value as [batch, outer * inner, ...]."""
         shape = self.g.shape(name) or ()
         heads = prod(size for size in shape[1:3] if isinstance(size, int))
-        return self._reshaped(name, (3, _RANK), [heads], (*shape[:1], heads, *shape[3:]), at)
+        return reshape_to(self.g, name, (*shape[:1], heads, *shape[3:]), at)
 
     def split(self, name: str, at: NodeProto) -> str:
         """Write the result of the operator as [batch, outer, inner, ...]."""
         shape = self.g.shape(name) or ()
-        heads = self.outer, self.inner
-        return self._reshaped(name, (2, _RANK - 1), heads, (*shape[:1], *heads, *shape[2:]), at)
-
-    def _reshaped(
-        self, name: str, rest: tuple[int, int], heads: Sequence[int], shape: Shape, at: NodeProto
-    ) -> str:
-        g = self.g
-        target = reshape_target(g.shape(name), shape)
-        if target is not None:
-            return reshape(g, name, target, at=at, shape=shape)
-        batch = g.op("Shape", name, at=at, start=0, end=1)
-        last = g.op("Shape", name, at=at, start=rest[0], end=rest[1])
-        sizes = g.op("Concat", batch, int_vector(g, heads, "heads"), last, at=at, axis=0)
-        result = g.op("Reshape", name, sizes, at=at)
-        g.learn_type(result, TensorType(g.dtype(name), shape))
-        return result
+        return reshape_to(self.g, name, (*shape[:1], self.outer, self.inner, *shape[2:]), at)

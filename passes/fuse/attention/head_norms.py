@@ -11,6 +11,7 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.operands import normalized_from, permutation, transpose
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
@@ -29,6 +30,8 @@ def norm_before_move(g: Graph, x: str, moved: NodeProto, node: NodeProto) -> str
     if g.sole_user(moved.output[0]) is None or len(nd.outputs_of(node)) > 1:
         raise MatchFailure("the Transpose or the statistics have other users")
     inputs = [x, *node.input[1:]]
-    normalized = g.op(node.op_type, *inputs, domain=node.domain, at=node, **nd.attrs(node))
-    g.learn_type(normalized, TensorType(g.dtype(node.output[0]), g.shape(x)))
+    known = TensorType(g.dtype(node.output[0]), g.shape(x))
+    normalized = typed_op(
+        g, known, node.op_type, *inputs, domain=node.domain, at=node, **nd.attrs(node)
+    )
     return transpose(g, normalized, perm, at=node)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from passes.analysis.operands import int_vector, reshape, transpose
+from passes.analysis.operands import reshape, transpose
 from passes.analysis.view_algebra import (
     Axis,
     Factor,
@@ -22,7 +22,9 @@ from passes.analysis.view_algebra import (
     leaves,
     size_of,
 )
+from passes.fuse.computed_sizes import reshape_to
 from toolkit.ir.graph import Graph
+from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim
 
 _ORDERS = ((0, 1, 2), (1, 0, 2), (0, 2, 1))
@@ -184,9 +186,10 @@ def heads_apart(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> 
 
 def heads_merged(g: Graph, value: str, at: NodeProto) -> str:
     """Write [batch, heads, a, b] as [batch * heads, a, b], where a and b are positive."""
-    length = g.op("Shape", value, at=at, start=2, end=None)
-    target = g.op("Concat", int_vector(g, [-1]), length, at=at, axis=0)
-    return g.op("Reshape", value, target, at=at)
+    shape = g.shape(value)
+    if shape is None:
+        raise MatchFailure(f"the shape of '{value}' is not known")
+    return reshape_to(g, value, (shape[0] * shape[1], *shape[2:]), at)
 
 
 def mismatch(query: Form, key: Form, value: Form) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.operands import broadcast, reshape, reshape_target
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType
 from toolkit.pattern import op, total, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 
@@ -36,8 +36,7 @@ def bias_in_another_shape(
         raise MatchFailure("the bias is smaller than the scores")
     target = reshape_target(inner, outer)
     if target is None:
-        raise MatchFailure(f"the shape of '{x}' cannot be given to a Reshape")
-    bias = g.op("Add", a, b, at=node) if b else a
-    biased = g.op("Add", x, reshape(g, bias, target, at=node, shape=outer), at=node)
-    g.learn_type(biased, TensorType(g.dtype(x), outer))
+        raise MatchFailure(f"a Reshape cannot be given the shape of '{x}'")
+    bias = reshape(g, g.op("Add", a, b, at=node) if b else a, target, at=node, shape=outer)
+    biased = typed_op(g, g.type(x), "Add", x, bias, at=node)
     return g.op("Softmax", biased, at=node, **nd.attrs(node))

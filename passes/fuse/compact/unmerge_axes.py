@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.affine_index import size_in_inputs
 from passes.analysis.axes import positive_axes
-from passes.analysis.operands import int_vector, permutation, transpose
+from passes.analysis.operands import permutation, transpose
+from passes.fuse.computed_sizes import size_vector
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE
@@ -139,16 +142,12 @@ class _Apart:
         raise MatchFailure(f"{nd.label(node)} does not merge or repeat along batch and heads")
 
     def _sizes(self, sizes: Sequence[Dim]) -> str:
-        """Write a vector of sizes, the first of which may be that of an input."""
-        if all(isinstance(size, int) for size in sizes):
-            return int_vector(self.g, [size for size in sizes if isinstance(size, int)], "shape")
-        found = size_in_inputs(self.g, sizes[0])
-        numbers = [size for size in sizes[1:] if isinstance(size, int)]
-        if found is None or len(numbers) < len(sizes) - 1:
+        """Write a vector of sizes, each a number or the size of an input's axis."""
+        found = [s if isinstance(s, int) else size_in_inputs(self.g, s) for s in sizes]
+        known = [size for size in found if size is not None]
+        if len(known) < len(sizes):
             raise MatchFailure("no input of the model has the batch size")
-        source, axis = found
-        first = self.g.op("Shape", source, at=self.at, start=axis, end=axis + 1)
-        return self.g.op("Concat", first, int_vector(self.g, numbers), at=self.at, axis=0)
+        return size_vector(self.g, known, self.at)
 
     def _transposed(self, node: NodeProto, shape: Shape) -> str:
         g, perm = self.g, permutation(self.g, node)
@@ -170,12 +169,10 @@ class _Apart:
             return name
         return self.value(name)
 
-    def _made(self, node: NodeProto, inputs: Sequence[str], shape: Shape, **changed: object) -> str:
+    def _made(self, node: NodeProto, inputs: Sequence[str], shape: Shape, **changed: Any) -> str:
         g = self.g
         if nd.is_op(node, "Expand") or len(shape) + 1 in map(g.rank, inputs):
-            attributes = {**nd.attrs(node), **changed}
-            made = g.add(node.op_type, inputs, 1, attributes, at=self.at).output[0]
-            dtype = g.dtype(node.output[0])
-            g.learn_type(made, TensorType(dtype, (self.batch, self.heads, *shape[1:])))
-            return made
+            known = TensorType(g.dtype(node.output[0]), (self.batch, self.heads, *shape[1:]))
+            attributes: dict[str, Any] = {**nd.attrs(node), **changed}
+            return typed_op(g, known, node.op_type, *inputs, at=self.at, **attributes)
         raise MatchFailure(f"no operand of {nd.label(node)} has a batch")

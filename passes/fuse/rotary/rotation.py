@@ -14,8 +14,10 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.affine_index import size_in_inputs
 from passes.analysis.operands import int_vector, reshape, scalar, squeeze, unsqueeze
 from passes.fuse.attention.heads import Operand, heads_apart
+from passes.fuse.computed_sizes import size_vector
 from passes.fuse.rotary.angles import heads_axis, is_doubled
 from passes.fuse.rotary.last_axis_elements import last_size
+from passes.fuse.typed_op import typed_op
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
 from toolkit.rewriting.rule import MatchFailure
@@ -76,8 +78,8 @@ class Rotation:
                 raise MatchFailure(f"the heads of '{x}' cannot be merged")
             return g.op("RotaryEmbedding", x, *angles, at=node, **attributes)
         operands, attributes["num_heads"] = [form.write(g, node), *angles], form.heads
-        result = g.op("RotaryEmbedding", *operands, at=node, **attributes)
-        g.learn_type(result, TensorType(dtype, (batch, form.sequence, form.heads * whole)))
+        known = TensorType(dtype, (batch, form.sequence, form.heads * whole))
+        result = typed_op(g, known, "RotaryEmbedding", *operands, at=node, **attributes)
         if self.heads == 1:
             result = heads_apart(g, result, form.heads, whole, node)
         else:
@@ -97,9 +99,9 @@ class Rotation:
             step = 2 if self.interleaved else 1
             stop = self.size if self.interleaved else self.size // 2
             bounds = ([0], [stop], [len(shape) - 1], [step])
-            once = g.op("Slice", name, *(int_vector(g, one, "bound") for one in bounds), at=node)
+            limits = [int_vector(g, bound, "bound") for bound in bounds]
             shape = (*shape[:-1], self.size // 2)
-            g.learn_type(once, TensorType(dtype, shape))
+            once = typed_op(g, TensorType(dtype, shape), "Slice", name, *limits, at=node)
         if len(shape) == 4 or (len(shape) == 3 and self.heads == 2):
             axis = len(shape) - 4 + self.heads
             once, shape = squeeze(g, once, [axis], at=node), shape[:axis] + shape[axis + 1 :]
@@ -109,7 +111,5 @@ class Rotation:
             g.learn_type(once, TensorType(dtype, shape))
         if shape[0] == batch:
             return once
-        source, axis = size_in_inputs(g, batch) or (x, 0)
-        rows = g.op("Shape", source, at=node, start=axis, end=axis + 1)
-        target = g.op("Concat", rows, int_vector(g, [1, 1]), at=node, axis=0)
+        target = size_vector(g, [size_in_inputs(g, batch) or (x, 0), 1, 1], node)
         return g.op("Expand", once, target, at=node)
