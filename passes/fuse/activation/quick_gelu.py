@@ -14,6 +14,7 @@ from passes.analysis.operands import scalar
 from passes.fuse.linear.affine import may_copy
 from passes.fuse.linear.consecutive import layer_of
 from passes.fuse.linear.weights import LinearWeights, why_unchanged
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import number, op, product, var
@@ -53,6 +54,5 @@ def scaled_silu(g: Graph, x: str, a: float, node: NodeProto) -> str:
     if known is None:
         raise MatchFailure("its element type is not known")
     z = g.op("Mul", x, scalar(g, a, known.dtype), at=node)
-    silu = g.op("Mul", z, g.op("Sigmoid", z, at=node), at=node)
-    g.learn_type(silu, known)
+    silu = typed_op(g, known, "Mul", z, g.op("Sigmoid", z, at=node), at=node)
     return g.op("Mul", silu, scalar(g, 1 / a, known.dtype), at=node)

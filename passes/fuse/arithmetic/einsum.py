@@ -30,7 +30,7 @@ _EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class EinsumLabels:
     """The axes of two operands and their product, as one letter each."""
 
     left: str
@@ -38,7 +38,7 @@ class Labels:
     result: str
 
     @classmethod
-    def of(cls, equation: str) -> Labels:
+    def of(cls, equation: str) -> EinsumLabels:
         found = _EQUATION.fullmatch(equation.replace(" ", ""))
         if found is None:
             raise MatchFailure(f"'{equation}' does not name all axes of two operands and a result")
@@ -66,7 +66,7 @@ class Labels:
 @rewrite(op.Einsum(var("a"), const("w", dtype=tuple(FLOATS)), equation=var("equation")), opset=12)
 def einsum_with_a_weight(g: Graph, a: str, w: str, equation: str, node: NodeProto) -> str:
     """rows summed, weight -> rows columns = Reshape(MatMul(Reshape(a), weight as a matrix))"""
-    labels, shape = Labels.of(equation), g.shape(a)
+    labels, shape = EinsumLabels.of(equation), g.shape(a)
     weight: Array | None = g.const(w)
     rows, summed = labels.rows, labels.summed
     columns = labels.result[len(rows) :]
@@ -97,7 +97,7 @@ def einsum_with_a_weight(g: Graph, a: str, w: str, equation: str, node: NodeProt
 @rewrite(op.Einsum(var("a"), var("b"), equation=var("equation")), opset=12)
 def einsum_of_matrices(g: Graph, a: str, b: str, equation: str, node: NodeProto) -> str:
     """batch rows summed, batch summed columns -> batch rows columns = MatMul(a, b)"""
-    labels = Labels.of(equation)
+    labels = EinsumLabels.of(equation)
     left, right, result = labels.left, labels.right, labels.result
     batch, rows, summed, columns = labels.batch, labels.rows, labels.summed, labels.columns
     if not len(summed) == len(rows) == len(columns) == 1 or set(rows + columns) - set(result):

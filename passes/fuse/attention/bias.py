@@ -55,7 +55,7 @@ def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ScoreLayout:
     """The shape of the scores, and the element type of the computation."""
 
     batch: Dim
@@ -72,7 +72,7 @@ class BiasWriter:
     """Writes the terms of a bias next to `at`."""
 
     g: Graph
-    layout: Layout
+    layout: ScoreLayout
     query: str
     at: NodeProto
 

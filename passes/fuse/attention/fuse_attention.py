@@ -25,12 +25,12 @@ from passes.analysis.operands import (
     squeeze,
     transpose,
 )
-from passes.fuse.attention.bias import BiasWriter, Layout, need_full_precision
+from passes.fuse.attention.bias import BiasWriter, ScoreLayout, need_full_precision
 from passes.fuse.attention.grouped_heads import HeadAxes
 from passes.fuse.attention.head_norms import norm_before_move
 from passes.fuse.attention.heads import (
-    Form,
-    Operand,
+    AttentionOperand,
+    OperandForm,
     heads_apart,
     heads_merged,
     heads_restored,
@@ -132,7 +132,7 @@ def _attend(
     if axes is not None:
         names = found.query, found.key, value
         found.query, found.key, value = (axes.merged(name, node) for name in names)
-    result = Operands.of(g, found, value).write(found, guarded, node)
+    result = QueryKeyValue.of(g, found, value).write(found, guarded, node)
     if axes is not None:
         result = axes.split(result, node)
     if is_merged:
@@ -157,27 +157,30 @@ def _before_cast(g: Graph, v: str, dtype: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class QueryKeyValue:
     """The forms of query, key and value that the operator uses, and the rank of the MatMuls."""
 
     g: Graph
     rank: int
-    query: Form
-    key: Form
-    value: Form
+    query: OperandForm
+    key: OperandForm
+    value: OperandForm
 
     @classmethod
-    def of(cls, g: Graph, scores: Scores, value: str) -> Operands:
+    def of(cls, g: Graph, scores: Scores, value: str) -> QueryKeyValue:
         """Return the cheapest forms that fit together; raise MatchFailure if there are none."""
-        q, v = Operand(g, scores.query), Operand(g, value)
-        k = Operand(g, scores.key, sequence=-1, size=-2)
+        q, v = AttentionOperand(g, scores.query), AttentionOperand(g, value)
+        k = AttentionOperand(g, scores.key, sequence=-1, size=-2)
         for one, name in ((q, "query"), (k, "key"), (v, "value")):
             if one.rank not in (3, 4):
                 raise MatchFailure(f"the {name} has rank {one.rank or 'unknown'}, not 3 or 4")
         if not q.rank == k.rank == v.rank:
             raise MatchFailure("the ranks of query, key and value differ")
         reason = "the number of heads of query, key or value is not known"
-        for form in (Operand.tokens, Operand.apart if q.rank == 4 else Operand.merged):
+        for form in (
+            AttentionOperand.tokens,
+            AttentionOperand.apart if q.rank == 4 else AttentionOperand.merged,
+        ):
             query, key, val = form(q), form(k), form(v)
             if query is None or key is None or val is None:
                 continue
@@ -197,7 +200,9 @@ class Operands:
             dtype = TensorProto.FLOAT
             names = [self._cast(name, dtype, node) for name in names]
         if scores.biases:
-            layout = Layout(key.batch, query.heads, query.sequence, key.sequence, dtype, guarded)
+            layout = ScoreLayout(
+                key.batch, query.heads, query.sequence, key.sequence, dtype, guarded
+            )
             writer = BiasWriter(g, layout, names[0], node)
             bias, shape = writer.total(scores.biases, scores.least)
             if bias:

@@ -33,7 +33,7 @@ or, as after a convolution, the sequence last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OperandForm:
     """An operand computed from `source`: reshaped to `target` and transposed by `perm`, if set."""
 
     source: TracedSource
@@ -64,7 +64,7 @@ class Form:
         return transpose(g, value, self.perm, at=at) if self.perm else value
 
 
-class Operand:
+class AttentionOperand:
     """The query, key or value of an attention: an operand of a MatMul, and its sources."""
 
     def __init__(
@@ -84,25 +84,25 @@ class Operand:
         self._sequence = trace.axes[sequence] if rank > 2 else nothing
         self._size = trace.axes[size] if rank > 2 else nothing
 
-    def tokens(self) -> Form | None:
+    def tokens(self) -> OperandForm | None:
         """Return the form [batch, sequence, heads * size] with as many heads as are known."""
         return max(self._token_forms(), key=lambda form: (form.heads, -form.steps), default=None)
 
-    def merged(self) -> Form | None:
+    def merged(self) -> OperandForm | None:
         """Return the form [batch * heads, sequence, size] of one head and a larger batch."""
         matrices = size_of(self._prefix)
         single = [f for f in self._token_forms() if f.heads == 1 and f.batch == matrices]
         return min(single, key=lambda form: form.steps, default=None)
 
-    def apart(self) -> Form | None:
+    def apart(self) -> OperandForm | None:
         """Return the form [batch, heads, sequence, size]."""
         # The farthest of the cheapest, so that the nodes in between become dead.
         found = reversed(self._separate_forms())
         return min(found, key=lambda form: (form.steps, form.heads), default=None)
 
-    def _token_forms(self) -> list[Form]:
+    def _token_forms(self) -> list[OperandForm]:
         """Return the forms as tokens: with the last two axes merged, or the axes moved."""
-        found: list[Form | None] = []
+        found: list[OperandForm | None] = []
         for source in self._sources:
             axes = [leaves(axis) for axis in source.axes]
             target: tuple[int, ...] = ()
@@ -123,8 +123,8 @@ class Operand:
                 )
         return [form for form in found if form is not None]
 
-    def _separate_forms(self) -> list[Form]:
-        found: list[Form | None] = []
+    def _separate_forms(self) -> list[OperandForm]:
+        found: list[OperandForm | None] = []
         for source in self._sources:
             if len(source.axes) == 4:
                 batch, heads, *matrix = (leaves(axis) for axis in source.axes)
@@ -138,7 +138,7 @@ class Operand:
         axes: tuple[list[Factor], ...],
         target: tuple[int, ...],
         perm: tuple[int, ...],
-    ) -> Form | None:
+    ) -> OperandForm | None:
         """Return the form of `source` with these axes (batch, heads, sequence, size), if it fits.
 
         Only repetitions, which are not factors of the source, may follow the heads.
@@ -155,7 +155,7 @@ class Operand:
         if count is None or width is None or own.intersection(repeats):
             return None
         sizes = size_of(batch), size_of(sequence), count, width
-        return Form(source, target, perm, *sizes, sizes[0] * count == size_of(prefix))
+        return OperandForm(source, target, perm, *sizes, sizes[0] * count == size_of(prefix))
 
 
 def heads_restored(g: Graph, value: str, at: NodeProto) -> str:
@@ -173,7 +173,7 @@ def heads_restored(g: Graph, value: str, at: NodeProto) -> str:
             return source.value
         if own[2:] == axes[:0:-1]:
             return transpose(g, source.value, (0, 1, 3, 2), at=at)
-    form = Operand(g, value, scaled=False).tokens()
+    form = AttentionOperand(g, value, scaled=False).tokens()
     if form is None or not form.keeps_heads:
         return value
     return heads_apart(g, form.write(g, at), form.heads, form.size, at)
@@ -192,7 +192,7 @@ def heads_merged(g: Graph, value: str, at: NodeProto) -> str:
     return reshape_to(g, value, (shape[0] * shape[1], *shape[2:]), at)
 
 
-def mismatch(query: Form, key: Form, value: Form) -> str:
+def mismatch(query: OperandForm, key: OperandForm, value: OperandForm) -> str:
     """Return why three forms do not fit together; blank when they do."""
     if not query.keeps_heads:
         return "the heads of the query are repeated"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.operands import given
-from passes.fuse.attention.heads import Form, Operand, heads_apart, mismatch
+from passes.fuse.attention.heads import AttentionOperand, OperandForm, heads_apart, mismatch
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
@@ -53,10 +53,12 @@ def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
     return heads_apart(g, result, query.heads, value.size, node)
 
 
-def _token_forms(g: Graph, q: str, k: str, v: str) -> tuple[Form, Form, Form] | None:
+def _token_forms(
+    g: Graph, q: str, k: str, v: str
+) -> tuple[OperandForm, OperandForm, OperandForm] | None:
     """Return query, key and value as tokens, if they fit together."""
-    query = Operand(g, q).tokens()
-    key, value = (Operand(g, name, scaled=False).tokens() for name in (k, v))
+    query = AttentionOperand(g, q).tokens()
+    key, value = (AttentionOperand(g, name, scaled=False).tokens() for name in (k, v))
     if query is None or key is None or value is None or not key.keeps_heads:
         return None
     return None if mismatch(query, key, value) else (query, key, value)

@@ -41,7 +41,7 @@ _MAX_PARTS = 8
 @rewrite(op.Transpose(op.Reshape(var("x"), ...).named("apart")), opset=13)
 def packed_heads(g: Graph, x: str, apart: NodeProto, node: NodeProto) -> str:
     """Transpose(Reshape(x))[i] = Transpose(Reshape(part i of x))"""
-    packed = Packed.of(g, x, apart, node)
+    packed = PackedHeads.of(g, x, apart, node)
     merged = _merged(g, node.output[0], packed.axis)
     whole = node if merged is None else merged
     entries = _entries(g, whole.output[0], packed.axis, packed.count)
@@ -79,7 +79,7 @@ def split_before_view(g: Graph, x: str, view: NodeProto, node: NodeProto) -> Seq
     return results
 
 
-def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> str:
+def _put(g: Graph, part: str, entry: AxisEntry, axis: int, node: NodeProto) -> str:
     """Replace an entry with the part; drop a Squeeze of its axis of size 1.
 
     Returns the new name of the part, which changes if it becomes an output of the graph.
@@ -97,7 +97,7 @@ def _put(g: Graph, part: str, entry: Entry, axis: int, node: NodeProto) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedHeads:
     """A Reshape of the last axis to [count, *heads], followed by a Transpose."""
 
     g: Graph
@@ -108,7 +108,7 @@ class Packed:
     perm: tuple[int, ...]
 
     @classmethod
-    def of(cls, g: Graph, x: str, apart: NodeProto, node: NodeProto) -> Packed:
+    def of(cls, g: Graph, x: str, apart: NodeProto, node: NodeProto) -> PackedHeads:
         shape, sizes, perm = g.shape(x), g.shape(apart.output[0]), permutation(g, node)
         if not shape or sizes is None or perm is None or not isinstance(shape[-1], int):
             raise MatchFailure("a shape is not known")
@@ -169,7 +169,7 @@ def _merged(g: Graph, value: str, axis: int) -> NodeProto | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AxisEntry:
     """A value that is one entry of an axis; with `has_axis` it keeps that axis, with size 1."""
 
     value: str
@@ -178,11 +178,11 @@ class Entry:
     user: NodeProto
 
 
-def _entries(g: Graph, value: str, axis: int, count: int) -> list[Entry]:
+def _entries(g: Graph, value: str, axis: int, count: int) -> list[AxisEntry]:
     """Return the users of `value`, which must take single entries of this axis."""
     if g.is_output(value) or g.is_captured(value):
         raise MatchFailure("it is used as a whole")
-    found: list[Entry] = []
+    found: list[AxisEntry] = []
     for user in g.users(value):
         entries = _entries_of(g, user, value, axis, count)
         if not entries:
@@ -191,22 +191,22 @@ def _entries(g: Graph, value: str, axis: int, count: int) -> list[Entry]:
     return found
 
 
-def _entries_of(g: Graph, node: NodeProto, value: str, axis: int, count: int) -> list[Entry]:
+def _entries_of(g: Graph, node: NodeProto, value: str, axis: int, count: int) -> list[AxisEntry]:
     if node.input[0] != value or not nd.is_op(node, "Gather", "Slice", "Split"):
         return []
     if nd.is_op(node, "Slice"):
         bounds = slice_range(g, node)
         if bounds is None or bounds[0] != axis or bounds[2] != bounds[1] + 1:
             return []
-        return [Entry(node.output[0], bounds[1], True, node)]
+        return [AxisEntry(node.output[0], bounds[1], True, node)]
     if positive_axes([nd.attr(node, "axis", 0)], g.rank(value)) != [axis]:
         return []
     if nd.is_op(node, "Split"):
         sizes = [(g.shape(part) or (None,) * (axis + 1))[axis] for part in node.output]
         if sizes != [1] * count:
             return []
-        return [Entry(part, at, True, node) for at, part in enumerate(node.output) if part]
+        return [AxisEntry(part, at, True, node) for at, part in enumerate(node.output) if part]
     indices = ints(g, node.input[1]) if g.rank(node.input[1]) == 0 else None
     if not indices or not -count <= indices[0] < count:
         return []
-    return [Entry(node.output[0], indices[0] % count, False, node)]
+    return [AxisEntry(node.output[0], indices[0] % count, False, node)]

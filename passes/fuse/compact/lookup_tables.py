@@ -25,6 +25,7 @@ from passes.analysis.intervals import (
     transfer_function,
 )
 from passes.analysis.operands import unsqueeze
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import VIEWS
@@ -43,7 +44,7 @@ _VIEWS = (*VIEWS, "Identity")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Function:
+class IntegerFunction:
     """The nodes, in graph order, that compute `root` from `source`; constant beyond `bound`."""
 
     source: str
@@ -52,10 +53,10 @@ class Function:
     bound: int
 
 
-def functions(g: Graph) -> list[Function]:
+def functions(g: Graph) -> list[IntegerFunction]:
     """Return all such functions that are not part of another one."""
     order = {id(node): index for index, node in enumerate(g.nodes)}
-    found: list[Function] = []
+    found: list[IntegerFunction] = []
     inside: set[int] = set()
     for node in reversed(g.nodes):
         if id(node) in inside or g.dtype(node.output[0]) not in _INTEGERS:
@@ -67,7 +68,7 @@ def functions(g: Graph) -> list[Function]:
     return found[::-1]
 
 
-def _function(g: Graph, root: NodeProto, order: dict[int, int]) -> Function | None:
+def _function(g: Graph, root: NodeProto, order: dict[int, int]) -> IntegerFunction | None:
     nodes: dict[int, NodeProto] = {}
     sources: set[str] = set()
     pending = [root.output[0]]
@@ -89,7 +90,7 @@ def _function(g: Graph, root: NodeProto, order: dict[int, int]) -> Function | No
     listed = tuple(sorted(nodes.values(), key=lambda node: order[id(node)]))
     for bound in _BOUNDS:
         if all(_is_constant(g, source, listed, ends) for ends in _beyond(bound, g.dtype(source))):
-            return Function(source, listed, root, bound)
+            return IntegerFunction(source, listed, root, bound)
     return None
 
 
@@ -154,7 +155,7 @@ def _number(stored: Array | None) -> Interval | None:
 # -- writing
 
 
-def write(g: Graph, function: Function, clipped: dict[tuple[str, int], str]) -> None:
+def write(g: Graph, function: IntegerFunction, clipped: dict[tuple[str, int], str]) -> None:
     """Replace a function with a lookup; the table is left to be folded.
 
     `clipped` holds the clipped distances written so far, by source and bound.
@@ -172,14 +173,14 @@ def write(g: Graph, function: Function, clipped: dict[tuple[str, int], str]) -> 
             made[value] = made[node.input[0]]
             continue
         inputs = [made.get(name) or _scalar(g, name) for name in node.input]
-        made[value] = g.add(node.op_type, inputs, 1, nd.attrs(node), at=root).output[0]
-        g.learn_type(made[value], TensorType(g.dtype(value), distances.shape))
+        type_of_table = TensorType(g.dtype(value), distances.shape)
+        made[value] = typed_op(g, type_of_table, node.op_type, *inputs, at=root, **nd.attrs(node))
     if (source, bound) not in clipped:
         limits = [g.constant(np.array(end, dtype), "limit") for end in (-bound, bound)]
-        clipped[source, bound] = g.op("Clip", source, *limits, at=root)
-        g.learn_type(clipped[source, bound], known)
-    found = g.op("Gather", made[root.output[0]], clipped[source, bound], at=root, axis=0)
-    g.learn_type(found, TensorType(g.dtype(root.output[0]), known.shape))
+        clipped[source, bound] = typed_op(g, known, "Clip", source, *limits, at=root)
+    operands = made[root.output[0]], clipped[source, bound]
+    result = TensorType(g.dtype(root.output[0]), known.shape)
+    found = typed_op(g, result, "Gather", *operands, at=root, axis=0)
     extra = (g.rank(root.output[0]) or 0) - len(known.shape)
     if extra > 0:
         found = unsqueeze(g, found, range(extra), at=root)

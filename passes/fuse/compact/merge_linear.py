@@ -18,6 +18,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import given, int_vector
+from passes.fuse.typed_op import typed_op
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import FLOATS, TensorType
@@ -69,19 +70,12 @@ class Merge:
 def merges(g: Graph) -> list[Merge]:
     """Return all groups of layers worth merging."""
     found = [merge for group in groups(g) for merge in _meeting(g, group) if merge.saved > 0]
-    # A weight with other users would be stored twice.
-    users = Counter(weight for merge in found for weight in merge.weights)
-    sets = defaultdict[str, set[tuple[str, ...]]](set)
-    for merge in found:
-        for weight in merge.weights:
-            sets[weight].add(merge.weights)
+    # A weight with users outside of groups with the same weights would be stored twice.
+    users = Counter((weight, merge.weights) for merge in found for weight in merge.weights)
     return [
         merge
         for merge in found
-        if all(
-            g.use_count(weight) == users[weight] and len(sets[weight]) == 1
-            for weight in merge.weights
-        )
+        if all(g.use_count(weight) == users[weight, merge.weights] for weight in merge.weights)
     ]
 
 
@@ -159,26 +153,21 @@ def write(g: Graph, merge: Merge, stored: dict[tuple[str, ...], str]) -> None:
     joined = _joined(g, merge, stored, axis=0 if transposed else 1)
     bias = _bias(g, merge, stored)
     sizes = [layer.size for layer in layers]
+    shape = g.shape(first.output[0])
+    whole_shape = None if shape is None else (*shape[:-1], sum(sizes))
+    known = TensorType(g.dtype(first.output[0]), whole_shape)
     if nd.is_op(first, "Gemm"):
         inputs = nd.without_blanks([first.input[0], joined, bias])
-        whole = g.op("Gemm", *inputs, at=first, transB=int(transposed) or None)
+        whole = typed_op(g, known, "Gemm", *inputs, at=first, transB=int(transposed) or None)
     else:
-        whole = g.op("MatMul", first.input[0], joined, at=first)
-        _learn(g, whole, first.output[0], sum(sizes))
+        whole = typed_op(g, known, "MatMul", first.input[0], joined, at=first)
         if bias:
-            whole = g.op("Add", whole, bias, at=first)
-    _learn(g, whole, first.output[0], sum(sizes))
+            whole = typed_op(g, known, "Add", whole, bias, at=first)
     splits = [whole, int_vector(g, sizes, "sizes")]
     parts = g.add("Split", splits, len(layers), {"axis": -1}, at=first)
     for layer, part in zip(layers, parts.output, strict=True):
         g.replace(layer.result, part)
         g.prune(layer.add or layer.node)
-
-
-def _learn(g: Graph, whole: str, like: str, size: int) -> None:
-    shape = g.shape(like)
-    if shape is not None:
-        g.learn_type(whole, TensorType(g.dtype(like), (*shape[:-1], size)))
 
 
 def _joined(g: Graph, merge: Merge, stored: dict[tuple[str, ...], str], axis: int) -> str:

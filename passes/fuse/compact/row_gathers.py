@@ -30,7 +30,7 @@ _MAX_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chain:
+class MovementChain:
     """The nodes, in graph order, that compute `root` from `source` alone."""
 
     source: str
@@ -38,10 +38,10 @@ class Chain:
     root: NodeProto
 
 
-def chains(g: Graph) -> list[Chain]:
+def chains(g: Graph) -> list[MovementChain]:
     """Return all maximal chains of data movement."""
     order = {id(node): index for index, node in enumerate(g.nodes)}
-    found: list[Chain] = []
+    found: list[MovementChain] = []
     taken: set[int] = set()
     for node in reversed(g.nodes):
         if id(node) in taken or not _is_move(g, node):
@@ -59,7 +59,7 @@ def _is_move(g: Graph, node: NodeProto) -> bool:
     return nd.is_op(node, "Concat") or all(map(g.is_const, nd.inputs_of(node)[1:]))
 
 
-def _chain(g: Graph, root: NodeProto, order: dict[int, int]) -> Chain | None:
+def _chain(g: Graph, root: NodeProto, order: dict[int, int]) -> MovementChain | None:
     inside = {id(root): root}
     pending = _operands(root)
     sources: list[str] = []
@@ -79,14 +79,14 @@ def _chain(g: Graph, root: NodeProto, order: dict[int, int]) -> Chain | None:
     if len(sources) != 1 or len(inside) < 3:
         return None
     nodes = sorted(inside.values(), key=lambda node: order[id(node)])
-    return Chain(sources[0], tuple(nodes), root)
+    return MovementChain(sources[0], tuple(nodes), root)
 
 
 def _operands(node: NodeProto) -> list[str]:
     return list(node.input) if nd.is_op(node, "Concat") else [node.input[0]]
 
 
-def write(g: Graph, chain: Chain) -> bool:
+def write(g: Graph, chain: MovementChain) -> bool:
     """Replace a chain with a Gather if that has fewer nodes; return whether it was replaced."""
     shape, result = g.shape(chain.source), g.shape(chain.root.output[0])
     if shape is None or len(shape) < 3 or result is None:
@@ -139,7 +139,7 @@ def _numbers(shape: Shape) -> list[int]:
     return [size for size in shape if isinstance(size, int)]
 
 
-def _rows(g: Graph, chain: Chain, pieces: int, sizes: list[int]) -> Array | None:
+def _rows(g: Graph, chain: MovementChain, pieces: int, sizes: list[int]) -> Array | None:
     """Return, for one image, the row of the source that each row of the result is."""
     count, width = pieces * math.prod(sizes), sizes[-1]
     if not 0 < count <= _MAX_ELEMENTS or width < 2:
@@ -157,7 +157,7 @@ def _rows(g: Graph, chain: Chain, pieces: int, sizes: list[int]) -> Array | None
     return starts[:, 0] // width
 
 
-def _moved(g: Graph, chain: Chain, lead: int, sizes: list[int]) -> Array | None:
+def _moved(g: Graph, chain: MovementChain, lead: int, sizes: list[int]) -> Array | None:
     """Return the element numbers of the source, moved by the chain."""
     start: Array = np.arange(lead * math.prod(sizes), dtype=np.int64).reshape(lead, *sizes)
     known: dict[str, Array] = {chain.source: start}

@@ -108,9 +108,11 @@ def _rotated(
     source = source_of(g, parts) if len(parts) == 2 else None
     if source is None:
         raise MatchFailure("the rotated values are not the pairs of each head")
+    if g.dtype(source) not in TYPES:
+        raise MatchFailure("RotaryEmbedding has no kernel for this element type")
     if g.rank(source) != 4:
         source = reshape(g, source, (0, 0, 0, sum(map(len, parts.values()))), at=node)
-    return Rotation.of_pairs(g, source, cos, sin, interleaved).write(source, node)
+    return Rotation.of(g, source, cos, sin, interleaved, per_pair=True).write(source, node)
 
 
 def _require_last_axis(g: Graph, node: NodeProto) -> None:

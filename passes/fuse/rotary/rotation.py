@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.affine_index import size_in_inputs
 from passes.analysis.operands import int_vector, reshape, scalar, squeeze, unsqueeze
-from passes.fuse.attention.heads import Operand, heads_apart
+from passes.fuse.attention.heads import AttentionOperand, heads_apart
 from passes.fuse.computed_sizes import size_vector
 from passes.fuse.rotary.angles import heads_axis, is_doubled
 from passes.fuse.rotary.last_axis_elements import last_size
@@ -40,39 +40,32 @@ class Rotation:
     """The number of rotated elements of a head."""
 
     @classmethod
-    def of(cls, g: Graph, x: str, cos: str, sin: str, interleaved: bool) -> Rotation:
-        """Return the rotation of all elements of x by one angle per element."""
+    def of(
+        cls, g: Graph, x: str, cos: str, sin: str, interleaved: bool, per_pair: bool = False
+    ) -> Rotation:
+        """Return the rotation of all elements of x, by one angle per element or per pair."""
         size, shape = last_size(g, x), g.shape(x)
-        if size is None or shape is None or size % 2:
-            raise MatchFailure(f"the head size of '{x}' is not even")
-        for angles in (cos, sin):
-            if not is_doubled(g, angles, interleaved):
-                raise MatchFailure(f"'{angles}' may have different angles for a pair")
+        if size is None or shape is None or len(shape) != 4 or size % 2:
+            raise MatchFailure(f"'{x}' is not [batch, heads, sequence, size] with an even size")
+        if per_pair:
+            shape = (*shape[:-1], size // 2)
+        elif not all(is_doubled(g, angles, interleaved) for angles in (cos, sin)):
+            raise MatchFailure("the two elements of a pair may have different angles")
         return cls(g, cos, sin, interleaved, heads_axis(g, cos, sin, shape), size)
 
-    @classmethod
-    def of_pairs(cls, g: Graph, x: str, cos: str, sin: str, interleaved: bool) -> Rotation:
-        """Return the rotation of all elements of x by one angle per pair."""
-        size, shape = last_size(g, x), g.shape(x)
-        if size is None or shape is None or len(shape) != 4 or g.dtype(x) not in TYPES:
-            raise MatchFailure(f"'{x}' is not [batch, heads, sequence, size]")
-        halved = (*shape[:-1], size // 2)
-        return cls(g, cos, sin, interleaved, heads_axis(g, cos, sin, halved), size)
-
     def write(self, x: str, node: NodeProto) -> str:
-        """Write the operator on `x`, the first elements of whose heads are rotated."""
+        """Write the operator on `x`, of which it rotates the first elements of each head."""
         g = self.g
         shape, whole = g.shape(x), last_size(g, x)
         if shape is None or whole is None:
             raise MatchFailure(f"the shape of '{x}' is not known")
-        attributes: dict[str, Any] = {}
-        if self.interleaved:
-            attributes["interleaved"] = 1
-        if whole != self.size:
-            attributes["rotary_embedding_dim"] = self.size
+        attributes: dict[str, Any] = {
+            "interleaved": 1 if self.interleaved else None,
+            "rotary_embedding_dim": None if whole == self.size else self.size,
+        }
         batch, dtype = shape[0], g.dtype(x)
         angles = [self._angles(name, x, batch, node) for name in (self.cos, self.sin)]
-        form = Operand(g, x, sequence=-2 if self.heads == 1 else -3).tokens()
+        form = AttentionOperand(g, x, sequence=-2 if self.heads == 1 else -3).tokens()
         if form is None or form.batch != batch or form.heads != shape[self.heads]:
             if self.heads != 1:
                 raise MatchFailure(f"the heads of '{x}' cannot be merged")

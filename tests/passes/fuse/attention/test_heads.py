@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from passes.analysis.shapes import Shapes
-from passes.fuse.attention.heads import Operand, heads_restored, mismatch
+from passes.fuse.attention.heads import AttentionOperand, heads_restored, mismatch
 from tests.checks import model
 from toolkit.ir.graph import Graph
 from toolkit.pass_manager.protocol import Context
@@ -21,7 +21,7 @@ def graph(nodes: str, declared: str = "float[N, S, 12] x") -> Graph:
 
 
 def test_split_heads_are_read_as_tokens() -> None:
-    form = Operand(graph(SPLIT), "y").tokens()
+    form = AttentionOperand(graph(SPLIT), "y").tokens()
     assert form is not None
     assert (form.source.value, form.heads, form.size, form.steps) == ("x", 3, 4, 0)
     assert form.on_tokens
@@ -29,7 +29,7 @@ def test_split_heads_are_read_as_tokens() -> None:
 
 
 def test_heads_of_their_own_are_kept_apart() -> None:
-    operand = Operand(graph("y = Relu (x)", "float[N, 3, S, 4] x"), "y")
+    operand = AttentionOperand(graph("y = Relu (x)", "float[N, 3, S, 4] x"), "y")
     assert operand.tokens() is None or operand.tokens() == operand.merged()
     form = operand.apart()
     assert form is not None
@@ -39,10 +39,10 @@ def test_heads_of_their_own_are_kept_apart() -> None:
 
 def test_a_scaled_source_counts_only_where_it_may() -> None:
     g = graph(SPLIT.replace("y =", "s = Mul (h, half) y =").replace("> (h)", "> (s)"))
-    form = Operand(g, "y").tokens()
+    form = AttentionOperand(g, "y").tokens()
     assert form is not None
     assert (form.source.value, form.source.scale) == ("x", 0.5)
-    unscaled = Operand(g, "y", scaled=False).tokens()
+    unscaled = AttentionOperand(g, "y", scaled=False).tokens()
     assert unscaled is not None
     assert unscaled.source.value == "s"
 
@@ -53,8 +53,8 @@ def test_merged_heads_are_restored() -> None:
 
 
 def test_forms_that_do_not_fit_together() -> None:
-    one = Operand(graph(SPLIT), "y").tokens()
-    other = Operand(graph(SPLIT, "float[M, S, 12] x"), "y").tokens()
+    one = AttentionOperand(graph(SPLIT), "y").tokens()
+    other = AttentionOperand(graph(SPLIT, "float[M, S, 12] x"), "y").tokens()
     assert one is not None
     assert other is not None
     assert mismatch(one, one, one) == ""
