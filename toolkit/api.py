@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from toolkit.calibrate.data import Calib
 from toolkit.ir.model import Model, Source
 from toolkit.pass_manager.pipeline import Pipeline
-from toolkit.pass_manager.protocol import Pass, Progress
+from toolkit.pass_manager.protocol import AnyPass, Progress
 from toolkit.pass_manager.registry import parse_passes
 from toolkit.pass_manager.result import Result
 from toolkit.settings import OpsetLimit, Prefer, Settings, Validate
@@ -27,7 +27,7 @@ def load(path: str | os.PathLike[str]) -> Model:
 
 def optimize(
     source: Source,
-    passes: str | Pass | Sequence[Pass | str] = "simplify",
+    passes: str | AnyPass | Sequence[AnyPass | str] = "simplify",
     target: str = DEFAULT_TARGET,
     validate: Validate = "each",
     *,

@@ -13,6 +13,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.model import Model
 from toolkit.pass_manager.bisect import run_pass
 from toolkit.pass_manager.protocol import (
+    AnyPass,
     Context,
     Idempotent,
     Incomparable,
@@ -44,20 +45,18 @@ class Pipeline:
 
     def __init__(
         self,
-        passes: Sequence[Pass],
+        passes: Sequence[AnyPass],
         settings: Settings | None = None,
         *,
         misses: NearMisses | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
         **options: Any,
     ) -> None:
-        self.passes = passes
         self.settings = Settings(**options) if settings is None else replace(settings, **options)
         self.misses = misses
         self.progress = progress
         self._at = 0, ""
-        for item in passes:
-            _require_pass(item, self.settings)
+        self.passes = [_checked_pass(item, self.settings) for item in passes]
 
     def run(self, model: Model) -> Result:
         """Apply the passes to `model`, in place. Raises NotProven when the end does not hold."""
@@ -183,13 +182,15 @@ class Pipeline:
         self.progress(Progress(index, len(self.passes), name, stage, part))
 
 
-def _require_pass(item: object, settings: Settings) -> None:
+def _checked_pass(item: object, settings: Settings) -> Pass:
+    """Return the object if it is a pass that the settings allow; raise UsageError otherwise."""
     if isinstance(item, type):
         raise UsageError(f"{item.__name__} is a class: write {item.__name__}()")
     if not isinstance(item, Pass):
         raise UsageError(f"{item!r} is no pass: it needs name, tolerance and run(model, ctx)")
     if isinstance(item, Incomparable) and item.incomparable and settings.validate != "off":
         raise UsageError(f"{item.name}: {item.incomparable}: it takes --validate off")
+    return item
 
 
 def _foreign_operators(model: Model, target: Target) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from toolkit.ir.model import Model
 from toolkit.settings import Settings
@@ -40,6 +40,23 @@ class Pass(Protocol):
     def run(self, model: Model, ctx: Context) -> None:
         """Edit the model through its graphs."""
         ...
+
+
+class ClassPass(Protocol):
+    """A pass whose name and tolerance are class variables.
+
+    Such a pass is a `Pass` at run time, but type checkers do not accept a class variable where a
+    protocol has a property.
+    """
+
+    name: ClassVar[str]
+    tolerance: ClassVar[Tolerance]
+
+    def run(self, model: Model, ctx: Context) -> None: ...
+
+
+AnyPass: TypeAlias = Pass | ClassPass
+"""The type of a pass that users write, for parameters."""
 
 
 @runtime_checkable
