@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto
 
@@ -20,113 +20,110 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InsertNode:
+class GraphEdit:
+    """An edit of one graph."""
+
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeEdit(GraphEdit):
+    """An edit of one node."""
+
+    node: NodeProto
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InsertNode(NodeEdit):
     """Attach a node at a position of the stable order."""
 
-    graph: Graph
-    node: NodeProto
     position: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RemoveNode:
+class RemoveNode(NodeEdit):
     """Detach a node whose results have no users."""
 
-    graph: Graph
-    node: NodeProto
     position: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetInputs:
+class SetInputs(NodeEdit):
     """Replace all operands of a node."""
 
-    graph: Graph
-    node: NodeProto
     before: Sequence[str]
     after: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetOperand:
-    """Replace one value by another in the input slots that read it.
+class SetOperand(NodeEdit):
+    """Replace one value by another in the input slots that hold it.
 
-    A node may have thousands of other operands, and one that was read already needs `SetInputs`.
+    A node may have thousands of other operands. If the new value is already one of them, an undo
+    needs `SetInputs`.
     """
 
-    graph: Graph
-    node: NodeProto
     slots: Sequence[int]
     before: str
     after: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetOutputs:
+class SetOutputs(NodeEdit):
     """Rename the results of a node."""
 
-    graph: Graph
-    node: NodeProto
     before: Sequence[str]
     after: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetOperator:
+class SetOperator(NodeEdit):
     """Replace the operator of a node: type and domain."""
 
-    graph: Graph
-    node: NodeProto
     before: tuple[str, str]
     after: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetAttribute:
+class SetAttribute(NodeEdit):
     """Replace an attribute of a node; an empty sequence stands for its absence."""
 
-    graph: Graph
-    node: NodeProto
     name: str
     before: Sequence[AttributeProto]
     after: Sequence[AttributeProto]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetInitializer:
+class SetInitializer(GraphEdit):
     """Replace the stored tensor of a value; None stands for its absence."""
 
-    graph: Graph
     value: str
     before: TensorProto | None
     after: TensorProto | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetType:
+class SetType(GraphEdit):
     """Replace the known type of a value and the type written to the model."""
 
-    graph: Graph
     value: str
     before: tuple[TensorType | None, TensorType | None]
     after: tuple[TensorType | None, TensorType | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetData:
+class SetData(GraphEdit):
     """Replace the symbolic contents of a value."""
 
-    graph: Graph
     value: str
     before: Array | None
     after: Array | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetInterface:
+class SetInterface(GraphEdit):
     """Replace the declared inputs and outputs of a graph."""
 
-    graph: Graph
     before: tuple[list[ValueInfoProto], list[ValueInfoProto]]
     after: tuple[list[ValueInfoProto], list[ValueInfoProto]]
 
@@ -140,10 +137,6 @@ class SetModel:
     after: Mapping[str, object]
 
 
-NodeEdit = (
-    InsertNode | RemoveNode | SetInputs | SetOperand | SetOutputs | SetOperator | SetAttribute
-)
-GraphEdit = NodeEdit | SetInitializer | SetType | SetData | SetInterface
 Edit = GraphEdit | SetModel
 
 
@@ -157,8 +150,11 @@ def perform(edit: Edit) -> None:
 
 def inverse(edit: Edit) -> Edit:
     """Return the edit that undoes `edit`."""
-    if isinstance(edit, InsertNode):
-        return RemoveNode(edit.graph, edit.node, edit.position)
-    if isinstance(edit, RemoveNode):
-        return InsertNode(edit.graph, edit.node, edit.position)
-    return replace(edit, before=edit.after, after=edit.before)
+    match edit:
+        case InsertNode():
+            return RemoveNode(edit.graph, edit.node, edit.position)
+        case RemoveNode():
+            return InsertNode(edit.graph, edit.node, edit.position)
+        case _:
+            swapped: Any = edit  # all others have these two fields
+            return replace(swapped, before=swapped.after, after=swapped.before)

@@ -235,6 +235,8 @@ class Graph(Values):
                 _restore(self._data, edit.value, edit.after)
             case ed.SetInterface():
                 self._declare(edit.after)
+            case _:
+                raise TypeError(f"{edit!r} is not an edit of a graph")
 
     # -- snapshots
 

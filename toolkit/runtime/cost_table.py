@@ -1,12 +1,12 @@
-"""What spellings of a computation cost, as measured: the table, and where a machine keeps its own.
+"""Cost tables: the measured costs of equivalent forms of a computation.
 
-A *computation* (`residual-layernorm`) can be written in several *spellings* (`add`, `sum`). The
-first of them is the usual one, what a model has when nobody chooses. Costs are relative to it, for
-one *regime*: so many tokens of such a width, on so many threads (`128x768@2`).
+A *computation* (`residual-layernorm`) can be written in several *forms* (`add`, `sum`), the first
+of which is the default. Costs are relative to the default, for one *regime*: tokens, width and
+threads (`128x768@2`).
 
-Tables ship with the passes that use them, a folder with one for each maker of processors; the one
-of the nearest processor counts. `toolkit tune` measures this machine and writes a table to the
-user's cache, which is preferred from then on, for the same runtime and processor.
+Passes ship a folder of tables, one per processor vendor, of which the table of the most similar
+processor is used. `toolkit tune` measures this machine and writes a table to the user's cache,
+which takes precedence for the same runtime and processor.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, Protocol, runtime_checkable
 
 from toolkit.errors import ToolkitError
 from toolkit.storage.atomic_write import cache_folder, require_writable, write_files
 
 GAIN = 1.05
-"""A spelling must be that much faster than the usual one: less is noise."""
+"""The smallest speed-up over the default form that counts: less is noise."""
 
 LOSS = 1.05
-"""It must not cost more than that in any regime that may be met, nor on a single thread."""
+"""The largest cost, relative to the default form, allowed in any relevant regime."""
 
 
 class CostsError(ToolkitError):
-    """A table of costs that cannot be read."""
+    """A cost table cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Regime:
-    """The shape and the number of threads that a cost was measured with."""
+    """The shape and the number of threads of a measurement."""
 
     tokens: int
     width: int
@@ -50,19 +51,20 @@ class Regime:
 
     @classmethod
     def parse(cls, text: str) -> Regime:
+        """Parse the text that `str` returns."""
         numbers = re.fullmatch(r"(\d+)x(\d+)@(\d+)", text)
         if numbers is None:
-            raise ValueError(f"'{text}' is no regime such as 128x768@1")
+            raise ValueError(f"'{text}' is not a regime such as 128x768@1")
         return cls(*map(int, numbers.groups()))
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One way to write a computation.
+    """A form of a computation, and its measured cost.
 
-    `runs` are the operators that the runtime made of it at load time; `undone` says that it is not
-    what was written. `microseconds` is what one application took, `cost` the same relative to the
-    usual spelling.
+    `runs` are its operators after the runtime's load-time optimizations, and `undone` says that
+    these revert the choice of form. `microseconds` is the time of one application, `cost` the same
+    relative to the default form.
     """
 
     name: str
@@ -74,7 +76,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """A table of costs, and what it was measured with."""
+    """A cost table, with the runtime, the processor and the script that measured it."""
 
     runtime: str
     cpu: str
@@ -89,59 +91,59 @@ class Costs:
         width: int | None = None,
         threads: int = 1,
     ) -> float | None:
-        """How many times faster than the usual spelling, in the regimes nearest to this shape.
+        """Return the speed-up over the default form in the regimes nearest to this shape, or None.
 
-        A size that is None varies from run to run: it is the mean over all measured ones then.
-        None when there is nothing to gain for sure: the spelling is not in the table, the runtime
-        undoes it, it loses in one of these regimes or in those of one thread, or what it gains is
-        no more than noise.
+        A size of None is dynamic and stands for the mean over all measured sizes. The result is
+        None if the form is not in the table, if the runtime undoes it, if it is slower in one of
+        these regimes or on one thread, or if the speed-up is within the noise.
         """
-        for found in self.computations.get(computation, ())[1:]:
-            if found.name != spelling or found.undone:
-                continue
-            costs = _nearest(found.cost, tokens, width, threads)
-            alone = _nearest(found.cost, tokens, width, 1)
-            if costs and max((*costs, *alone)) <= LOSS:
-                mean = math.exp(-sum(map(math.log, costs)) / len(costs))
-                return mean if mean >= GAIN else None
-        return None
+        forms = {found.name: found for found in self.computations.get(computation, ())[1:]}
+        form = forms.get(spelling)
+        if form is None or form.undone:
+            return None
+        costs = _nearest(form.cost, tokens, width, threads)
+        single = _nearest(form.cost, tokens, width, 1)
+        if not costs or max((*costs, *single)) > LOSS:
+            return None
+        mean = 1 / geometric_mean(costs)
+        return mean if mean >= GAIN else None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the table as plain data for `json.dump`."""
         return {
             "runtime": self.runtime,
             "cpu": self.cpu,
             "script": self.script,
             "computations": {
-                name: {spelling.name: _spelling_to_json(spelling) for spelling in spellings}
-                for name, spellings in self.computations.items()
+                name: {form.name: _form_to_json(form) for form in forms}
+                for name, forms in self.computations.items()
             },
         }
 
     @classmethod
     def from_json(cls, data: Any) -> Costs:
-        """The table that `to_json` wrote; ValueError when it is none."""
+        """Read a table from the data of `to_json`; raises ValueError for other data."""
         try:
             computations = {
-                str(name): tuple(_spelling_from_json(s, d) for s, d in spellings.items())
-                for name, spellings in data["computations"].items()
+                str(name): tuple(_form_from_json(form, entry) for form, entry in forms.items())
+                for name, forms in data["computations"].items()
             }
             return cls(str(data["runtime"]), str(data["cpu"]), str(data["script"]), computations)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no table of costs: {type(error).__name__} {error}") from error
+            raise ValueError(f"not a cost table: {type(error).__name__} {error}") from error
 
     @classmethod
     def load(cls, path: Path) -> Costs:
+        """Read a table from a file; raises CostsError."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise CostsError(f"cannot read '{path}': {error.strerror}") from error
         except ValueError as error:
-            raise CostsError(
-                f"'{path}' is no table of costs: measure again, toolkit tune"
-            ) from error
+            raise CostsError(f"'{path}' is not a cost table: measure again, toolkit tune") from error
 
     def save(self, path: Path) -> None:
-        """Write the table, whole or not at all."""
+        """Write the table atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         require_writable(path)
         write_files({path: [json.dumps(self.to_json(), indent=1).encode() + b"\n"]})
@@ -150,14 +152,12 @@ class Costs:
 def _nearest(
     cost: Mapping[Regime, float], tokens: int | None, width: int | None, threads: int
 ) -> list[float]:
-    """The costs of the regimes nearest to what is known: threads first, then width, then tokens."""
+    """Return the costs of the nearest regimes, by threads first, then width, then tokens."""
     left = dict(cost)
-    wanted = (("threads", threads), ("width", width), ("tokens", tokens))
-    for attribute, size in wanted:
+    for attribute, size in (("threads", threads), ("width", width), ("tokens", tokens)):
         if size is not None and left:
             distance = {r: _distance(getattr(r, attribute), size) for r in left}
-            least = min(distance.values())
-            left = {r: left[r] for r in left if distance[r] == least}
+            left = {r: left[r] for r in left if distance[r] == min(distance.values())}
     return list(left.values())
 
 
@@ -165,20 +165,20 @@ def _distance(one: int, other: int) -> float:
     return abs(math.log(max(one, 1) / max(other, 1)))
 
 
-def _spelling_to_json(spelling: Spelling) -> dict[str, Any]:
+def _form_to_json(form: Spelling) -> dict[str, Any]:
     return {
-        "runs": list(spelling.runs),
-        "undone": spelling.undone,
-        "cost": {str(regime): round(cost, 3) for regime, cost in spelling.cost.items()},
-        "microseconds": {str(r): round(time, 1) for r, time in spelling.microseconds.items()},
+        "runs": list(form.runs),
+        "undone": form.undone,
+        "cost": {str(regime): round(cost, 3) for regime, cost in form.cost.items()},
+        "microseconds": {str(r): round(time, 1) for r, time in form.microseconds.items()},
     }
 
 
-def _spelling_from_json(name: str, data: Any) -> Spelling:
+def _form_from_json(name: str, data: Any) -> Spelling:
     def numbers(key: str) -> dict[Regime, float]:
         found = {Regime.parse(regime): float(number) for regime, number in data[key].items()}
         if not all(math.isfinite(number) and number > 0 for number in found.values()):
-            raise ValueError(f"{key} of '{name}' are no positive numbers")
+            raise ValueError(f"{key} of '{name}' must be positive numbers")
         return found
 
     return Spelling(
@@ -190,15 +190,15 @@ def _spelling_from_json(name: str, data: Any) -> Spelling:
     )
 
 
-# -- who measures
+# -- the interface of passes with a cost table
 
 Progress = Callable[[int, int, str], None]
-"""Told what is measured now: (done, total, what)."""
+"""Called before each measurement with (done, total, description)."""
 
 
 @runtime_checkable
 class Tunable(Protocol):
-    """A pass that chooses by measured costs. `toolkit tune` finds it by these members."""
+    """A pass that chooses by measured costs, which `toolkit tune` measures."""
 
     @property
     def name(self) -> str: ...
@@ -209,11 +209,11 @@ class Tunable(Protocol):
         ...
 
     def costs_in_use(self) -> tuple[Costs, str]:
-        """The table that the pass would use now, and where it is from."""
+        """Return the table that the pass would use, and a description of its origin."""
         ...
 
     def measure(self, progress: Progress, seconds: float) -> Costs:
-        """Measure this machine, in about so many seconds."""
+        """Measure this machine in about `seconds`."""
         ...
 
 
@@ -221,7 +221,7 @@ class Tunable(Protocol):
 
 
 def runtime_version() -> str:
-    """The version of onnxruntime, of whichever distribution it comes from."""
+    """Return the version of onnxruntime, from any of its distributions."""
     for name in ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"):
         try:
             return metadata.version(name)
@@ -232,15 +232,15 @@ def runtime_version() -> str:
 
 @lru_cache(maxsize=1)
 def cpu_name() -> str:
-    """The processor and the widest instructions that matter to kernels: `AMD EPYC, avx512-vnni`."""
-    name, flags = platform.processor() or platform.machine() or "unknown", ""
+    """Return the processor and its widest vector instructions: `AMD EPYC, avx512-vnni`."""
+    name = platform.processor() or platform.machine() or "unknown"
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return name
     fields = dict(re.findall(r"^([^:\n]+?)\s*:\s*(.*)$", text, re.MULTILINE))
     name = fields.get("model name", name)
-    if maker_of(name) == "other" and "vendor_id" in fields:  # as virtual machines are named
+    if vendor_of(name) == "other" and "vendor_id" in fields:  # a virtual machine's name
         name += f" ({fields['vendor_id']})"
     flags = f" {fields.get('flags', '')} "
     for flag in ("avx512_vnni", "avx512f", "avx_vnni", "avx2", "avx"):
@@ -250,48 +250,41 @@ def cpu_name() -> str:
 
 
 def cores() -> int:
-    """How many threads the runtime takes by default: the cores that this process may use."""
+    """Return the runtime's default number of threads: the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
 
 
 def cache_path(topic: str = "costs") -> Path:
-    """Where this machine's own table of a topic is, whether or not it was measured yet."""
+    """Return the path of this machine's own table of a topic, which may not exist yet."""
     slug = re.sub(r"[^a-z0-9.]+", "-", f"{runtime_version()}-{cpu_name()}".lower()).strip("-")
     return cache_folder() / "toolkit" / f"{topic}-{slug}.json"
 
 
-def maker_of(cpu: str) -> str:
-    """Who made a processor of this name: `amd`, `intel` or `other`."""
+def vendor_of(cpu: str) -> str:
+    """Return the vendor of a processor: `amd`, `intel` or `other`."""
     found = re.search("amd(?!64)|intel", cpu.lower())
     return found.group() if found else "other"
 
 
 def shipped_path(folder: Path, cpu: str) -> Path:
-    """Where the table of a processor belongs among those that ship."""
-    return folder / f"{maker_of(cpu)}.json"
+    """Return the path of a processor's table in a folder of shipped tables."""
+    return folder / f"{vendor_of(cpu)}.json"
 
 
 def nearest_table(folder: Path, cpu: str) -> Costs:
-    """The table of a processor of the same maker, else of the same instructions, else the first."""
+    """Return the table of the same vendor, else of the same instructions, else the first."""
 
-    def likeness(table: Costs) -> tuple[bool, bool]:
-        alike = _instructions(table.cpu) == _instructions(cpu)
-        return maker_of(table.cpu) == maker_of(cpu), alike
+    def similarity(table: Costs) -> tuple[bool, bool]:
+        instructions, wanted = (name.rpartition(", ")[2] for name in (table.cpu, cpu))
+        return vendor_of(table.cpu) == vendor_of(cpu), instructions == wanted
 
-    return max(map(Costs.load, sorted(folder.glob("*.json"))), key=likeness)
-
-
-def _instructions(cpu: str) -> str:
-    return cpu.rpartition(", ")[2]
+    return max(map(Costs.load, sorted(folder.glob("*.json"))), key=similarity)
 
 
 def costs_in_use(shipped: Path, topic: str = "costs") -> tuple[Costs, str]:
-    """This machine's own table where it was measured with this runtime, else one that ships.
-
-    With where it is from, and what there is to say of it. `shipped` is the folder of those.
-    """
+    """Return this machine's own table, or the nearest in the folder `shipped`, and its origin."""
     own = cache_path(topic)
     if own.is_file():
         try:
@@ -301,7 +294,7 @@ def costs_in_use(shipped: Path, topic: str = "costs") -> tuple[Costs, str]:
     table = nearest_table(shipped, cpu_name())
     origin = f"the shipped table, onnxruntime {table.runtime} on {table.cpu}"
     here = [f"onnxruntime {runtime_version()}"] if table.runtime != runtime_version() else []
-    here += [cpu_name()] if maker_of(table.cpu) != maker_of(cpu_name()) else []
+    here += [cpu_name()] if vendor_of(table.cpu) != vendor_of(cpu_name()) else []
     if here:
         origin += f"; this is {' on '.join(here)}: toolkit tune measures it"
     return table, origin

@@ -1,7 +1,7 @@
-"""What keeps a model from running in onnxruntime on this machine, and why.
+"""Diagnose why onnxruntime does not load a model.
 
-The runtime stops at the first thing that it does not like. When it refuses the model, each
-operator is tried alone with the element types it gets, so that all missing kernels are named.
+The runtime reports only the first problem. If it refuses the model, each operator is loaded alone
+with the element types of its operands, so that all missing kernels are named.
 """
 
 from __future__ import annotations
@@ -34,45 +34,43 @@ _REFUSALS = {
     "Could not find an implementation for": "onnxruntime has no CPU kernel for it",
     "Type Error: Type": "the operator does not take that type",
 }
-"""What the runtime says of an operator that stands alone, and what that means."""
+"""Texts in the runtime's errors for a single operator, and their meaning."""
 
 Types = dict[str, TypeProto]
+"""Types of values by name."""
 
 
 def find_obstacles(model: Model, custom_ops: Sequence[str] = ()) -> list[str]:
-    """One line for each reason why onnxruntime does not load the file; empty when it does."""
+    """Return the reasons why onnxruntime does not load the file, one per line."""
     newer: list[str] = []
-    if model.ir_version > MAX_IR:  # of the file; a session gets the model under one that it loads
+    if model.ir_version > MAX_IR:  # sessions lower it
         newer = [f"IR version {model.ir_version} is newer than {MAX_IR}, the newest it loads"]
     return [*newer, *why_refused(model, custom_ops)]
 
 
 def why_refused(model: Model, custom_ops: Sequence[str] = ()) -> list[str]:
-    """One line for each reason why a session does not take the graph; empty when it does."""
+    """Return the reasons why a session does not load the graph, one per line."""
     try:
         Session(model, custom_ops=custom_ops)
     except RuntimeRefused as refusal:
-        causes = [*_too_new(model), *_unknown_domains(model), *_missing_kernels(model)]
+        opset = model.opsets.get("", 0)
+        if opset > MAX_OPSET:  # no operator loads
+            causes = [f"opset {opset} is newer than {MAX_OPSET}, the newest it loads"]
+            return [*causes, *_unknown_domains(model)]
+        causes = [*_unknown_domains(model), *_missing_kernels(model)]
         return causes or [f"onnxruntime refuses it: {refusal}"]
     return []
 
 
-def _too_new(model: Model) -> Iterator[str]:
-    opset = model.opsets.get("", 0)
-    if opset > MAX_OPSET:
-        yield f"opset {opset} is newer than {MAX_OPSET}, the newest it loads"
-
-
 def _unknown_domains(model: Model) -> Iterator[str]:
-    """Operators of domains that neither ONNX, nor onnxruntime, nor the model itself defines."""
+    """Yield the operators of domains that ONNX, onnxruntime and the model do not define."""
     functions = {(f.domain, f.name) for f in model.functions}
     known = {schema.domain for schema in defs.get_all_schemas()} | set(ORT_CPU.domains)
-    strangers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for graph in model.graphs():
-        for node in graph.nodes:
-            if nd.domain_of(node) not in known and (node.domain, node.op_type) not in functions:
-                strangers[node.domain][node.op_type] += 1
-    for domain, ops in strangers.items():
+    unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for node in model.nodes():
+        if nd.domain_of(node) not in known and (node.domain, node.op_type) not in functions:
+            unknown[node.domain][node.op_type] += 1
+    for domain, ops in unknown.items():
         listed = ", ".join(f"{op} x{n}" if n > 1 else op for op, n in ops.most_common())
         yield f"{listed}: the domain '{domain}' is unknown; --custom-ops LIB may bring it"
 
@@ -81,19 +79,19 @@ def _unknown_domains(model: Model) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A node tried alone: the element types that it reads, and why the runtime has no kernel."""
+class KernelCheck:
+    """A node loaded alone: the element types of its operands, and why it has no kernel."""
 
     node: NodeProto
     kinds: tuple[str, ...]
     reason: str
-    """Empty when there is one."""
+    """Empty if there is a kernel."""
 
 
-def try_kernels(model: Model, custom_ops: Sequence[str] = ()) -> Iterator[Tried]:
-    """Every node whose types are known, tried alone; equal ones once."""
+def try_kernels(model: Model, custom_ops: Sequence[str] = ()) -> Iterator[KernelCheck]:
+    """Load every node with known types alone; equal ones once."""
     proto = model.to_proto()
-    # Where a node is broken, the rest is looked at with the types that are declared.
+    # If inference fails at an invalid node, use the declared types.
     with contextlib.suppress(Exception):
         proto = shape_inference.infer_shapes(proto)
     reasons: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -106,13 +104,11 @@ def try_kernels(model: Model, custom_ops: Sequence[str] = ()) -> Iterator[Tried]
         key = nd.qualified(node), kinds
         if key not in reasons:
             reasons[key] = _refusal(single, custom_ops)
-        yield Tried(node, kinds, reasons[key])
+        yield KernelCheck(node, kinds, reasons[key])
 
 
 def _missing_kernels(model: Model) -> Iterator[str]:
-    """Operators that exist, but not for these element types or not on the CPU."""
-    if model.opsets.get("", 0) > MAX_OPSET:
-        return  # nothing loads at all
+    """Yield the operators without a CPU kernel for their element types."""
     counts: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     for tried in try_kernels(model):
@@ -131,7 +127,7 @@ def _missing_kernels(model: Model) -> Iterator[str]:
 def _typed_nodes(
     graph: GraphProto, outer: Mapping[str, TypeProto]
 ) -> Iterator[tuple[NodeProto, Types]]:
-    """Every node of the graph and its subgraphs, with the types known where it stands."""
+    """Yield every node of the graph and its subgraphs with the types visible to it."""
     types: Types = dict(outer)
     for value in (*graph.input, *graph.value_info, *graph.output):
         types[value.name] = value.type
@@ -146,12 +142,12 @@ def _typed_nodes(
 
 
 def _alone(proto: ModelProto, node: NodeProto, types: Types) -> ModelProto | None:
-    """A model of this one node, everything that it reads an input; None if a type is missing."""
-    read = list(dict.fromkeys(nd.inputs_of(node)))
-    if any(types.get(n, TypeProto()).WhichOneof("value") != "tensor_type" for n in read):
+    """Return a model of this node alone, or None if the type of an operand is missing."""
+    names = list(dict.fromkeys(nd.inputs_of(node)))
+    if any(types.get(n, TypeProto()).WhichOneof("value") != "tensor_type" for n in names):
         return None
     graph = GraphProto(name="alone", node=[node])
-    graph.input.extend(ValueInfoProto(name=name, type=_unshaped(types[name])) for name in read)
+    graph.input.extend(ValueInfoProto(name=name, type=_unshaped(types[name])) for name in names)
     graph.output.extend(ValueInfoProto(name=name) for name in nd.outputs_of(node))
     return ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, graph=graph)
 
@@ -161,7 +157,7 @@ def _unshaped(declared: TypeProto) -> TypeProto:
 
 
 def _refusal(single: ModelProto, custom_ops: Sequence[str]) -> str:
-    """Why the runtime does not take this operator; empty when it does, or for other reasons."""
+    """Return why the runtime has no kernel for this operator, or an empty string."""
     try:
         Session(Model.from_proto(single), custom_ops=custom_ops)
     except RuntimeRefused as refusal:

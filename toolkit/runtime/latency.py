@@ -1,13 +1,13 @@
-"""Paired, interleaved latency: which of several models is the faster one, and how sure that is.
+"""Paired, interleaved latency: the relative time of several models, with confidence intervals.
 
-Contenders take turns, A B C A B C, in bursts of a few milliseconds, so that whatever else the
-machine does meets all of them alike. Of a burst its fastest run counts, since a busy machine only
-ever adds time. A round gives one ratio to the first contender; the median of the rounds' ratios is
-the figure, and the order statistics around it are where the true median is at 95 %:
+Contenders take turns, A B C A B C, in bursts of a few milliseconds, so that other load affects all
+of them alike. The fastest run of a burst counts, since other load only adds time. Each round gives
+one ratio to the first contender; the result is the median ratio, and its order statistics bound
+the true median with a confidence of 95 %:
 
     P(r_(k) <= median <= r_(n+1-k)) >= 0.95    with k = n/2 - 0.98 sqrt(n)
 
-On one thread it is the thread's own time that is counted, which other programs do not add to.
+On one thread, the thread's own time is measured, which excludes other programs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ Run = Callable[[], object]
 Clock = Callable[[], float]
 
 _BURST = 0.003
-"""Seconds of one contender's turn."""
+"""Seconds of one contender's burst."""
 _MOST_REPEATS = 500
+"""Runs per burst."""
 _CONFIDENCE = 0.98
-"""Half of the 1.96 deviations of a normal distribution that hold 95 %."""
+"""Half of 1.96, the two-sided 95 % quantile of the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: at least and at most so many rounds, and no new one after `seconds`.
+    """The number of rounds, from `least` to `most`; none starts after `seconds`.
 
-    It ends before that when every ratio is on one side of `against` for sure.
+    The measurement stops early when every confidence interval excludes the ratio `against`.
     """
 
     seconds: float = 2.0
@@ -53,17 +54,18 @@ class Effort:
 
 
 USUAL = Effort()
+"""The default effort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One contender: its seconds, and its time relative to the first one's (below 1: faster)."""
+    """The time of one contender, in seconds and relative to the first one (below 1: faster)."""
 
     seconds: float
     ratio: float
     low: float
     high: float
-    """The ratio is between these at 95 %."""
+    """The 95 % confidence interval of the ratio."""
     rounds: int
 
     def __str__(self) -> str:
@@ -73,7 +75,7 @@ class Timing:
 def paired(
     runs: Mapping[str, Run], effort: Effort = USUAL, clock: Clock = time.thread_time
 ) -> dict[str, Timing]:
-    """Time the contenders in turns; the first one is what the others are compared with."""
+    """Time the contenders in turns, each relative to the first."""
     if not runs:
         raise UsageError("there is nothing to measure")
     turns = {name: _Turns(run, clock) for name, run in runs.items()}
@@ -96,7 +98,7 @@ def latency(
     effort: Effort = USUAL,
     custom_ops: Sequence[str] = (),
 ) -> dict[str, Timing]:
-    """Time models, with the runtime's default options, on all feeds, one after another."""
+    """Time models with the runtime's default options on all feeds."""
     from toolkit.runtime.session import Deployed
 
     sessions = {name: Deployed(model, threads, custom_ops) for name, model in models.items()}
@@ -114,7 +116,7 @@ def _runner(run: Callable[[Feed], object], feeds: Sequence[Feed]) -> Run:
 
 @dataclass(slots=True)
 class _Turns:
-    """One contender and the seconds of its turns so far."""
+    """One contender and the seconds of its bursts so far."""
 
     run: Run
     clock: Clock
@@ -144,7 +146,7 @@ class _Turns:
 
 
 def _interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """Where the median is at 95 %: order statistics, by the normal approximation."""
+    """Return the 95 % confidence interval of the median, by the normal approximation."""
     count = len(ordered)
     below = max(0, math.floor(count / 2 - _CONFIDENCE * math.sqrt(count)))
     return ordered[below], ordered[count - 1 - below]

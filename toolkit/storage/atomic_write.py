@@ -1,4 +1,4 @@
-"""Files to write: whether one can be put there, and put there whole or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import cast
 from toolkit.errors import SaveError
 
 _PIECE = 1 << 20
-"""Bytes to write at once: of a mapped file the kernel first brings in all that one write covers,
-and what fits the processor's cache is still there when it is copied. Measured with the file in
-memory: half the time of a whole tensor at once, and no slower than `sendfile`."""
+"""Bytes per write. The kernel first pages in all that a write covers, and a piece that fits the
+processor's cache is still there when it is copied. Measured with the file in memory: half the time
+of a whole tensor at once, and as fast as `sendfile`."""
 
 
 def cache_folder() -> Path:
-    """Where programs keep what they could compute again, for this user."""
+    """Return the user's folder for caches, by the conventions of the system."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     if given and Path(given).is_absolute():
         return Path(given)
@@ -30,21 +30,21 @@ def cache_folder() -> Path:
 
 
 def sidecar_of(path: Path) -> Path:
-    """The file beside a model that holds its weights: `model.onnx.data`."""
+    """Return the path of a model's weights beside it: `model.onnx.data`."""
     return path.with_name(path.name + ".data")
 
 
 def is_special(path: Path) -> bool:
-    """Something to write into, as /dev/stdout or a pipe, rather than a file to replace."""
+    """Return whether the path is a device or a pipe, such as /dev/stdout."""
     if not path.exists() or path.is_dir():
         return False
-    # /dev/stdout and its like look like a regular file when they are redirected to one
+    # a redirected /dev/stdout appears to be a regular file
     folder = os.path.realpath(path.parent)
     return not path.is_file() or folder == "/dev" or folder.startswith("/proc/")
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two paths name one file, also through links and before one of them exists."""
+    """Return whether two paths name the same file, which need not exist."""
     try:
         return one.samefile(other)
     except OSError:
@@ -52,7 +52,7 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def require_writable(path: Path) -> None:
-    """Raise unless a file can be put there; finds out by making a nameless one in the folder."""
+    """Raise SaveError if the path is not writable; tries an unnamed file in its folder."""
     try:
         if path.is_dir():
             raise SaveError(f"cannot write '{path}': it is a folder; name a file")
@@ -67,16 +67,16 @@ def require_writable(path: Path) -> None:
 
 
 def write_files(files: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
-    """Write all files, in order; each appears under its name only when all are complete."""
+    """Write all files in order; they get their names when all are complete."""
     with _staged(files):
         pass
 
 
 @contextmanager
 def staged_text(path: Path, text: str) -> Generator[None]:
-    """Write a file under a temporary name; it gets its own name if the body succeeds.
+    """Write a file under a temporary name and rename it if the with-block succeeds.
 
-    Into a pipe and the like it is written at once, before the body runs.
+    A device or a pipe is written before the block runs.
     """
     if is_special(path):
         with _explained(path):
@@ -99,9 +99,9 @@ def _staged(files: Mapping[Path, Iterable[bytes | memoryview]]) -> Generator[Non
                     file.writelines(_pieces(chunks))
                     file.flush()
                     if replaces:
-                        # An old file must not be given up before all of the new ones are on the
-                        # disk. New names have nothing to lose by not waiting: what a power failure
-                        # takes can be made again, since the input is never touched.
+                        # An old file is only replaced when the new ones are on the disk. New names
+                        # need not wait: after a power failure they can be written again, since the
+                        # input is never modified.
                         os.fsync(file.fileno())
         yield
         with _explained(first):
@@ -113,7 +113,7 @@ def _staged(files: Mapping[Path, Iterable[bytes | memoryview]]) -> Generator[Non
 
 
 def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes, nothing longer than a piece; slices of a view copy nothing."""
+    """Split chunks into pieces of bounded size, without copying."""
     for chunk in chunks:
         if len(chunk) <= _PIECE:
             yield chunk

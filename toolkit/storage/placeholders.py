@@ -1,6 +1,6 @@
-"""A model's snapshot without its weights: typed placeholders for the tensors stored elsewhere.
+"""Replace the external tensors of a snapshot by typed placeholders.
 
-onnx's checker would look for their files; with the placeholders it sees types and shapes only.
+onnx's checker would open the files of the tensors; placeholders give it types and shapes only.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _DOMAIN = "toolkit.placeholder"
 
 
 def replace_large_tensors(proto: ModelProto) -> None:
-    """Make every tensor whose data is elsewhere an input of the main graph, typed but empty.
+    """Turn every external tensor into an input of the main graph.
 
-    Where that cannot be (in a function, or under a name that another branch has taken) a node of
-    an unknown domain stands in. The checker passes over it, but asks less of the shapes then.
+    In a function, and for a name that is already taken, the placeholder is a node of an unknown
+    domain. The checker accepts it, but cannot infer shapes from it.
     """
     taken = {value.name for value in proto.graph.input}
     _replace_in_graph(proto.graph, proto.graph, taken)
@@ -56,13 +56,13 @@ def _replace_in_graph(graph: GraphProto, main: GraphProto, taken: set[str]) -> N
 
 
 def _large_tensor(node: NodeProto) -> TensorProto | None:
-    """The tensor of a Constant whose data is elsewhere."""
+    """Return the external tensor among the attributes of a node, or None."""
     held = (a.t for a in node.attribute if a.type == AttributeProto.TENSOR)
     return next((tensor for tensor in held if is_external(tensor)), None)
 
 
 def _make_input(main: GraphProto, name: str, tensor: TensorProto, taken: set[str]) -> bool:
-    """Declare `name` as an input of the main graph, unless another tensor has that name."""
+    """Declare an input of the main graph; return False if the name is taken."""
     if name in taken:
         return False
     taken.add(name)

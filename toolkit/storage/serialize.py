@@ -1,11 +1,12 @@
-"""Taking weights out of a protobuf and putting them back: strip, inflate, save.
+"""Separate weights from a protobuf and reunite them: strip, inflate, save.
 
-Stripping works on the wire format of a file (nothing large is parsed or copied) or on a protobuf
-in memory. Saving streams the weights behind the structure, into the same file or into a sidecar.
+`strip` works on the wire format of a file, without parsing or copying weights, and `strip_proto` on
+a protobuf in memory. `save` streams the weights into the same file or into a sidecar.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -29,25 +30,26 @@ from toolkit.storage.wire import Chunk, size_of
 __all__ = ["PROTOBUF_LIMIT", "inflate", "save", "size_of", "strip", "strip_proto"]
 
 PROTOBUF_LIMIT = (1 << 31) - 1
+"""The largest protobuf message in bytes."""
 _ALIGNMENT = 4096
-"""Sidecar offsets are page-aligned, so that runtimes can map them."""
+"""The alignment of sidecar offsets: runtimes map whole pages."""
 
 _DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 2, 4, 9, 10
 _DATA_FIELDS = (4, 5, 6, 7, 9, 10, 11)
+"""The field numbers of TensorProto that hold data."""
 
-
-_Place = Callable[[TensorProto], tuple[TensorProto, memoryview | None]]
-"""Where a tensor's bytes go: the TensorProto to write, and its raw data if that stays inside."""
+_Store = Callable[[TensorProto], tuple[TensorProto, memoryview | None]]
+"""Returns the TensorProto to write for a tensor, and its raw data if that is part of it."""
 
 
 def strip(view: memoryview, location: str) -> bytes:
-    """The ModelProto in `view` with each large tensor turned into a reference into `location`."""
+    """Replace each large tensor of the ModelProto in `view` by a reference into `location`."""
 
     def tensor(start: int, end: int) -> Sequence[Chunk] | None:
         all_fields = list(wire.fields(view, start, end))
         payloads = [f for f in all_fields if f[0] in _DATA_FIELDS]
         if len(payloads) != 1 or payloads[0][1] != wire.LENGTH:
-            return None  # unpacked, absent, or more than one: protobuf parses it
+            return None  # unpacked, absent or split: left to protobuf
         number, _, begin, at, stop = payloads[0]
         kinds = [view[f[3]] for f in all_fields if f[0] == _DATA_TYPE]
         if stop - at <= INLINE_LIMIT or len(kinds) != 1 or not _is_mappable(number, kinds[0]):
@@ -61,12 +63,12 @@ def strip(view: memoryview, location: str) -> bytes:
 
 
 def _may_be_large(start: int, end: int) -> bool:
-    """Whether something between these places may be over the limit, and is worth a look."""
+    """Return whether these bytes may contain a tensor over the limit."""
     return end - start > INLINE_LIMIT
 
 
 def _is_mappable(field: int, dtype: int) -> bool:
-    """Whether a tensor's packed wire form in this field is just its little-endian contents."""
+    """Return whether the wire form of this field is the little-endian contents of the tensor."""
     if field == _FLOAT_DATA:
         return dtype in (TensorProto.FLOAT, TensorProto.COMPLEX64)
     if field == _DOUBLE_DATA:
@@ -77,9 +79,9 @@ def _is_mappable(field: int, dtype: int) -> bool:
 def strip_proto(
     proto: ModelProto, weights: Weights, known: Iterable[TensorProto] = ()
 ) -> ModelProto:
-    """A copy of `proto` with its large tensors in the overlay of `weights`.
+    """Return a copy of `proto` with its large tensors in the overlay of `weights`.
 
-    Tensors that equal one of the same name in `known` become a reference to that one's bytes.
+    A tensor that equals one of the same name in `known` becomes a reference to the same bytes.
     """
     known_by_name = {t.name: t for t in known if is_external(t) and t.name}
     buffer = memoryview(proto.SerializeToString())
@@ -110,7 +112,7 @@ def _same(weights: Weights, kept: TensorProto, other: TensorProto) -> bool:
 
 
 def inflate(proto: ModelProto, weights: Weights) -> list[Chunk]:
-    """The serialized model as chunks, with every reference replaced by its bytes."""
+    """Serialize the model with every reference replaced by its bytes."""
 
     def raw(tensor: TensorProto) -> tuple[TensorProto, memoryview]:
         contents = weights.raw(tensor)
@@ -120,7 +122,8 @@ def inflate(proto: ModelProto, weights: Weights) -> list[Chunk]:
     return _with_tensors(proto, raw)
 
 
-def _with_tensors(proto: ModelProto, place: _Place) -> list[Chunk]:
+def _with_tensors(proto: ModelProto, store: _Store) -> list[Chunk]:
+    """Serialize the model with its external tensors as `store` returns them."""
     buffer = memoryview(proto.SerializeToString())
     spots = _reference_spots(bytes(buffer))
 
@@ -132,7 +135,7 @@ def _with_tensors(proto: ModelProto, place: _Place) -> list[Chunk]:
         parsed = TensorProto.FromString(bytes(buffer[start:end]))
         if not is_external(parsed):
             return None
-        stored, contents = place(parsed)
+        stored, contents = store(parsed)
         head = stored.SerializeToString()
         if contents is None:
             return [head]
@@ -144,21 +147,13 @@ def _with_tensors(proto: ModelProto, place: _Place) -> list[Chunk]:
 
 
 def _reference_spots(serialized: bytes) -> list[int]:
-    """Where external references may be: every place that spells their first key."""
+    """Return the offsets of the bytes that every external reference begins with."""
     key = b"\x0a\x08location"
-    spots: list[int] = []
-    at = serialized.find(key)
-    while at >= 0:
-        spots.append(at)
-        at = serialized.find(key, at + len(key))
-    return spots
+    return [match.start() for match in re.finditer(re.escape(key), serialized)]
 
 
 def save(proto: ModelProto, weights: Weights, path: Path, external_data: bool) -> Path:
-    """Write the model to `path` as one file, or with a sidecar when asked or over 2 GiB.
-
-    Files appear under their names only when complete (temporary name, fsync, rename).
-    """
+    """Write the model atomically to `path`, with a sidecar if asked or over 2 GiB."""
     require_writable(path)
     _require_apart(path, weights)
     chunks = inflate(proto, weights)
@@ -181,7 +176,7 @@ def save(proto: ModelProto, weights: Weights, path: Path, external_data: bool) -
         return tensor, None
 
     structure = _with_tensors(proto, aside)
-    # The data first: a model must never be there without it.
+    # The weights come first: the model is useless without them.
     write_files({sidecar: contents, path: structure})
     return path
 

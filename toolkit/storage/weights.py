@@ -1,9 +1,9 @@
-"""Tensor bytes, kept outside the protobuf: mapped from files, overlaid, streamed out.
+"""The bytes of large tensors, kept outside the protobuf: mapped from files, or in an overlay.
 
-A large TensorProto holds no data, only a reference in ONNX's own external-data form. Its location
-is a file beside the model (for a single-file model: the .onnx itself), or an entry of the overlay
-for tensors that passes made. Large new tensors are spilled to a scratch file and mapped back, so
-anonymous memory does not grow with the weights.
+A large TensorProto contains a reference in ONNX's external-data form instead of data. Its location
+is a file beside the model (the .onnx file itself for a single-file model), or an entry of the
+overlay for tensors that passes made. Large new tensors are written to a scratch file and mapped, so
+that anonymous memory does not grow with the weights.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from toolkit.errors import ModelError
 from toolkit.storage.spill import Array, allocate
 
 INLINE_LIMIT = 4096
-"""Tensors up to this many bytes stay in the protobuf; runtimes read shapes and axes from there."""
+"""The largest tensor, in bytes, that stays in the protobuf, as shapes and axes must."""
 
 _OVERLAY = "\x7ftoolkit-overlay/"
+"""The prefix of the locations of overlaid tensors."""
 _PACKED_BITS: dict[int, int] = {
     TensorProto.INT4: 4,
     TensorProto.UINT4: 4,
@@ -30,10 +31,11 @@ _PACKED_BITS: dict[int, int] = {
     TensorProto.INT2: 2,
     TensorProto.UINT2: 2,
 }
+"""Bits per element of types that are packed into bytes."""
 
 
 def nbytes(tensor: TensorProto) -> int:
-    """Bytes of the tensor's contents in raw form."""
+    """Return the size of a tensor's raw data in bytes."""
     if tensor.data_type == TensorProto.STRING:
         return sum(map(len, tensor.string_data))
     elements = math.prod(tensor.dims)
@@ -44,11 +46,12 @@ def nbytes(tensor: TensorProto) -> int:
 
 
 def is_external(tensor: TensorProto) -> bool:
+    """Return whether a tensor is a reference."""
     return tensor.data_location == TensorProto.EXTERNAL
 
 
 def reference(tensor: TensorProto) -> tuple[str, int, int]:
-    """(location, offset, length) of an external tensor."""
+    """Return location, offset and length of an external tensor."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset = int(entries.get("offset", 0))
@@ -61,7 +64,7 @@ def reference(tensor: TensorProto) -> tuple[str, int, int]:
 
 
 def set_reference(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Make `tensor` refer to bytes elsewhere, and drop whatever data it holds."""
+    """Turn `tensor` into a reference, and drop its data."""
     clear_data(tensor)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
@@ -70,10 +73,10 @@ def set_reference(tensor: TensorProto, location: str, offset: int, length: int) 
 
 
 def clear_data(tensor: TensorProto) -> None:
-    for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data"):
-        tensor.ClearField(name)
-    for name in ("uint64_data", "string_data", "external_data", "data_location"):
-        tensor.ClearField(name)
+    """Drop the data or the reference of a tensor."""
+    for name in ("raw", "float", "int32", "int64", "double", "uint64", "string", "external"):
+        tensor.ClearField(f"{name}_data")
+    tensor.ClearField("data_location")
 
 
 class Weights:
@@ -86,11 +89,11 @@ class Weights:
         self._owners: list[object] = []
 
     def depend_on(self, owner: object) -> None:
-        """Hold on to what the files need to be there, as the owner of a temporary folder."""
+        """Keep an object alive that the files depend on, as the owner of a temporary folder."""
         self._owners.append(owner)
 
     def fork(self) -> Weights:
-        """The same weights for a draft: what is put there goes with it."""
+        """Return the same weights with an overlay of their own, which is freed with them."""
         other = Weights(self.folder)
         other._maps = self._maps
         other._overlay = dict(self._overlay)
@@ -99,7 +102,7 @@ class Weights:
     # -- reading
 
     def array(self, tensor: TensorProto) -> Array:
-        """The tensor's contents; a read-only view without a copy wherever the encoding allows."""
+        """Return the contents of a tensor; a read-only view unless the encoding requires a copy."""
         if is_external(tensor):
             location, _, _ = reference(tensor)
             overlaid = self._overlay.get(location)
@@ -116,7 +119,7 @@ class Weights:
         return array
 
     def raw(self, tensor: TensorProto) -> memoryview:
-        """The bytes of an external tensor, little-endian and packed as in `raw_data`."""
+        """Return the bytes of an external tensor, encoded as in `raw_data`."""
         location, offset, length = reference(tensor)
         overlaid = self._overlay.get(location)
         if overlaid is not None:
@@ -124,11 +127,11 @@ class Weights:
         return self._file(tensor, location)[offset : offset + length]
 
     def overlaid(self, tensor: TensorProto) -> Array | None:
-        """The in-memory array of a tensor that no file of the model's folder holds."""
+        """Return the overlay's array of a tensor, or None."""
         return self._overlay.get(reference(tensor)[0]) if is_external(tensor) else None
 
     def check(self, tensor: TensorProto) -> None:
-        """Raise ModelError unless an external reference lies inside the model's folder and file."""
+        """Raise ModelError unless a reference lies inside the model's folder and its file."""
         location, offset, length = reference(tensor)
         if location in self._overlay:
             return
@@ -145,7 +148,7 @@ class Weights:
             )
 
     def files(self) -> list[Path]:
-        """The files that are mapped: a save must not overwrite one of them."""
+        """Return the mapped files, which a save must not overwrite."""
         if self.folder is None:
             return []
         return [self.folder / location for location in self._maps]
@@ -153,43 +156,42 @@ class Weights:
     # -- writing
 
     def put(self, name: str, array: Array) -> TensorProto:
-        """A new tensor with these contents; large ones go to the overlay, read-only ones as is."""
-        # The element type comes from the array, which for ml_dtypes covers bf16, fp8 and int4.
+        """Make a tensor with these contents; large ones go to the overlay."""
         if array.dtype.kind in "OSU":
             return _string_tensor(name, array)
         array = np.asarray(array)
         if array.nbytes <= INLINE_LIMIT:
             return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
-        tensor = TensorProto()
-        tensor.name = name
-        tensor.data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-        tensor.dims.extend(array.shape)
-        location = f"{_OVERLAY}{len(self._overlay)}"
-        self._overlay[location] = self.keep(array)
-        set_reference(tensor, location, 0, nbytes(tensor))
-        return tensor
+        data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+        return self._overlay_tensor(TensorProto(name=name, data_type=data_type), array.shape, array)
 
     def put_packed(self, name: str, data_type: int, dims: Sequence[int], raw: Array) -> TensorProto:
-        """A new tensor of elements below a byte, from the bytes that `raw_data` would hold."""
+        """Make a tensor of a type below a byte from the bytes of its `raw_data`."""
         tensor = TensorProto(name=name, data_type=data_type, dims=dims)
         if raw.nbytes != nbytes(tensor) or raw.dtype != np.uint8:
             raise ValueError(f"'{name}': {raw.nbytes} bytes for a tensor of {nbytes(tensor)}")
         if raw.nbytes <= INLINE_LIMIT:
             tensor.raw_data = raw.tobytes()
             return tensor
+        return self._overlay_tensor(tensor, (), raw)
+
+    def _overlay_tensor(
+        self, tensor: TensorProto, dims: Sequence[int], array: Array
+    ) -> TensorProto:
+        tensor.dims.extend(dims)
         location = f"{_OVERLAY}{len(self._overlay)}"
-        self._overlay[location] = self.keep(raw)
-        set_reference(tensor, location, 0, raw.nbytes)
+        self._overlay[location] = self.keep(array)
+        set_reference(tensor, location, 0, nbytes(tensor))
         return tensor
 
     def map_file(self, location: str, view: memoryview) -> None:
-        """Use `view` for the file `location` of the model's folder (already mapped by the load)."""
+        """Use `view` as the mapped file `location` of the model's folder."""
         self._maps[location] = view
 
     def keep(self, array: Array) -> Array:
-        """A read-only array with these contents that costs little memory, however large it is."""
+        """Return a read-only array with these contents; large ones are mapped."""
         if not array.flags.writeable and array.flags.c_contiguous:
-            return array  # a view of a mapped file: its bytes are shared, not copied
+            return array  # shared, as a view of a mapped file
         if array.dtype.kind in "OSU":
             kept = np.array(array, order="C")
         else:
@@ -219,7 +221,7 @@ class Weights:
 
 
 def map_readonly(path: Path) -> memoryview:
-    """The file's bytes, mapped; an empty file gives an empty view."""
+    """Map a file; an empty file gives an empty view."""
     with path.open("rb") as file:
         if not path.stat().st_size:
             return memoryview(b"")
@@ -227,7 +229,7 @@ def map_readonly(path: Path) -> memoryview:
 
 
 _TEXT = ("utf-8", "surrogateescape")
-"""How bytes become text and come back as they were: ONNX does not ask strings to be UTF-8."""
+"""Encoding and error handler that preserve all bytes: ONNX strings need not be UTF-8."""
 
 
 def _strings(tensor: TensorProto) -> Array:
@@ -251,7 +253,7 @@ def _decode(tensor: TensorProto, raw: bytes | memoryview) -> Array:
 
 
 def _is_packed(tensor: TensorProto, array: Array) -> bool:
-    """Whether the array holds the tensor's bytes, several elements in each."""
+    """Return whether the array holds the packed bytes of a tensor below a byte per element."""
     return tensor.data_type in _PACKED_BITS and array.dtype == np.uint8
 
 

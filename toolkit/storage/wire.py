@@ -1,10 +1,9 @@
-"""A ModelProto's wire format, rewritten tensor by tensor without parsing the rest.
+"""Rewrite the tensors in the wire format of a ModelProto without parsing the rest.
 
-Protobuf parses a message as a whole and copies every byte of it. A model is a few hundred
-kilobytes of structure around gigabytes of weights, so the two are separated on the wire: `rewrite`
-walks the nested messages that can hold a TensorProto, hands each wanted tensor to a function, and
-returns the message as chunks in which everything untouched is a view of the original bytes.
-Loading takes the weights out this way, saving puts them back in.
+Protobuf parses a message as a whole and copies every byte of it, and a model is a few hundred
+kilobytes of structure around gigabytes of weights. `rewrite` walks the nested messages that can
+contain a TensorProto, passes each wanted tensor to a function, and returns the message as chunks in
+which all other bytes are views of the original.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class WireError(ValueError):
 
 @dataclass(slots=True)
 class Message:
-    """Which length-delimited fields of a message lead on towards tensors."""
+    """The fields of a message that contain tensors, by number."""
 
     fields: dict[int, Message] = field(default_factory=dict[int, "Message"])
 
@@ -40,7 +39,7 @@ MODEL = Message({7: _GRAPH, 20: _TRAINING, 25: _FUNCTION})
 
 
 def encode_varint(value: int) -> bytes:
-    """`value` as a base-128 varint."""
+    """Encode a number as a base-128 varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -101,10 +100,10 @@ def rewrite(
     wanted: Callable[[int, int], bool],
     tensor: Callable[[int, int], Sequence[Chunk] | None],
 ) -> list[Chunk] | None:
-    """Chunks of the message at [start, end) with its wanted tensors replaced; None if unchanged.
+    """Return the message at [start, end) with tensors replaced, or None if unchanged.
 
-    `wanted(start, end)` prunes: a submessage is only entered when it may hold a tensor to replace.
-    `tensor(start, end)` returns the new chunks of one TensorProto, or None to keep it.
+    Submessages for which `wanted(start, end)` is False are skipped. `tensor(start, end)` returns
+    the chunks of a TensorProto, or None to keep it.
     """
     if message is TENSOR:
         replaced = tensor(start, end)
@@ -115,13 +114,13 @@ def rewrite(
         inner = message.fields.get(number) if kind == LENGTH else None
         if inner is None or not wanted(at, stop):
             continue
-        body = rewrite(buffer, at, stop, inner, wanted, tensor)
-        if body is None:
+        contents = rewrite(buffer, at, stop, inner, wanted, tensor)
+        if contents is None:
             continue
         if copied < begin:
             chunks.append(buffer[copied:begin])
-        chunks.append(encode_varint(number << 3 | LENGTH) + encode_varint(size_of(body)))
-        chunks.extend(body)
+        chunks.append(encode_varint(number << 3 | LENGTH) + encode_varint(size_of(contents)))
+        chunks.extend(contents)
         copied = stop
     if copied == start:
         return None
@@ -131,5 +130,5 @@ def rewrite(
 
 
 def size_of(chunks: Sequence[Chunk]) -> int:
-    """Bytes in all chunks together."""
+    """Return the total size of chunks in bytes."""
     return sum(map(len, chunks))

@@ -1,4 +1,4 @@
-"""Symbolic integers for tensor dimensions: the names to use, and reading them from text.
+"""Symbolic integers for tensor dimensions, and their parser.
 
     parse("floor((h - 1)/2) + 1") == ceildiv(symbol("h"), 2)
 
@@ -46,11 +46,10 @@ __all__ = [
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Dim:
-    """Read what `str` writes, or a dim_param: `past + 1`, `2*s0`, `floor(h/2 - 1/2)`, `Max(1, s0)`.
+    """Parse the result of `str`, or a dim_param: `past + 1`, `floor(h/2 - 1/2)`, `Max(1, s0)`.
 
-    Text that is no expression over identifiers is the name of one symbol, exactly as it stands:
-    `input.1`, `seq-len`, `N/A`. Anonymous integers cannot be read back: `?3` is a name here.
-    The result's `spelling` is `text`.
+    Other text is the name of a symbol as it stands: `input.1`, `seq-len`, `N/A`. Anonymous integers
+    cannot be parsed: `?3` is a name. The result's `spelling` is `text`.
     """
     value = None if text.isidentifier() else _expression(text)
     if value is None:
@@ -71,7 +70,7 @@ def _expression(text: str) -> Dim | None:
         value, divisor = _read(tree)
         if isinstance(divisor, Expr):
             return None
-        # A dimension is whole: h/2 is written for an h that 2 divides.
+        # A dimension is an integer: h/2 implies that 2 divides h.
         value = floordiv(value, divisor)
     except (ValueError, ZeroDivisionError, RecursionError):
         return None
@@ -79,7 +78,7 @@ def _expression(text: str) -> Dim | None:
 
 
 def _read(node: ast.expr) -> _Ratio:
-    """Numerator and denominator; ValueError for what is no arithmetic."""
+    """Return numerator and denominator; raises ValueError for anything but arithmetic."""
     match node:
         case ast.Name(id=name) | ast.Constant(value=str(name)):
             return symbol(name), 1
@@ -130,7 +129,7 @@ def _whole(ratio: _Ratio) -> Dim:
     return ratio[0]
 
 
-# The functions that `str`, sympy and torch write.
+# The names of functions in the output of `str`, sympy and torch.
 _ROUNDINGS = {"floor": floordiv, "ceil": ceildiv, "ceiling": ceildiv}
 _FUNCTIONS = {
     **dict.fromkeys(("min", "Min"), minimum),

@@ -1,7 +1,7 @@
-"""Arithmetic on `Dim`s beyond the ring: division, order, and values at given sizes.
+"""Arithmetic on `Dim`s beyond the ring: division, order, substitution.
 
-Named sizes are >= 0, and that is all that is assumed of them. A divisor is never 0: a graph that
-divided by it would not run.
+Named sizes are assumed to be >= 0, and divisors to be nonzero: a graph that divided by 0 would not
+run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from toolkit.symbolic.polynomial import (
 
 @lru_cache(maxsize=4096)
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """floor(a/b). Exact quotients come out: (a*b + a)//a == b + 1. ZeroDivisionError for b == 0."""
+    """Return floor(a/b), simplified: (a*b + a)//a == b + 1. Raises ZeroDivisionError for b == 0."""
     if isinstance(b, Expr):
         a, b, _ = _cancel(a, b)
     if isinstance(b, Expr):
@@ -40,17 +40,17 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
-    """ceil(a/b)."""
+    """Return ceil(a/b)."""
     exact = _exact_quotient(a, b) if isinstance(b, Expr) else None
     if exact is not None:
         return exact
-    # The first form is the one that exporters write, but only right for positive divisors.
+    # The first form is that of exporters, but only correct for positive divisors.
     return floordiv(a + b - 1, b) if is_nonneg(b) else 0 - floordiv(0 - a, b)
 
 
 @lru_cache(maxsize=4096)
 def mod(a: Dim, b: Dim) -> Dim:
-    """a - b*floor(a/b): has the sign of b, as in Python. ZeroDivisionError for b == 0."""
+    """Return a - b*floor(a/b), with the sign of b. Raises ZeroDivisionError for b == 0."""
     if isinstance(b, Expr):
         a, b, factor = _cancel(a, b)
         return factor * (_mod_by_expr(a, b) if isinstance(b, Expr) else mod(a, b))
@@ -60,10 +60,8 @@ def mod(a: Dim, b: Dim) -> Dim:
 def _floor_by_number(a: Expr, number: int) -> Dim:
     if number < 0:
         return floordiv(-a, -number)
-    whole, rest = (
-        _each(a, lambda factor: factor // number),
-        _each(a, lambda factor: factor % number),
-    )
+    whole = _each(a, lambda factor: factor // number)
+    rest = _each(a, lambda factor: factor % number)
     if not isinstance(rest, Expr):
         return whole
     shared = _shared_factor(rest, number)
@@ -127,16 +125,17 @@ def _mod_by_expr(a: Dim, b: Expr) -> Dim:
 
 
 def _each(dim: Dim, change: Callable[[int], int]) -> Dim:
+    """Apply a function to every coefficient."""
     return make({monomial: change(factor) for monomial, factor in terms_of(dim).items()})
 
 
 def _shared_factor(a: Expr, number: int) -> int:
-    """The greatest common divisor of `number` and all that multiplies a size in `a`."""
+    """Return the greatest common divisor of `number` and the coefficients of sizes in `a`."""
     return gcd(number, *(factor for monomial, factor in a.terms.items() if monomial))
 
 
 def _constant_floor(a: Dim, b: Dim) -> int | None:
-    """floor(a/b) where the bounds leave only one value."""
+    """Return floor(a/b) if the bounds allow only one value."""
     low, high = bounds(a)
     if low is None or high is None or not is_nonneg(b):
         return None
@@ -149,11 +148,12 @@ def _constant_floor(a: Dim, b: Dim) -> int | None:
 
 
 def _lead(terms: Terms) -> Monomial:
-    """The leading monomial in a graded order, which is what makes long division end."""
+    """Return the leading monomial in a graded order, by which long division terminates."""
     return min(terms, key=lambda monomial: (-len(monomial), monomial))
 
 
 def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """Return the quotient of two monomials, or None."""
     rest = list(monomial)
     for atom in divisor:
         if atom not in rest:
@@ -163,7 +163,7 @@ def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
 
 
 def _cancel(a: Dim, b: Expr) -> tuple[Dim, Dim, Dim]:
-    """a and b without their common factor, which comes third; b's leading coefficient positive."""
+    """Return a and b without their common factor, and the factor; b's leading term is positive."""
     shared = reduce(lambda x, y: x & y, map(Counter, (*terms_of(a), *b.terms)))
     monomial = tuple(sorted(shared.elements()))
     number = gcd(*terms_of(a).values(), *b.terms.values())
@@ -178,7 +178,7 @@ def _cancel(a: Dim, b: Expr) -> tuple[Dim, Dim, Dim]:
 
 
 def _exact_quotient(a: Dim, b: Expr) -> Dim | None:
-    """The polynomial q with q*b == a, where there is one: long division."""
+    """Return the polynomial q with q*b == a, by long division, or None."""
     lead = _lead(b.terms)
     rest, quotient = dict(terms_of(a)), Terms()
     while rest:
@@ -197,7 +197,7 @@ def _exact_quotient(a: Dim, b: Expr) -> Dim | None:
 
 
 def _split(a: Dim, b: Expr) -> tuple[Dim, Dim]:
-    """(q, r) with a == q*b + r, taking out what a divisor of one term divides."""
+    """Return (q, r) with a == q*b + r; q is 0 if b has several terms."""
     if len(b.terms) > 1:
         return 0, a
     [(divisor, number)] = b.terms.items()
@@ -215,12 +215,12 @@ def _split(a: Dim, b: Expr) -> tuple[Dim, Dim]:
 
 
 def minimum(a: Dim, b: Dim) -> Dim:
-    """The smaller one."""
+    """Return the smaller of two sizes."""
     return _extreme("min", a, b)
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
-    """The larger one."""
+    """Return the larger of two sizes."""
     return _extreme("max", a, b)
 
 
@@ -230,7 +230,7 @@ def _extreme(op: str, a: Dim, b: Dim) -> Dim:
         return min(a, b) if op == "min" else max(a, b)
 
     def settles(x: Dim, y: Dim) -> bool:
-        """Whether y can be left out beside x."""
+        """Return whether x makes y redundant."""
         return is_nonneg(y - x if op == "min" else x - y)
 
     args: list[Dim] = []
@@ -248,7 +248,7 @@ Interval: TypeAlias = tuple[int | None, int | None]
 
 
 def bounds(dim: Dim) -> Interval:
-    """An interval that surely holds `dim`; None at an end that is open."""
+    """Return an interval that contains `dim`; None for an unbounded end."""
     low: int | None = 0
     high: int | None = 0
     for monomial, factor in terms_of(dim).items():
@@ -261,13 +261,13 @@ def bounds(dim: Dim) -> Interval:
 
 
 def is_nonneg(dim: Dim) -> bool:
-    """Whether it is surely >= 0."""
+    """Return whether `dim` is provably >= 0."""
     low, _ = bounds(dim)
     return low is not None and low >= 0
 
 
 def is_positive(dim: Dim) -> bool:
-    """Whether it is surely > 0."""
+    """Return whether `dim` is provably > 0."""
     low, _ = bounds(dim)
     return low is not None and low > 0
 
@@ -310,7 +310,7 @@ _OPS = {"floor": floordiv, "mod": mod, "min": minimum, "max": maximum}
 
 
 def substitute(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
-    """`dim` with the named sizes replaced, all at once."""
+    """Replace named sizes in `dim` simultaneously."""
     if not isinstance(dim, Expr):
         return dim
     total: Dim = 0
@@ -328,7 +328,7 @@ def substitute(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
 
 
 def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """The number that `dim` is at these sizes; KeyError when one is missing."""
+    """Return the value of `dim` at these sizes; raises KeyError if one is missing."""
     value = substitute(dim, sizes)
     if isinstance(value, Expr):
         raise KeyError(f"{dim}: no size is given for {', '.join(sorted(value.symbols)) or value}")

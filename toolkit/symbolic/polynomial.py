@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias, Union
 
 Dim: TypeAlias = Union[int, "Expr"]
 
-# Repeated squaring in a graph would grow terms without end: past these limits a result is unknown.
+# Repeated squaring in a graph grows terms without bound: beyond these limits a result is unknown.
 MAX_TERMS = 512
 MAX_DEGREE = 32
 MAX_TEXT = 2000
@@ -31,13 +31,13 @@ SYMBOL, UNKNOWN, CALL = range(3)
 
 
 class Atom(NamedTuple):
-    """An indivisible factor. A plain tuple, so that it sorts, compares and hashes at C speed."""
+    """An indivisible factor; a tuple, for fast comparison and hashing."""
 
     kind: int
     key: str | int
     """The symbol's name, the unknown's number, or the call's text."""
     op: str
-    """Of a call: floor, mod, min or max. Of an unknown: nonneg where that is known."""
+    """The function of a call; `nonneg` for an unknown that is known to be >= 0."""
     args: tuple[Dim, ...]
 
 
@@ -46,10 +46,10 @@ Terms: TypeAlias = dict[Monomial, int]
 
 
 class Expr:
-    """An integer that depends on unknown sizes. Immutable; `str` is canonical, `parse` reads it.
+    """An integer that depends on unknown sizes. Immutable; `str` is canonical and can be parsed.
 
-    `spelling` is the text that the model's author wrote, where it was read from one; it takes no
-    part in comparisons, and is what to write back.
+    `spelling` is the text in the model, if it was parsed from one, for writing it back; it is
+    ignored in comparisons.
     """
 
     __slots__ = ("_hash", "_spelling", "_text", "terms")
@@ -111,7 +111,7 @@ class Expr:
 
     @property
     def atom(self) -> Atom | None:
-        """The atom that is all of it."""
+        """The only atom of the expression, or None."""
         if len(self.terms) == 1:
             [(monomial, factor)] = self.terms.items()
             if factor == 1 and len(monomial) == 1:
@@ -120,28 +120,29 @@ class Expr:
 
     @property
     def name(self) -> str | None:
-        """The name that is all of it."""
+        """The name of a single symbol, or None."""
         atom = self.atom
         return str(atom.key) if atom and atom.kind == SYMBOL else None
 
     @property
     def spelling(self) -> str:
+        """The text to write for the expression."""
         return self._spelling or self.name or str(self)
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names in it."""
+        """The names in the expression."""
         return frozenset(str(atom.key) for atom in _leaves(self) if atom.kind == SYMBOL)
 
     @property
     def anonymous(self) -> bool:
-        """Whether it depends on an integer without a name."""
+        """Whether the expression depends on an anonymous integer."""
         return any(atom.kind == UNKNOWN for atom in _leaves(self))
 
 
 @lru_cache(maxsize=4096)
 def symbol(name: str) -> Expr:
-    """The size called `name`, which is >= 0."""
+    """Return the size called `name`, which is >= 0."""
     return Expr({(Atom(SYMBOL, name, "", ()),): 1})
 
 
@@ -149,18 +150,18 @@ _numbers = itertools.count(1)
 
 
 def unknown(nonneg: bool = False) -> Expr:
-    """A fresh integer without a name, equal only to itself; `nonneg` when it is surely >= 0."""
+    """Return a new anonymous integer, equal only to itself; `nonneg` if it is known to be >= 0."""
     return Expr({(Atom(UNKNOWN, next(_numbers), "nonneg" if nonneg else "", ()),): 1})
 
 
 def call(op: str, *args: Dim) -> Dim:
-    """floor, mod, min or max of arguments that cannot be simplified any further."""
+    """Return floor, mod, min or max of arguments, without simplification."""
     text = _call_text(op, args)
     return unknown() if len(text) > MAX_TEXT else Expr({(Atom(CALL, text, op, args),): 1})
 
 
 def make(terms: Terms) -> Dim:
-    """The sum of these terms."""
+    """Return the sum of these terms."""
     if 0 in terms.values():
         terms = {monomial: factor for monomial, factor in terms.items() if factor}
     if not terms:
@@ -171,19 +172,19 @@ def make(terms: Terms) -> Dim:
 
 
 def terms_of(dim: Dim) -> Terms:
-    """The inverse of `make`."""
+    """Return the terms of a sum, the inverse of `make`."""
     if isinstance(dim, Expr):
         return dim.terms
     return {(): dim} if dim else {}
 
 
 def times(a: Monomial, b: Monomial) -> Monomial:
-    """The product of two monomials."""
+    """Return the product of two monomials."""
     return tuple(sorted(a + b)) if a and b else a or b
 
 
 def _operand(value: Dim) -> Terms | None:
-    """The terms of an Expr or of any integer, numpy's too; None for everything else."""
+    """Return the terms of an Expr or an integer, including numpy's; None for anything else."""
     if isinstance(value, Expr):
         return value.terms
     try:
@@ -213,7 +214,7 @@ def _product(a: Terms, b: Terms) -> Dim:
 
 
 def _leaves(dim: Dim) -> set[Atom]:
-    """The symbols and unknowns in it, at any depth."""
+    """Return the symbols and unknowns in `dim`, at any depth."""
     leaves: set[Atom] = set()
     for atom in itertools.chain.from_iterable(terms_of(dim)):
         if atom.kind == CALL:
@@ -223,7 +224,7 @@ def _leaves(dim: Dim) -> set[Atom]:
     return leaves
 
 
-# --- text: names that are no plain identifiers stand in quotes inside an expression ---------------
+# --- text: names other than identifiers are quoted inside an expression ---------------------------
 
 _TOKENS = re.compile(
     r"""(?: [^\W\d]\w*(?!\w) | \d+(?!\w) | [-+*/%(),\ ]
@@ -232,11 +233,11 @@ _TOKENS = re.compile(
         )+""",
     re.VERBOSE,
 )
-_HYPHENATED = re.compile(r"[^\W\d]\w*(?:-[^\W\d]\w*)+")  # seq-len: a name of words, no difference
+_HYPHENATED = re.compile(r"[^\W\d]\w*(?:-[^\W\d]\w*)+")  # seq-len is a name, not a difference
 
 
 def syntax(text: str) -> ast.expr | None:
-    """The syntax tree of text that looks like arithmetic; None for any other."""
+    """Return the syntax tree of text that looks like arithmetic, or None."""
     if not _TOKENS.fullmatch(text) or _HYPHENATED.fullmatch(text):
         return None
     try:
@@ -246,7 +247,7 @@ def syntax(text: str) -> ast.expr | None:
 
 
 def _terms_text(terms: Terms) -> str:
-    """Sorted by degree; of equal degree what is added before what is subtracted."""
+    """Format terms by decreasing degree, positive ones before negative ones."""
     text = ""
     for monomial, factor in sorted(terms.items(), key=lambda t: (-len(t[0]), t[1] < 0, t[0])):
         factors = [str(abs(factor))] if abs(factor) != 1 or not monomial else []

@@ -18,7 +18,7 @@ from toolkit.runtime.cost_table import (
     cores,
     costs_in_use,
     cpu_name,
-    maker_of,
+    vendor_of,
     nearest_table,
     runtime_version,
     shipped_path,
@@ -89,7 +89,7 @@ def test_a_table_is_written_and_read(tmp_path: Path) -> None:
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
-    with pytest.raises(CostsError, match="no table of costs"):
+    with pytest.raises(CostsError, match="not a cost table"):
         Costs.load(path)
 
 
@@ -99,7 +99,7 @@ def test_costs_that_are_no_costs_are_refused(tmp_path: Path, key: str, value: fl
     data["computations"]["gelu"]["other"]["cost"] = {key: value}
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(CostsError, match="no table of costs"):
+    with pytest.raises(CostsError, match="not a cost table"):
         Costs.load(path)
 
 
@@ -147,9 +147,9 @@ def test_the_table_of_the_nearest_processor_counts(shipped: Path, cpu: str, near
 
 
 def test_makers() -> None:
-    assert [maker_of(cpu) for cpu in (AMD, INTEL, "aarch64")] == ["amd", "intel", "other"]
-    assert maker_of("AMD64") == "other"  # as any of them is called on Windows
-    assert maker_of("QEMU Virtual CPU (GenuineIntel), avx2") == "intel"
+    assert [vendor_of(cpu) for cpu in (AMD, INTEL, "aarch64")] == ["amd", "intel", "other"]
+    assert vendor_of("AMD64") == "other"  # as any of them is called on Windows
+    assert vendor_of("QEMU Virtual CPU (GenuineIntel), avx2") == "intel"
 
 
 @pytest.mark.parametrize(
