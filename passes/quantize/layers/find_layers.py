@@ -1,4 +1,4 @@
-"""The layers of a model that have constant weights, and those with an entry in a plan."""
+"""Find the layers with constant weights in a model, and those that a plan quantizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from onnx import NodeProto
 
-from passes.quantize.layers.layers import Layer, Linear, Table, layer_of, readers_of
+from passes.quantize.layers.layers import Layer, Linear, Table, layer_of, users_of
 from passes.quantize.layers.packed_attention import PackedAttention, packed_attention_of
 from passes.quantize.layers.recurrent import Recurrent, recurrent_of
 from passes.quantize.schemes.dynamic.conv import Convolution, convolution_of
@@ -54,9 +54,7 @@ def matrices_in(model: Model) -> Iterator[Weighted[Layer]]:
         if item.layer is None or isinstance(item.layer, Linear | Table):
             yield Weighted(item.graph, item.node, item.layer, item.reason)
         else:
-            recurrent = isinstance(item.layer, Recurrent)
-            what = "a recurrent layer" if recurrent else "packed attention"
-            yield Weighted(item.graph, item.node, None, what)
+            yield Weighted(item.graph, item.node, None, item.layer.kind)
 
 
 def leave_float_tables(found: Iterable[Weighted[LayerT]], entries: dict[int, Entry]) -> None:
@@ -67,11 +65,11 @@ def leave_float_tables(found: Iterable[Weighted[LayerT]], entries: dict[int, Ent
     for item in found:
         if not isinstance(item.layer, Table) or entries[id(item.node)].scheme == "float":
             continue
-        users = readers_of(item.layer.weight)
+        users = users_of(item.layer.weight)
         if users is None or any(
             id(n) not in entries or entries[id(n)].scheme == "float" for n in users
         ):
-            reason = "a table that others read as floats"
+            reason = "a table with float users"
             entries[id(item.node)] = Entry.of(item.node, reason=reason)
 
 

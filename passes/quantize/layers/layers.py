@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from onnx import NodeProto
 
 from passes.analysis.operands import given, permutation
-from passes.quantize.layers.weight_storage import require_float32
+from passes.quantize.layers.weight_storage import float_weights
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import FLOATS
@@ -25,8 +25,11 @@ FUSED_MATMUL = "com.microsoft::FusedMatMul"
 TURNED_INPUT = ("transA", "transBatchA", "transBatchB")
 """Attributes of Gemm and FusedMatMul that transpose the input."""
 
+ScaleAxes: TypeAlias = tuple[int | None, ...]
+"""The axes that a layer's dynamic scales may have, that of the outputs first; None: one for all."""
+
 _MIN_ROW = 8
-"""Tables with shorter rows stay float: each row needs a scale."""
+"""Tables with shorter rows stay float, since each row has a scale."""
 
 
 def is_fused(node: NodeProto) -> bool:
@@ -54,10 +57,16 @@ class WeightMatrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """y = alpha x W + beta b. Properties read the node, since other rewrites may change it."""
+    """y = alpha x W + beta b. Properties look at the node, since other rewrites may change it."""
 
+    axes: ClassVar[ScaleAxes] = (1, None)
+    kind: ClassVar[str] = "a linear layer"
     node: NodeProto
     weight: WeightMatrix
+
+    @property
+    def size(self) -> int:
+        return self.weight.size
 
     @property
     def x(self) -> str:
@@ -85,8 +94,14 @@ class Linear:
 class Table:
     """A lookup table, y = T[i]."""
 
+    axes: ClassVar[ScaleAxes] = (0,)
+    kind: ClassVar[str] = "a table"
     node: NodeProto
     weight: WeightMatrix
+
+    @property
+    def size(self) -> int:
+        return self.weight.size
 
     @property
     def indices(self) -> str:
@@ -109,8 +124,8 @@ def layer_of(g: Graph, node: NodeProto) -> Layer | None:
     return None
 
 
-def readers_of(weight: WeightMatrix) -> list[NodeProto] | None:
-    """Return the nodes that use the weight, through Transposes too; None if it is an output."""
+def users_of(weight: WeightMatrix) -> list[NodeProto] | None:
+    """Return the users of a weight and of its transposes; None if one is a graph output."""
     found: list[NodeProto] = []
     pending = [weight.name]
     while pending:
@@ -134,7 +149,7 @@ def _linear(g: Graph, node: NodeProto) -> Linear | None:
         raise MatchFailure("a transposed input")
     layer = Linear(node, weight)
     if not math.isfinite(layer.alpha):
-        raise MatchFailure("a factor that is no number")
+        raise MatchFailure("a factor that is not finite")
     if layer.bias and layer.beta != 1 and not g.is_const(layer.bias):
         raise MatchFailure("a bias that is computed and scaled")
     return layer
@@ -145,7 +160,7 @@ def _table(g: Graph, node: NodeProto) -> Table | None:
     if tensor is None or tensor.data_type not in FLOATS or g.is_const(node.input[1]):
         return None
     if nd.attr(node, "axis", 0) not in (0, -len(tensor.dims)):
-        raise MatchFailure("a table that is not read by rows")
+        raise MatchFailure("a table that is not gathered by rows")
     weight = _weight(g, node.input[0])
     if weight is not None and weight.shape[1] < _MIN_ROW:
         raise MatchFailure(f"rows of fewer than {_MIN_ROW} numbers")
@@ -164,11 +179,5 @@ def _weight(g: Graph, name: str, turned: bool = False) -> WeightMatrix | None:
         if permutation(scope, producer) != (1, 0) or not scope.is_const(producer.input[0]):
             return None
         return _weight(scope, producer.input[0], not turned)
-    if tensor.data_type not in FLOATS:
-        return None
-    require_float32(tensor)
-    if len(tensor.dims) != 2:
-        raise MatchFailure("weights that are no matrix")
-    if not all(tensor.dims):
-        raise MatchFailure("no weights at all")
-    return WeightMatrix(scope, name, (tensor.dims[0], tensor.dims[1]), turned)
+    shape = float_weights(scope, name, 2, "matrix")
+    return None if shape is None else WeightMatrix(scope, name, (shape[0], shape[1]), turned)

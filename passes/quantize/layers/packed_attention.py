@@ -10,14 +10,17 @@ an input or attribute that QAttention lacks stays float.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import given
-from passes.quantize.layers.weight_storage import WeightStore, drop_unused, require_float32
-from passes.quantize.schemes.dynamic.int8_writer import activation, put_node
+from passes.quantize.layers.layers import ScaleAxes
+from passes.quantize.layers.weight_storage import WeightStore, drop_unused, float_weights
+from passes.quantize.schemes.dynamic.int8_writer import activation, put_kernel
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.quantization.plan import Entry
@@ -31,12 +34,14 @@ _ATTRIBUTES = ("num_heads", "unidirectional", "scale", "mask_filter_value")
 class PackedAttention:
     """An Attention of com.microsoft with constant weights."""
 
+    axes: ClassVar[ScaleAxes] = (1, None)
+    kind: ClassVar[str] = "packed attention"
     node: NodeProto
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        return self.shape[0] * self.shape[1]
+        return math.prod(self.shape)
 
 
 def packed_attention_of(g: Graph, node: NodeProto) -> PackedAttention | None:
@@ -44,24 +49,17 @@ def packed_attention_of(g: Graph, node: NodeProto) -> PackedAttention | None:
 
     Raise MatchFailure if it must stay float.
     """
-    if nd.qualified(node) != "com.microsoft::Attention" or not given(node, _WEIGHT):
+    if nd.qualified(node) != "com.microsoft::Attention":
         return None
-    tensor = g.tensor(node.input[_WEIGHT])
-    if tensor is None:
+    shape = float_weights(g, given(node, _WEIGHT), 2, "matrix")
+    if shape is None:
         return None
-    require_float32(tensor)
-    if len(tensor.dims) != 2 or not all(tensor.dims):
-        raise MatchFailure("weights that no attention has")
     if given(node, _ADDED) or given(node, _PAST_LENGTH):
-        raise MatchFailure(
-            "packed attention with what is added to its scores, or a buffer for the past"
-        )
-    strange = [name for name, value in nd.attrs(node).items() if value and name not in _ATTRIBUTES]
-    if strange:
-        raise MatchFailure(
-            f"packed attention with {strange[0]}, which the int8 kernel does not know"
-        )
-    return PackedAttention(node, (tensor.dims[0], tensor.dims[1]))
+        raise MatchFailure("packed attention with an attention bias or a buffer for the past")
+    others = [name for name, value in nd.attrs(node).items() if value and name not in _ATTRIBUTES]
+    if others:
+        raise MatchFailure(f"packed attention with {others[0]}, which the int8 kernel lacks")
+    return PackedAttention(node, shape)
 
 
 def write_attention(g: Graph, layer: PackedAttention, entry: Entry, store: WeightStore) -> None:
@@ -77,13 +75,6 @@ def write_attention(g: Graph, layer: PackedAttention, entry: Entry, store: Weigh
         bias = g.constant(np.zeros(layer.shape[1], np.float32), "bias")
     x, x_scale, x_zero = activation(g, node.input[0])
     mask, past = given(node, _MASK), given(node, _PAST)
-    made = g.add(
-        "QAttention",
-        [x, weight.codes, bias, x_scale, scale, mask, x_zero, zero, past],
-        [g.fresh(name) if name else "" for name in node.output],
-        nd.attrs(node),
-        domain="com.microsoft",
-        at=node,
-    )
-    put_node(g, node, made)
+    inputs = [x, weight.codes, bias, x_scale, scale, mask, x_zero, zero, past]
+    put_kernel(g, node, "QAttention", inputs, nd.attrs(node))
     drop_unused(g, floats)

@@ -9,15 +9,18 @@ as in LSTM; `layout` is not supported. GRU and RNN have no such operator.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import given
 from passes.quantize.layers.int8_weights import quantize
-from passes.quantize.layers.weight_storage import WeightStore, drop_unused, require_float32
-from passes.quantize.schemes.dynamic.int8_writer import put_node
+from passes.quantize.layers.layers import ScaleAxes
+from passes.quantize.layers.weight_storage import WeightStore, drop_unused, float_weights
+from passes.quantize.schemes.dynamic.int8_writer import put_kernel
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import RECURRENT
@@ -34,6 +37,8 @@ _GATES = 4
 class Recurrent:
     """An LSTM with constant W and R."""
 
+    axes: ClassVar[ScaleAxes] = (1, None)
+    kind: ClassVar[str] = "a recurrent layer"
     node: NodeProto
     size: int
 
@@ -50,21 +55,16 @@ def recurrent_of(g: Graph, node: NodeProto) -> Recurrent | None:
     if not nd.is_op(node, *RECURRENT) or not g.is_const(given(node, 1)):
         return None
     if not nd.is_op(node, "LSTM"):
-        raise MatchFailure("a recurrent layer for which there is no int8 kernel")
+        raise MatchFailure("a recurrent layer without an int8 kernel")
     if nd.attr(node, "layout", 0):
-        raise MatchFailure(
-            "a recurrent layer with the batch first, which the int8 kernel does not know"
-        )
-    size = 0
-    for name in node.input[1:3]:
-        tensor = g.tensor(name)
-        if tensor is None:
-            return None
-        require_float32(tensor)
-        if len(tensor.dims) != 3 or not all(tensor.dims) or tensor.dims[1] % _GATES:
-            raise MatchFailure("weights that no LSTM has")
-        size += int(np.prod(tensor.dims))
-    return Recurrent(node, size)
+        raise MatchFailure("a recurrent layer with the batch first, which the int8 kernel lacks")
+    shapes = [float_weights(g, name, 3, "LSTM's") for name in node.input[1:3]]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    if any(shape[1] % _GATES for shape in known):
+        raise MatchFailure("weights that are no LSTM's")
+    return Recurrent(node, sum(map(math.prod, known)))
 
 
 def write_lstm(g: Graph, layer: Recurrent, entry: Entry, store: WeightStore) -> None:
@@ -77,15 +77,8 @@ def write_lstm(g: Graph, layer: Recurrent, entry: Entry, store: WeightStore) -> 
     params = [name for x in (w, r) for name in (store.scale(x), store.zero_point(x))]
     rest = [given(node, slot) for slot in range(3, 8)]
     attributes = {name: value for name, value in nd.attrs(node).items() if name != "layout"}
-    made = g.add(
-        "DynamicQuantizeLSTM",
-        [node.input[0], w.codes, r.codes, *rest, *params],
-        [g.fresh(name) if name else "" for name in node.output],
-        attributes,
-        domain="com.microsoft",
-        at=node,
-    )
-    put_node(g, node, made)
+    inputs = [node.input[0], w.codes, r.codes, *rest, *params]
+    put_kernel(g, node, "DynamicQuantizeLSTM", inputs, attributes)
     for name in floats:
         drop_unused(g, name)
 

@@ -1,4 +1,4 @@
-"""Weights as a model stores them: checks, shared int8 copies, removal of dead constants."""
+"""Weights as a model stores them: type checks, shared int8 copies, removal of dead constants."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from onnx import TensorProto
 from passes.quantize.layers.int8_weights import limit_of, quantize
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
+from toolkit.ir.tensor_type import FLOATS
 from toolkit.quantization.plan import Entry
 from toolkit.quantization.qparams import QParams, QTensor
 from toolkit.rewriting.match_failure import MatchFailure
 
 Quantizer = Callable[[Array, int | None, int, bool], QTensor]
-"""Quantizes weights with scales along an axis to a largest code; True: and transposes them."""
+"""Quantizes weights, given the axis of the scales, the largest code, and whether to transpose."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +30,7 @@ class StoredWeight:
 
 @dataclass(slots=True, eq=False)
 class WeightStore:
-    """The int8 weights of a model; a weight that several layers use is stored once."""
+    """The int8 weights of a model; a weight with several users is stored once."""
 
     _weights: dict[tuple[object, ...], StoredWeight] = field(
         default_factory=dict[tuple[object, ...], StoredWeight]
@@ -57,7 +58,7 @@ class WeightStore:
         return self._weights[key]
 
     def scale(self, weight: StoredWeight, scale: Array | None = None) -> str:
-        """Return the name of a weight's scales, or of these in their place."""
+        """Return the name of a weight's scales, or of `scale` in their place."""
         return self._constant(weight, weight.params.scale if scale is None else scale, "scale")
 
     def zero_point(self, weight: StoredWeight) -> str:
@@ -71,8 +72,24 @@ class WeightStore:
         return self._constants[key]
 
 
+def float_weights(g: Graph, name: str, rank: int, what: str) -> tuple[int, ...] | None:
+    """Return the shape of constant float32 weights, None if they are computed or quantized.
+
+    Raise MatchFailure for other floats, for other ranks unless `rank` is 0, and for empty weights.
+    """
+    tensor = g.tensor(name) if name else None
+    if tensor is None or tensor.data_type not in FLOATS:
+        return None
+    require_float32(tensor)
+    if rank and len(tensor.dims) != rank:
+        raise MatchFailure(f"weights that are no {what}")
+    if not all(tensor.dims):
+        raise MatchFailure("no weights at all")
+    return tuple(tensor.dims)
+
+
 def require_float32(tensor: TensorProto) -> None:
-    """A MatchFailure for weights of any other type."""
+    """Raise MatchFailure for weights of any other type."""
     if tensor.data_type != TensorProto.FLOAT:
         kind = TensorProto.DataType.Name(tensor.data_type).lower()
         remedy = "; fp32 in front of it helps" if kind.endswith("float16") else ""
@@ -88,10 +105,10 @@ def drop_unused(g: Graph, name: str) -> None:
     if scope is None or not scope.is_unused(name):
         return
     producer = scope.producer(name)
-    read = list(nd.inputs_of(producer)) if producer is not None else []
+    operands = nd.inputs_of(producer) if producer is not None else []
     if producer is not None:
         scope.prune(producer)
-    for stored in (name, *read):
-        free = stored in scope.initializers and scope.is_unused(stored)
-        if free and not scope.is_pinned(stored) and not scope.is_input(stored):
+    for stored in (name, *operands):
+        unused = stored in scope.initializers and scope.is_unused(stored)
+        if unused and not scope.is_pinned(stored) and not scope.is_input(stored):
             scope.drop_initializer(stored)

@@ -63,8 +63,8 @@ class Smooth:
     insert: float | None = field(
         default=None,
         metadata={
-            "help": "Insert a Mul in front of layers whose producer cannot be scaled if their outputs "
-            "gain so many dB; none: never."
+            "help": "Insert a Mul in front of layers whose producer cannot be scaled if it gains "
+            "so many dB in their outputs; none: never."
         },
     )
     include: tuple[str, ...] = field(

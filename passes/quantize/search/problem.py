@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
-from passes.quantize.schemes.static.channels_last import either_way, turns
+from passes.quantize.schemes.static.channels_last import layout_agnostic, transposable_values
 from passes.quantize.schemes.static.pointwise_conv import is_pointwise
 from passes.quantize.schemes.static.quantizable_ops import ALL_PRODUCTS
 from passes.quantize.search.costs import Kernels, Sizes
@@ -145,7 +145,7 @@ def pointwise_problem(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) 
         return _crossing(kernels, name, sizes)
 
     sharing = Counter(node.input[0] for node in nodes if id(node) in points)
-    free = either_way(g)
+    free = layout_agnostic(g)
     items: list[Item] = []
     for node in nodes:
         if id(node) in points:
@@ -158,7 +158,9 @@ def pointwise_problem(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) 
     entries = [(at, chosen.find(n)) for at, n in enumerate(nodes) if id(n) in points]
     known = tuple((at, entry) for at, entry in entries if entry is not None)
     independent = independent_groups(model, chosen, sizes, kernels)
-    return Problem(chosen, tuple(items), tuple(turns(g, crossing)), known, independent)
+    return Problem(
+        chosen, tuple(items), tuple(transposable_values(g, crossing)), known, independent
+    )
 
 
 def _static(plan: Plan, node: NodeProto) -> Entry | None:

@@ -9,14 +9,16 @@ model gets smaller.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from passes.analysis.operands import given
-from passes.quantize.layers.weight_storage import WeightStore, drop_unused, require_float32
-from passes.quantize.schemes.dynamic.int8_writer import activation, put
+from passes.quantize.layers.layers import ScaleAxes
+from passes.quantize.layers.weight_storage import WeightStore, drop_unused, float_weights
+from passes.quantize.schemes.dynamic.int8_writer import activation, dequantized, put
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.quantization.plan import Entry
@@ -27,12 +29,14 @@ from toolkit.rewriting.match_failure import MatchFailure
 class Convolution:
     """A Conv with constant weights."""
 
+    axes: ClassVar[ScaleAxes] = (0, None)
+    kind: ClassVar[str] = "a convolution"
     node: NodeProto
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 def convolution_of(g: Graph, node: NodeProto) -> Convolution | None:
@@ -40,17 +44,12 @@ def convolution_of(g: Graph, node: NodeProto) -> Convolution | None:
 
     Raise MatchFailure if it must stay float.
     """
-    if not nd.is_op(node, "Conv"):
+    shape = float_weights(g, node.input[1], 0, "kernel") if nd.is_op(node, "Conv") else None
+    if shape is None:
         return None
-    tensor = g.tensor(node.input[1])
-    if tensor is None:
-        return None
-    require_float32(tensor)
-    if not all(tensor.dims):
-        raise MatchFailure("no weights at all")
     if given(node, 2) and not g.is_const(node.input[2]):
         raise MatchFailure("a bias that is computed")
-    return Convolution(node, tuple(tensor.dims))
+    return Convolution(node, shape)
 
 
 def write_convolution(g: Graph, layer: Convolution, entry: Entry, store: WeightStore) -> None:
@@ -64,8 +63,7 @@ def write_convolution(g: Graph, layer: Convolution, entry: Entry, store: WeightS
     scale_name = store.scale(weight, scale.reshape(channels) if scale.ndim else scale)
     x, x_scale, x_zero = activation(g, node.input[0])
     sums = g.op("ConvInteger", x, weight.codes, x_zero, at=node, **nd.attrs(node))
-    factor = g.op("Mul", x_scale, scale_name, at=node)
-    result = g.op("Mul", g.op("Cast", sums, at=node, to=TensorProto.FLOAT), factor, at=node)
+    result = dequantized(g, sums, g.op("Mul", x_scale, scale_name, at=node), node)
     if given(node, 2):
         bias = g.const(node.input[2])
         assert bias is not None

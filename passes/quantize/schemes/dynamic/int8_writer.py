@@ -15,7 +15,9 @@ which onnxruntime computes once when it loads the model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -47,15 +49,13 @@ class DynamicWriter:
         if by_rows:
             codes = g.op("Transpose", codes, at=node, perm=[1, 0])
         x, x_scale, x_zero = activation(g, layer.x)
-        product = g.op("MatMulInteger", x, codes, x_zero, at=node)
-        factor = g.op("Mul", x_scale, scale, at=node)
-        exact = g.op("Cast", product, at=node, to=TensorProto.FLOAT)
-        result = g.op("Mul", exact, factor, at=node)
+        sums = g.op("MatMulInteger", x, codes, x_zero, at=node)
+        result = dequantized(g, sums, g.op("Mul", x_scale, scale, at=node), node)
         if layer.bias:
             result = g.op("Add", result, bias_of(g, layer), at=node)
         result = put(g, node, result)
         if not layer.bias:
-            _settle_bias(g, result, layer.outputs)
+            _move_bias_to_add(g, result, layer.outputs)
         drop_unused(weight.graph, weight.name)
 
     def table(self, g: Graph, layer: Table, entry: Entry) -> None:
@@ -67,8 +67,7 @@ class DynamicWriter:
         scale = self.store.scale(stored, stored.params.scale.reshape(-1, 1))
         rows = g.op("Gather", stored.codes, layer.indices, at=node)
         factor = g.op("Gather", scale, layer.indices, at=node)
-        exact = g.op("Cast", rows, at=node, to=TensorProto.FLOAT)
-        put(g, node, g.op("Mul", exact, factor, at=node))
+        put(g, node, dequantized(g, rows, factor, node))
         drop_unused(weight.graph, weight.name)
 
     def stored(self, weight: WeightMatrix, entry: Entry, by_rows: bool) -> StoredWeight:
@@ -89,6 +88,11 @@ def activation(g: Graph, x: str) -> tuple[str, str, str]:
     return made.output[0], made.output[1], made.output[2]
 
 
+def dequantized(g: Graph, integers: str, scale: str, at: NodeProto) -> str:
+    """Return the integers as float32, times their scale."""
+    return g.op("Mul", g.op("Cast", integers, at=at, to=TensorProto.FLOAT), scale, at=at)
+
+
 def bias_of(g: Graph, layer: Linear) -> str:
     """Return beta b of a Gemm, as a vector if it is the same for all rows; blank without one."""
     known = g.const(layer.bias) if layer.bias else None
@@ -102,21 +106,21 @@ def bias_of(g: Graph, layer: Linear) -> str:
     return g.constant(vector * np.float32(layer.beta), layer.bias)
 
 
-def _settle_bias(g: Graph, result: str, count: int) -> None:
-    """Turn the addition of a bias behind a MatMul into an Add of a vector."""
+def _move_bias_to_add(g: Graph, result: str, count: int) -> None:
+    """Rewrite the addition of a bias behind a MatMul as an Add of a vector."""
     found = bias_behind(g, result, count)
     if found is None:
         return
-    adding, bias = found
-    if nd.is_op(adding, "Sum"):
-        g.set_op(adding, "Add")
+    addition, bias = found
+    if nd.is_op(addition, "Sum"):
+        g.set_op(addition, "Add")
     vector = as_vector(g, bias, result)
     if vector is not None and vector != bias:
-        g.set_input(adding, list(adding.input).index(bias), vector)
+        g.set_input(addition, list(addition.input).index(bias), vector)
 
 
 def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto, str] | None:
-    """Return the sole user of `result` and its bias if it adds a constant per output."""
+    """Return the sole user of `result` and its bias if it adds one constant per output."""
     user = g.sole_user(result)
     if user is None or not nd.is_op(user, "Add", "Sum") or len(user.input) != 2:
         return None
@@ -128,7 +132,7 @@ def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto, str] | No
 
 
 def as_vector(g: Graph, bias: str, result: str) -> str | None:
-    """Return a bias without axes of size 1; None if they may be axes of the sum."""
+    """Return a bias without leading axes of size 1; None if they add axes to the sum."""
     known, rank = g.const(bias), g.rank(result)
     if known is None or known.ndim <= 1:
         return bias
@@ -137,9 +141,13 @@ def as_vector(g: Graph, bias: str, result: str) -> str | None:
     return g.constant(known.reshape(-1), bias)
 
 
-def put_node(g: Graph, node: NodeProto, made: NodeProto) -> None:
-    """Replace a node by `made`, output by output, skipping absent outputs."""
-    for old, new in list(zip(node.output, made.output, strict=True)):
+def put_kernel(
+    g: Graph, node: NodeProto, op: str, inputs: Sequence[str], attributes: Mapping[str, Any]
+) -> None:
+    """Replace a node by a com.microsoft operator with the same outputs."""
+    fresh = [g.fresh(name) if name else "" for name in node.output]
+    g.add(op, inputs, fresh, attributes, domain="com.microsoft", at=node)
+    for old, new in zip(list(node.output), fresh, strict=True):
         if old:
             g.replace(old, new)
     g.prune(node)

@@ -34,6 +34,7 @@ from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
 from toolkit.ir.op_traits import QUANTIZED_WEIGHTS
+from toolkit.quantization.number_format import INT8
 from toolkit.quantization.plan import Entry, Plan, note_left
 from toolkit.quantization.plan_json import read_plan
 from toolkit.targets import CONTRIB, Target
@@ -95,20 +96,18 @@ class QuantizeDynamic:
         if layer is None:
             return Entry.of(node, reason=item.reason)
         is_table = isinstance(layer, Table)
-        size = layer.weight.size if isinstance(layer, Linear | Table) else layer.size
         reason = ""
         if not Selection(self.include, self.exclude).takes(node):
             reason = "excluded"
         elif is_table and not self.embeddings:
             reason = "a table"
         elif isinstance(layer, Recurrent | PackedAttention) and not target.runs(CONTRIB):
-            what = "a recurrent layer" if isinstance(layer, Recurrent) else "packed attention"
-            reason = f"{what}, and only onnxruntime has an int8 kernel"
-        elif size < self.min_elements:
+            reason = f"{layer.kind}, and only onnxruntime has an int8 kernel"
+        elif layer.size < self.min_elements:
             reason = f"fewer than {self.min_elements} weights"
         if reason:
             return Entry.of(node, reason=reason)
-        axis = _axes(layer)[0] if is_table or self.per_channel else None
+        axis = layer.axes[0] if is_table or self.per_channel else None
         return Entry.of(node, scheme="dynamic", reduce_range=self.reduce_range, axis=axis)
 
 
@@ -138,17 +137,9 @@ def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
             ctx.note(f"{nd.label(item.node)} stays float: it has {unfit}")
 
 
-def _axes(layer: AnyLayer) -> tuple[int | None, ...]:
-    """Return the axes that scales may have; the axis of the outputs comes first."""
-    if isinstance(layer, Table):
-        return (0,)
-    return (0, None) if isinstance(layer, Convolution) else (1, None)
-
-
 def _require_supported(entry: Entry, layer: AnyLayer) -> None:
-    axes = _axes(layer)
-    if entry.weight != "int8" or not entry.symmetric or entry.axis not in axes:
-        listed = " or ".join(str(axis).lower() for axis in axes)
+    if entry.weight != INT8.name or not entry.symmetric or entry.axis not in layer.axes:
+        listed = " or ".join(str(axis).lower() for axis in layer.axes)
         raise UsageError(
             f"{entry.label} cannot be dynamic with these weights: they are symmetric int8, "
             f"axis {listed}"

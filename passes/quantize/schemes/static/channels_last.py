@@ -22,43 +22,45 @@ from passes.quantize.search.min_cut import FLOAT_END, Item, Value, best_regions
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
-_ALONE = (
+_UNARY = (
     *("Sigmoid", "Tanh", "Relu", "LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Softplus"),
     *("Gelu", "Swish", "Mish", "Clip", "com.microsoft::QuickGelu", "com.microsoft::Gelu"),
 )
 """Unary elementwise operators."""
-_TOGETHER = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
+_VARIADIC = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
 _LEAST_RANK = 3
-_ALWAYS = 1e9
-_THOUSANDS = 1e-3
-_TASTE = 1e-3
-"""Cost of an operator in channels-first layout. It breaks ties such that the Transpose comes early,
-right behind the convolution."""
+_FORCED = 1e9
+"""The gain of a matrix product, beyond any cost."""
+_PER_ELEMENT = 1e-3
+"""The cost of transposing one element."""
+_TIE_BREAK = 1e-3
+"""The cost of an operator in channels-first layout: of equal cuts, the earliest one is taken, which
+has its Transpose right behind the convolution."""
 
 
-def around(g: Graph, products: Container[int]) -> set[int]:
+def channels_last_nodes(g: Graph, products: Container[int]) -> set[int]:
     """Return the ids of the layout-agnostic nodes to compute channels last.
 
     `products` holds the ids of the matrix products.
     """
     nodes = list(g.nodes)
-    free = either_way(g)
+    free = layout_agnostic(g)
     items: list[Item] = []
     for node in nodes:
         if id(node) in products:
-            items.append(Item(_ALWAYS, 0.0))
+            items.append(Item(_FORCED, 0.0))
         else:
-            items.append(Item(_TASTE, 0.0) if id(node) in free else Item(0.0))
-    chosen = best_regions(items, turns(g, lambda name: _size(g, name)))
+            items.append(Item(_TIE_BREAK, 0.0) if id(node) in free else Item(0.0))
+    chosen = best_regions(items, transposable_values(g, lambda name: _size(g, name)))
     return {id(nodes[at]) for at in chosen if id(nodes[at]) not in products}
 
 
-def either_way(g: Graph) -> set[int]:
+def layout_agnostic(g: Graph) -> set[int]:
     """Return the ids of the nodes that can compute in either layout."""
-    return {id(n) for n in g.nodes if _turns_last(g, n) or _goes_either_way(g, n)}
+    return {id(n) for n in g.nodes if _is_transpose_to_last(g, n) or _is_layout_agnostic(g, n)}
 
 
-def turns(g: Graph, cost: Callable[[str], float]) -> Iterator[Value]:
+def transposable_values(g: Graph, cost: Callable[[str], float]) -> Iterator[Value]:
     """Yield the values between nodes with the cost of transposing each.
 
     A Transpose to channels last is a boundary: its result is used as it is, and its operand is
@@ -67,7 +69,7 @@ def turns(g: Graph, cost: Callable[[str], float]) -> Iterator[Value]:
     number = {id(node): at for at, node in enumerate(g.nodes)}
     for name in (*g.feeds, *(name for node in g.nodes for name in nd.outputs_of(node))):
         producer = g.producer(name)
-        if producer is not None and _turns_last(g, producer):
+        if producer is not None and _is_transpose_to_last(g, producer):
             continue
         users = [number.get(id(user), FLOAT_END) for user in g.users(name)]
         if g.is_output(name) or g.is_captured(name):
@@ -77,7 +79,7 @@ def turns(g: Graph, cost: Callable[[str], float]) -> Iterator[Value]:
             yield Value(at, tuple(users), cost(name), cost(name))
 
 
-class Turned:
+class ChannelsLast:
     """Channels-last copies of values, created on demand."""
 
     def __init__(self, g: Graph) -> None:
@@ -96,7 +98,7 @@ class Turned:
         return self._last[value]
 
     def put(self, value: str, made: str, rank: int) -> None:
-        """Define `value`, which has no producer, as a Transpose of the channels-last `made`."""
+        """Define `value`, left without a producer, as a Transpose of channels-last `made`."""
         perm = [0, rank - 1, *range(1, rank - 1)]
         self._back.append(self._g.add("Transpose", [made], [value], {"perm": perm}))
         self._last[value] = made
@@ -106,17 +108,17 @@ class Turned:
         g, result = self._g, node.output[0]
         if not g.begin("channels-last", node):
             return
-        read = node.input[0]
-        if _turns_last(g, node):
-            self._last[read] = g.replace(result, self.of(read, self._ranks[read]))
+        x = node.input[0]
+        if _is_transpose_to_last(g, node):
+            self._last[x] = g.replace(result, self.of(x, self._ranks[x]))
             g.prune(node)
             return
         rank = self._ranks[result]
         if nd.is_op(node, "Reshape"):
-            shape = np.array([0, -1, self._channels[read]], np.int64)
-            inputs = [self.of(read, self._ranks[read]), g.constant(shape, "shape")]
+            shape = np.array([0, -1, self._channels[x]], np.int64)
+            inputs = [self.of(x, self._ranks[x]), g.constant(shape, "shape")]
         else:
-            inputs = [n if _is_plain(g, n) else self.of(n, self._ranks[n]) for n in node.input]
+            inputs = [n if _has_no_layout(g, n) else self.of(n, self._ranks[n]) for n in node.input]
         if nd.is_op(node, "Concat"):
             axis = nd.attr(node, "axis", 0) % rank
             g.set_attr(node, "axis", axis if axis == 0 else (axis - 2) % (rank - 1) + 1)
@@ -136,24 +138,24 @@ def _to_last(rank: int) -> list[int]:
     return [0, *range(2, rank), 1]
 
 
-def _goes_either_way(g: Graph, node: NodeProto) -> bool:
-    shapes = [g.shape(name) for name in node.input if not _is_plain(g, name)]
+def _is_layout_agnostic(g: Graph, node: NodeProto) -> bool:
+    shapes = [g.shape(name) for name in node.input if not _has_no_layout(g, name)]
     result = g.shape(node.output[0])
     if len(nd.outputs_of(node)) != 1 or result is None or len(result) < _LEAST_RANK:
         return False
     if nd.is_op(node, "Reshape"):
         return shapes[:1] != [None] and _flattens(shapes[0] or (), result, node)
-    if any(g.is_const(name) and not _is_plain(g, name) for name in node.input):
+    if any(g.is_const(name) and not _has_no_layout(g, name) for name in node.input):
         return False
-    if nd.qualified(node) in _ALONE:
+    if nd.qualified(node) in _UNARY:
         return len(shapes) == 1
-    if nd.is_op(node, *_TOGETHER):
+    if nd.is_op(node, *_VARIADIC):
         return all(shape == result for shape in shapes)
     return nd.is_op(node, "Concat") and all(s and len(s) == len(result) for s in shapes)
 
 
-def _is_plain(g: Graph, name: str) -> bool:
-    """Whether an operand has no layout: it is absent or a scalar."""
+def _has_no_layout(g: Graph, name: str) -> bool:
+    """Whether an operand is absent or a scalar."""
     known = g.const(name) if name else None
     return not name or (known is not None and known.size == 1)
 
@@ -164,7 +166,7 @@ def _flattens(before: tuple[object, ...], after: tuple[object, ...], node: NodeP
     return known and before[:2] == after[:2] and not nd.attr(node, "allowzero", 0)
 
 
-def _turns_last(g: Graph, node: NodeProto) -> bool:
+def _is_transpose_to_last(g: Graph, node: NodeProto) -> bool:
     """Whether a node is a Transpose to channels last."""
     rank = g.rank(node.input[0]) if given(node, 0) else None
     if not nd.is_op(node, "Transpose") or rank is None or rank < _LEAST_RANK:
@@ -175,4 +177,4 @@ def _turns_last(g: Graph, node: NodeProto) -> bool:
 def _size(g: Graph, name: str) -> float:
     """Return the cost of transposing a value; unknown dimensions count as 1."""
     sizes = [size for size in g.shape(name) or () if isinstance(size, int)]
-    return 1.0 + _THOUSANDS * math.prod(sizes)
+    return 1.0 + _PER_ELEMENT * math.prod(sizes)

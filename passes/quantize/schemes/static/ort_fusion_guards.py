@@ -37,15 +37,15 @@ from toolkit.quantization.number_format import INT8
 from toolkit.quantization.plan import Plan
 from toolkit.quantization.qparams import QParams
 
-_FUSED = ("Conv", "ConvTranspose", "Gemm", "AveragePool", "Softmax")
+_FUSED_BETWEEN_QDQ = ("Conv", "ConvTranspose", "Gemm", "AveragePool", "Softmax")
 """Float operators that onnxruntime fuses between a DQ and a Q."""
-_ENTERED = ("MaxPool",)
-"""Float operators that a Q behind them moves in front of."""
-_PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
-"""Operators that a Q behind them moves in front of at no cost; fewer than MOVEMENT."""
-_CARRYING = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
-"""Operators that onnxruntime moves a DQ behind."""
-_OUTPUT_TYPES = 21
+_OVERTAKEN_BY_Q = ("MaxPool",)
+"""Float operators that onnxruntime moves a Q in front of."""
+_MOVEMENT_BEFORE_Q = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
+"""Data movement that onnxruntime moves a Q in front of at no cost; fewer than MOVEMENT."""
+_MOVEMENT_BEHIND_DQ = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
+"""Data movement that onnxruntime moves a DQ behind."""
+_OUTPUT_TYPE_OPSET = 21
 """The first opset whose QuantizeLinear has an output type."""
 
 
@@ -78,25 +78,25 @@ def guard(model: Model, writer: QdqWriter, written: set[int], fuses_qdq: bool) -
     """
     moved: dict[str, QParams] = {}
     for g in list(model.graphs()):
-        _write_moved_pairs(g, writer, moved)
+        _write_pairs_behind_movement(g, writer, moved)
         for node in list(g.nodes):
             if node not in g:
                 continue
             if id(node) in written and nd.is_op(node, "MatMul", "Gemm"):
                 if fuses_qdq:
-                    _part_from_quantizers(g, node)
-                if fuses_qdq or (g.opset() >= _OUTPUT_TYPES and _is_signed(g, node.input[0])):
-                    _part_from_bias(g, node)
+                    _separate_quantizers(g, node)
+                if fuses_qdq or (g.opset() >= _OUTPUT_TYPE_OPSET and _is_signed(g, node.input[0])):
+                    _separate_bias(g, node)
             elif fuses_qdq and id(node) not in written:
-                reads_int8 = _is_view(g, given(node, 0))
-                if nd.is_op(node, *(_FUSED if reads_int8 else _ENTERED)):
+                dequantized = _is_dequantized(g, given(node, 0))
+                if nd.is_op(node, *(_FUSED_BETWEEN_QDQ if dequantized else _OVERTAKEN_BY_Q)):
                     _keep_float(g, node)
 
 
-def _write_moved_pairs(g: Graph, writer: QdqWriter, moved: dict[str, QParams]) -> None:
+def _write_pairs_behind_movement(g: Graph, writer: QdqWriter, moved: dict[str, QParams]) -> None:
     """Write Q/DQ pairs behind data movement where onnxruntime's own would fail."""
     for node in list(g.nodes):
-        moves = nd.is_op(node, *_CARRYING)
+        moves = nd.is_op(node, *_MOVEMENT_BEHIND_DQ)
         if not moves and not _is_no_op(node):
             continue
         result = node.output[0]
@@ -105,7 +105,7 @@ def _write_moved_pairs(g: Graph, writer: QdqWriter, moved: dict[str, QParams]) -
             continue
         moved[result] = params
         rule = "carry-captured" if _is_captured(g, result) else ""
-        if not rule and moves and params.format == INT8 and g.opset() >= _OUTPUT_TYPES:
+        if not rule and moves and params.format == INT8 and g.opset() >= _OUTPUT_TYPE_OPSET:
             rule = "" if _is_quantized_by_all(g, result) else "carry-signed"
         if rule and g.begin(rule, node):
             writer.store(g, result, params)
@@ -150,29 +150,29 @@ def _is_quantized(plan: Plan, node: NodeProto) -> bool:
 
 def _is_signed(g: Graph, value: str) -> bool:
     producer = g.producer(value)
-    zero = given(producer, 2) if producer is not None and _is_view(g, value) else ""
+    zero = given(producer, 2) if producer is not None and _is_dequantized(g, value) else ""
     return bool(zero) and g.dtype(zero) == TensorProto.INT8
 
 
-def _is_view(g: Graph, value: str) -> bool:
+def _is_dequantized(g: Graph, value: str) -> bool:
     return nd.is_op(g.producer(value), "DequantizeLinear")
 
 
 def _keep_float(g: Graph, node: NodeProto) -> None:
     result = _last(g, node)
-    users = g.users(result)  # a graph output has the quantized values, too
+    users = g.users(result)  # a graph output may be quantized, too
     if users and all(_leads_to_q(g, user) for user in users) and g.begin("keep-float", node):
         _insert(g, result, users)
 
 
-def _part_from_quantizers(g: Graph, node: NodeProto) -> None:
+def _separate_quantizers(g: Graph, node: NodeProto) -> None:
     result = node.output[0]
     quantizers = [user for user in g.users(result) if nd.is_op(user, "QuantizeLinear")]
     if quantizers and g.use_count(result) > 1 and g.begin("keep-float", node):
         _insert(g, result, quantizers)
 
 
-def _part_from_bias(g: Graph, node: NodeProto) -> None:
+def _separate_bias(g: Graph, node: NodeProto) -> None:
     result = node.output[0]
     users = g.users(result)
     if not nd.is_op(node, "MatMul") or len(users) != 1 or not nd.is_op(users[0], "Add"):
@@ -180,10 +180,10 @@ def _part_from_bias(g: Graph, node: NodeProto) -> None:
     (bias,) = users
     shape = g.shape(result)
     if shape is not None and len(shape) > 2 and not all(isinstance(size, int) for size in shape):
-        return  # these are not fused
+        return  # onnxruntime does not fuse these
     behind = g.users(_last(g, bias))
     if behind and all(_leads_to_q(g, user) for user in behind):
-        return  # in front of a Q all become one int8 kernel
+        return  # product, bias and Q become one int8 kernel
     if g.begin("keep-bias", bias):
         g.set_op(bias, "Sum")
 
@@ -195,7 +195,7 @@ def _insert(g: Graph, value: str, users: Iterable[NodeProto]) -> None:
 
 
 def _last(g: Graph, node: NodeProto) -> str:
-    """Return the result of a node behind any Relu and Clip that is its sole user."""
+    """Return the result of a node, or that of the last Relu or Clip in a chain of sole users."""
     value = node.output[0]
     while (user := g.sole_user(value)) is not None and bounds_of(g, user) is not None:
         value = user.output[0]
@@ -204,7 +204,7 @@ def _last(g: Graph, node: NodeProto) -> str:
 
 def _leads_to_q(g: Graph, node: NodeProto) -> bool:
     """Whether the node is a Q, or data movement with one sole user that leads to a Q."""
-    while nd.is_op(node, *_PASSING) or bounds_of(g, node) is not None:
+    while nd.is_op(node, *_MOVEMENT_BEFORE_Q) or bounds_of(g, node) is not None:
         user = g.sole_user(node.output[0])
         if user is None:
             return False

@@ -2,8 +2,8 @@
 
     y[n, h, w, :] = s_x s_w (q[n, h, w, :] - z_x) Q + b        Q [inputs, outputs] in int8
 
-The int8 convolution kernel has an 8-bit result. If the next activation has no int8 kernel (SiLU),
-the result is rounded, dequantized, and rounded again behind the activation. A matrix product with
+The int8 convolution kernel has an 8-bit result. In front of an activation without an int8 kernel
+(SiLU), that result is dequantized, and quantized again behind the activation. A matrix product with
 a float result saves one rounding, and its user may be a float convolution, such as a depthwise one,
 which is slow and inaccurate in int8. In return it needs channels last (see `channels_last`).
 """
@@ -20,7 +20,7 @@ from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.layers.weight_storage import drop_unused
-from passes.quantize.schemes.static.channels_last import Turned, around
+from passes.quantize.schemes.static.channels_last import ChannelsLast, channels_last_nodes
 from passes.quantize.schemes.static.ort_fusion_guards import join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.qparams import Ties, qparams_of
@@ -52,33 +52,33 @@ def is_pointwise(g: Graph, node: NodeProto) -> bool:
 def apply_pointwise(model: Model, plan: Plan, ctx: Context, means: ChannelMeans) -> None:
     """Write the static entries of the plan that have float results."""
     g = model.graph
-    found = {id(node): (node, entry) for node in model.nodes() if (entry := _asked(plan, node))}
+    found = {id(node): (node, entry) for node in model.nodes() if (entry := _entry_of(plan, node))}
     if not found:
         return
     for node, entry in found.values():
         if node not in g:
-            raise UsageError(f"{entry.label} cannot have a result in floats: it is in a subgraph")
+            raise UsageError(f"{entry.label} cannot have a float result: it is in a subgraph")
     if not ctx.target.runs(CONTRIB):
-        raise UsageError(f"{next(iter(found.values()))[1].label} cannot have a result in floats: "
+        raise UsageError(f"{next(iter(found.values()))[1].label} cannot have a float result: "
                          "only onnxruntime has such a kernel (--target ort-cpu)")  # fmt: skip
     join_silu(model, plan)
     sites = {key: _site(g, node, entry) for key, (node, entry) in found.items()}
     # a candidate model has no inferred shapes
     Shapes(annotate=False).run(model, replace(ctx, report=PassReport()))
-    either = around(g, sites)
-    writer = _Writer(g, plan, means, sites)
+    agnostic = channels_last_nodes(g, sites)
+    writer = _PointwiseWriter(g, plan, means, sites)
     for node in list(g.nodes):
         if id(node) in sites:
             try:
                 writer.write(sites[id(node)], found[id(node)][1])
             except Unfit as unfit:
                 ctx.note(f"{nd.label(node)} stays float: it has {unfit}")
-        elif id(node) in either:
+        elif id(node) in agnostic:
             writer.turned.move(node)
     writer.turned.sweep()
 
 
-def _asked(plan: Plan, node: NodeProto) -> Entry | None:
+def _entry_of(plan: Plan, node: NodeProto) -> Entry | None:
     entry = plan.find(node)
     return entry if entry is not None and entry.scheme == "static" and entry.float_result else None
 
@@ -89,24 +89,24 @@ def _site(g: Graph, node: NodeProto, entry: Entry) -> Int8Site:
     except MatchFailure as failure:
         raise UsageError(f"{entry.label} cannot be static: it has {failure}") from failure
     if site is None or entry.weight != "int8":
-        raise UsageError(f"{entry.label} cannot have a result in floats: it is no Conv of single "
-                         "pixels with weights in int8")  # fmt: skip
+        raise UsageError(f"{entry.label} cannot have a float result: it is not a 1x1 Conv "
+                         "with int8 weights")  # fmt: skip
     return site
 
 
-class _Writer:
+class _PointwiseWriter:
     """Writes sites in graph order."""
 
     def __init__(
         self, g: Graph, plan: Plan, means: ChannelMeans, sites: Mapping[int, Int8Site]
     ) -> None:
         self._g, self._plan, self._means = g, plan, means
-        read = {name for site in sites.values() for name in site.activations}
-        self._private = {name for name in read if _read_by(g, name, sites)}
+        inputs = {name for site in sites.values() for name in site.activations}
+        self._private = {name for name in inputs if _is_used_by(g, name, sites)}
         """Activations whose users are all matrix products."""
         self._shared = QdqWriter({})
         self._codes: dict[str, str] = {}
-        self.turned = Turned(g)
+        self.turned = ChannelsLast(g)
 
     def write(self, site: Int8Site, entry: Entry) -> None:
         """Replace the convolution by a matrix product. Raises Unfit."""
@@ -148,7 +148,7 @@ class _Writer:
         return self._codes[x]
 
 
-def _read_by(g: Graph, name: str, sites: Mapping[int, Int8Site]) -> bool:
+def _is_used_by(g: Graph, name: str, sites: Mapping[int, Int8Site]) -> bool:
     """Whether all users of a value are among the sites."""
     if g.is_output(name) or g.is_captured(name):
         return False

@@ -1,9 +1,9 @@
-"""Integer operators in place of a float operator between its DQs and its Q.
+"""Replace float operators between DQs and a Q by integer operators.
 
     DQ, DQ -> Conv -> [Relu] -> Q     becomes     QLinearConv
 
-A Relu or Clip is dropped if the range of the result's codes makes it a no-op. Otherwise, and where
-no integer operator exists, the Q/DQ pairs stay and compute the same.
+A Relu or Clip is dropped if the range of the result's codes makes it a no-op. Otherwise, and if no
+integer operator exists, the Q/DQ pairs stay and compute the same.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
 _MICROSOFT = "com.microsoft"
-_WITH_TWO = ("Add", "Mul")
-_WITH_ONE = ("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")
+_BINARY = ("Add", "Mul")
+_UNARY = ("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")
 _SLACK = 1e-6
 """Tolerance, relative to the range, for a code's value outside a bound: rounding of the scale."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Integers:
+class _CodesNames:
     """The names of a tensor's codes, scale and zero point."""
 
     values: str
@@ -41,12 +41,12 @@ class _Integers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """A node with its dequantized operands and the quantizers of its results."""
+class _QdqOperator:
+    """A float operator with the codes of its operands and the quantizers of its results."""
 
     g: Graph
     node: NodeProto
-    operands: tuple[_Integers, ...]
+    operands: tuple[_CodesNames, ...]
     quantizers: tuple[NodeProto, ...]
     """One Q per output; empty if the result stays float."""
 
@@ -72,92 +72,92 @@ class _Place:
 
 
 def write_operators(sites: Sequence[Int8Site], standard: bool) -> None:
-    """Replace written sites by integer operators; `standard` allows only those of ONNX itself."""
+    """Replace sites in Q/DQ form by integer operators, with `standard` only by those of ONNX."""
     for site in sites:
-        place = _place(site)
-        if place is not None and site.graph.begin("quantized-operator", site.node):
-            _write(site, place, standard)
+        found = _qdq_operator(site)
+        if found is not None and site.graph.begin("quantized-operator", site.node):
+            _write(site, found, standard)
 
 
-def _write(site: Int8Site, place: _Place, standard: bool) -> None:
-    g, node, op = place.g, place.node, place.node.op_type
+def _write(site: Int8Site, found: _QdqOperator, standard: bool) -> None:
+    g, node, op = found.g, found.node, found.node.op_type
     attributes = nd.attrs(node)
-    xs = place.operands
-    if site.kind == "carry" or (op == "Concat" and _one_grid(place)):
-        _carry(place, attributes)
-    elif op == "Conv" and place.quantizers:
-        bias = [_behind(g, node.input[2]).values] if given(node, 2) else []
-        names = (*xs[0].names, *xs[1].names, *place.result, *bias)
-        place.put("QLinearConv", names, **attributes)
-    elif op == "MatMul" and place.quantizers:
-        place.put("QLinearMatMul", (*xs[0].names, *xs[1].names, *place.result))
+    xs = found.operands
+    if site.kind == "carry" or (op == "Concat" and _has_one_scale(found)):
+        _carry(found, attributes)
+    elif op == "Conv" and found.quantizers:
+        bias = [_codes_behind(g, node.input[2]).values] if given(node, 2) else []
+        names = (*xs[0].names, *xs[1].names, *found.result, *bias)
+        found.put("QLinearConv", names, **attributes)
+    elif op == "MatMul" and found.quantizers:
+        found.put("QLinearMatMul", (*xs[0].names, *xs[1].names, *found.result))
     elif op == "MatMul" and not standard:
         (a, b) = xs
         names = (a.values, b.values, a.scale, b.scale, a.zero, b.zero)
-        place.put("MatMulIntegerToFloat", names, _MICROSOFT)
+        found.put("MatMulIntegerToFloat", names, _MICROSOFT)
     elif op == "MatMul":
-        _matmul_integer(place)
+        _matmul_integer(found)
     elif standard:
         return
     elif op == "Gemm":
-        bias = _behind(g, node.input[2]).values if given(node, 2) else ""
-        result = place.result if place.quantizers else ()
+        bias = _codes_behind(g, node.input[2]).values if given(node, 2) else ""
+        result = found.result if found.quantizers else ()
         names = nd.without_blanks((*xs[0].names, *xs[1].names, bias, *result))
-        place.put("QGemm", names, _MICROSOFT, transB=nd.attr(node, "transB", 0))
-    elif op in _WITH_TWO:
-        place.put(f"QLinear{op}", (*xs[0].names, *xs[1].names, *place.result), _MICROSOFT)
-    elif op in _WITH_ONE:
+        found.put("QGemm", names, _MICROSOFT, transB=nd.attr(node, "transB", 0))
+    elif op in _BINARY:
+        found.put(f"QLinear{op}", (*xs[0].names, *xs[1].names, *found.result), _MICROSOFT)
+    elif op in _UNARY:
         if op == "Softmax":
             attributes = {"axis": nd.attr(node, "axis", -1), "opset": g.opset()}
         if any(step != 1 for step in attributes.pop("dilations", ())):
             return
-        place.put(f"QLinear{op}", (*xs[0].names, *place.result), _MICROSOFT, **attributes)
+        found.put(f"QLinear{op}", (*xs[0].names, *found.result), _MICROSOFT, **attributes)
     elif op == "Concat":
-        names = (*place.result, *(name for x in xs for name in x.names))
-        place.put("QLinearConcat", names, _MICROSOFT, **attributes)
+        names = (*found.result, *(name for x in xs for name in x.names))
+        found.put("QLinearConcat", names, _MICROSOFT, **attributes)
 
 
-def _carry(place: _Place, attributes: dict[str, Any]) -> None:
-    """Apply the operator itself to the codes."""
-    node = place.node
-    values = [x.values for x in place.operands]
+def _carry(found: _QdqOperator, attributes: dict[str, Any]) -> None:
+    """Apply a data movement to the codes."""
+    node = found.node
+    values = [x.values for x in found.operands]
     inputs = [*values, *list(node.input)[len(values) :]]
     if nd.is_op(node, "Pad") and attributes.get("mode", "constant") == "constant":
         inputs = [*inputs, ""][:3]
-        inputs[2] = place.operands[0].zero
+        inputs[2] = found.operands[0].zero
         inputs += list(node.input)[3:]
-    place.put(node.op_type, inputs, **attributes)
+    found.put(node.op_type, inputs, **attributes)
 
 
-def _matmul_integer(place: _Place) -> None:
+def _matmul_integer(found: _QdqOperator) -> None:
     """Write a MatMul with a float result in standard operators."""
-    g, node = place.g, place.node
-    (a, b) = place.operands
+    g, node = found.g, found.node
+    (a, b) = found.operands
     exact = g.op("MatMulInteger", a.values, b.values, a.zero, b.zero, at=node)
     floats = g.op("Cast", exact, at=node, to=TensorProto.FLOAT)
     factor = g.op("Mul", a.scale, b.scale, at=node)
-    place.put("Mul", (floats, factor))
+    found.put("Mul", (floats, factor))
 
 
-def _place(site: Int8Site) -> _Place | None:
-    """Return the node with its DQs and Qs; None if some are missing, or a Clip is not a no-op."""
+def _qdq_operator(site: Int8Site) -> _QdqOperator | None:
+    """Return the operator of a site; None without all DQs and Qs, or if a Clip has an effect."""
     g, node = site.graph, site.node
     slots = (*site.operands, 1) if site.weight is not None else site.operands
-    operands: list[_Integers] = []
+    operands: list[_CodesNames] = []
     for slot in slots:
         if not nd.is_op(g.producer(node.input[slot]), "DequantizeLinear"):
             return None
-        operands.append(_behind(g, node.input[slot]))
+        operands.append(_codes_behind(g, node.input[slot]))
     quantizers: list[NodeProto] = []
     for output in nd.outputs_of(node):
         found = _quantizer(g, output)
         if found is not None:
             quantizers.append(found)
     if not quantizers and nd.is_op(node, "MatMul", "Gemm"):
-        return _Place(g, node, tuple(operands), ())
+        return _QdqOperator(g, node, tuple(operands), ())
     if len(quantizers) != len(nd.outputs_of(node)):
         return None
-    return _Place(g, node, tuple(operands), tuple(quantizers))
+    return _QdqOperator(g, node, tuple(operands), tuple(quantizers))
 
 
 def _quantizer(g: Graph, value: str) -> NodeProto | None:
@@ -184,13 +184,13 @@ def _ends(g: Graph, quantizer: NodeProto) -> tuple[float, float]:
     return float(scale) * (limits.min - int(zero)), float(scale) * (limits.max - int(zero))
 
 
-def _behind(g: Graph, view: str) -> _Integers:
+def _codes_behind(g: Graph, view: str) -> _CodesNames:
     """Return the operands of a DQ, in this graph or an outer one; a bias has no zero point."""
     scope = g.scope_of(view)
     producer = scope.producer(view) if scope is not None else None
     assert producer is not None, view
-    return _Integers(producer.input[0], producer.input[1], given(producer, 2))
+    return _CodesNames(producer.input[0], producer.input[1], given(producer, 2))
 
 
-def _one_grid(place: _Place) -> bool:
-    return all((x.scale, x.zero) == place.result for x in place.operands)
+def _has_one_scale(found: _QdqOperator) -> bool:
+    return all((x.scale, x.zero) == found.result for x in found.operands)

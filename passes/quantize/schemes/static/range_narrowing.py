@@ -1,8 +1,8 @@
 """Narrow a calibration range to the part that the tensor's users distinguish.
 
-Sigmoid is flat far from zero, SiLU and GELU far below it, HardSwish and HardSigmoid exactly so.
-Codes for the flat parts are wasted: the range is cut where the results of all users change by at
-most half a step of 8 bits.
+Sigmoid is nearly flat far from zero, SiLU and GELU far below it; HardSwish and HardSigmoid are flat
+there exactly. Codes for the flat parts are wasted: the range is clipped where the results of all
+users change by at most half a step of 8 bits.
 
     Sigmoid(x)     |x| <= t,   sigmoid(-t) = 1 / 510
     x Sigmoid(x)   x >= -t,    t exp(-t) ~ step / 2,    step = (high + t) / 255
@@ -10,7 +10,7 @@ most half a step of 8 bits.
     HardSwish(x)   x >= -3;    HardSigmoid(x): where alpha x + beta is in 0..1;    Relu(x): x >= 0
     x + c          the range of the sum, shifted by -c
 
-For data movement and max pooling, the users of their results decide.
+For data movement and max pooling, the users of the result determine the range.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import MOVEMENT
 from toolkit.quantization.number_format import UINT8
 
-_PASSING = (*MOVEMENT, "MaxPool", "GlobalMaxPool")
+_MONOTONE = (*MOVEMENT, "MaxPool", "GlobalMaxPool")
 """Operators whose results are elements of the first operand, and monotone in them."""
 _REACH = 8
 """The longest chain of operators to follow."""
 _STEPS = UINT8.steps
 _SIGMOID_END = math.log(2 * _STEPS - 1)
+"""The t where sigmoid(-t) is half a step of [0, 1]."""
 
 
 def useful(g: Graph, tensor: str, seen: Range, reach: int = _REACH) -> Range:
@@ -41,16 +42,16 @@ def useful(g: Graph, tensor: str, seen: Range, reach: int = _REACH) -> Range:
         return seen
     low, high = 0.0, 0.0
     for user in g.users(tensor):
-        part = _behind(g, user, tensor, seen, reach) or _part(g, user, tensor, seen)
+        part = _through(g, user, tensor, seen, reach) or _distinguished(g, user, tensor, seen)
         low, high = min(low, part.low), max(high, part.high)
     return Range.around(max(low, seen.low), min(high, seen.high))
 
 
-def _behind(g: Graph, user: NodeProto, tensor: str, seen: Range, reach: int) -> Range | None:
-    """Return the part that users of the result distinguish; None for other operators."""
+def _through(g: Graph, user: NodeProto, tensor: str, seen: Range, reach: int) -> Range | None:
+    """Return the part that users of the result distinguish; None if `user` computes otherwise."""
     if not reach:
         return None
-    if nd.is_op(user, *_PASSING) and list(user.input).count(tensor) == 1:
+    if nd.is_op(user, *_MONOTONE) and list(user.input).count(tensor) == 1:
         parts = [useful(g, name, seen, reach - 1) for name in nd.outputs_of(user)]
         return Range(min(part.low for part in parts), max(part.high for part in parts))
     added = [g.const(name) for name in user.input if name != tensor]
@@ -63,15 +64,13 @@ def _behind(g: Graph, user: NodeProto, tensor: str, seen: Range, reach: int) -> 
     return None
 
 
-def _part(g: Graph, user: NodeProto, tensor: str, seen: Range) -> Range:
+def _distinguished(g: Graph, user: NodeProto, tensor: str, seen: Range) -> Range:
     """Return the part that one user distinguishes."""
-    if nd.is_op(user, "Sigmoid"):
-        gate = _gated(g, user, tensor)
-        if gate:
-            return Range(-_tail(seen.high, lambda t: t / (1 + math.exp(t))), seen.high)
-        return Range(-_SIGMOID_END, _SIGMOID_END)
-    if nd.is_op(user, "Mul") and any(_is_gate(g, name, tensor) for name in user.input):
+    gated = nd.is_op(user, "Mul") and any(_is_gate(g, name, tensor) for name in user.input)
+    if gated or (nd.is_op(user, "Sigmoid") and _is_only_gate(g, user, tensor)):
         return Range(-_tail(seen.high, lambda t: t / (1 + math.exp(t))), seen.high)
+    if nd.is_op(user, "Sigmoid"):
+        return Range(-_SIGMOID_END, _SIGMOID_END)
     if nd.is_op(user, "Gelu") or nd.qualified(user) == "com.microsoft::Gelu":
         return Range(-_tail(seen.high, lambda t: t * math.erfc(t / math.sqrt(2)) / 2), seen.high)
     if nd.is_op(user, "HardSwish"):
@@ -85,7 +84,7 @@ def _part(g: Graph, user: NodeProto, tensor: str, seen: Range) -> Range:
     return seen
 
 
-def _gated(g: Graph, sigmoid: NodeProto, tensor: str) -> bool:
+def _is_only_gate(g: Graph, sigmoid: NodeProto, tensor: str) -> bool:
     """Whether every user of Sigmoid(x) multiplies it by x."""
     output = sigmoid.output[0]
     users = g.users(output)
@@ -99,7 +98,7 @@ def _is_gate(g: Graph, value: str, tensor: str) -> bool:
 
 
 def _tail(high: float, error: Callable[[float], float]) -> float:
-    """Return the least t >= 2 for which cutting at -t costs at most half a step of [-t, high]."""
+    """Return the least t >= 2 where clipping at -t costs at most half a step of [-t, high]."""
     t = 2.0
     while error(t) > (high + t) / _STEPS / 2:
         t += 0.0625

@@ -1,7 +1,8 @@
-"""Weight-only quantization: weights in 4 or 8 bits by blocks, float computation.
+"""Weight-only quantization: weights in 4 or 8 bits by blocks, computation in float.
 
-It is faster where reading weights dominates (token by token), and smaller. Round to nearest (`rtn`)
-and `hqq` need no data; `gptq` needs calibration data and is far more accurate in 4 bits.
+The model is smaller, and faster where memory traffic of weights dominates (token by token). Round
+to nearest (`rtn`) and `hqq` need no data; `gptq` needs calibration data and is far more accurate in
+4 bits.
 
     methods     choice of codes: rounding, `hqq`, or `gptq` with `gram` (its statistics) and
                 `triangular` (its linear algebra); `blocks` has the common parts
@@ -22,7 +23,7 @@ from passes.analysis.node_filter import Selection
 from passes.quantize import options
 from passes.quantize.layers.find_layers import Weighted, leave_float_tables, matrices_in, planned
 from passes.quantize.layers.int8_weights import Unfit
-from passes.quantize.layers.layers import Layer, Linear, Table, readers_of
+from passes.quantize.layers.layers import Layer, Linear, Table, users_of
 from passes.quantize.layers.unique_names import make_distinct
 from passes.quantize.preconditions import lift, quantized_already, too_old
 from passes.quantize.schemes.weight_only.methods import Job, methods_for
@@ -61,7 +62,7 @@ class QuantizeWeights:
         metadata={"help": "Weights that share a scale: 16 to 256; none: 32 for int4, 128 for int8"},
     )
     symmetric: bool | None = field(
-        default=None, metadata={"help": "Blocks without a zero; none: for int8, not for int4"}
+        default=None, metadata={"help": "Blocks without a zero point; none: for int8, not for int4"}
     )
     method: MethodName = field(
         default="rtn", metadata={"help": "rtn: round to nearest; hqq; gptq: needs calibration data"}
@@ -74,7 +75,7 @@ class QuantizeWeights:
         default=4, metadata={"help": "Of MatMulNBits: 0 or 1 computes in floats, 4 in int8"}
     )
     act_order: bool = field(
-        default=True, metadata={"help": "gptq: inputs that matter most come first"}
+        default=True, metadata={"help": "gptq: quantize the most important inputs first"}
     )
     embeddings: Literal["int8", "int4", "float"] = field(
         default="int8", metadata={"help": "Tables of Gather, and projections tied to them"}
@@ -129,7 +130,7 @@ class QuantizeWeights:
         tables = _tied_tables(found, entries)
         for item in found:
             layer, entry = item.layer, entries[id(item.node)]
-            tied = layer is not None and layer.weight.key in tables and _by_rows(layer)
+            tied = layer is not None and layer.weight.key in tables and _has_output_rows(layer)
             if tied and entry.scheme != "float":
                 entries[id(item.node)] = self._tied(entry, form)
         return Plan(tuple(entries.values()))
@@ -138,7 +139,7 @@ class QuantizeWeights:
         if self.form == "nbits" and not ctx.target.runs(CONTRIB):
             raise UsageError(
                 f"{self.name}: form=nbits is com.microsoft's MatMulNBits, which target "
-                f"'{ctx.target.name}' does not have: take form=qdq"
+                f"'{ctx.target.name}' does not have: use form=qdq"
             )
         if self.form == "auto":
             return "nbits" if ctx.target.runs(CONTRIB) else "qdq"
@@ -160,29 +161,16 @@ class QuantizeWeights:
             return Entry.of(node, reason=reason)
         if is_table:
             block = self._block("int4") if self.embeddings == "int4" else None
-            return self._of(Entry.of(node), cast(WeightType, self.embeddings), 0, block, True)
+            return _by_rows(Entry.of(node), cast(WeightType, self.embeddings), block)
         symmetric = self.weights == "int8" if self.symmetric is None else self.symmetric
-        return self._of(
-            Entry.of(node), self.weights, 1, self._block(self.weights), symmetric, self.method
-        )
-
-    def _of(
-        self,
-        entry: Entry,
-        weight: WeightType,
-        axis: int,
-        block: int | None,
-        symmetric: bool,
-        method: MethodName = "rtn",
-    ) -> Entry:
-        return replace(
-            entry,
+        return Entry.of(
+            node,
             scheme="weight-only",
-            weight=weight,
-            axis=axis,
-            block_size=block,
+            weight=self.weights,
+            axis=1,
+            block_size=self._block(self.weights),
             symmetric=symmetric,
-            method=method,
+            method=self.method,
         )
 
     def _block(self, weight: str) -> int:
@@ -197,10 +185,16 @@ class QuantizeWeights:
 
     def _tied(self, entry: Entry, form: Form) -> Entry:
         """Give a table and its tied projection the same codes."""
+        if form != "nbits":
+            return _by_rows(entry, "int8", None)
         weight: WeightType = "int4" if self.embeddings == "int4" else "int8"
-        if form == "nbits":
-            return self._of(entry, weight, 0, self._block(weight), True)
-        return self._of(entry, "int8", 0, None, True)
+        return _by_rows(entry, weight, self._block(weight))
+
+
+def _by_rows(entry: Entry, weight: WeightType, block: int | None) -> Entry:
+    """Return the entry of a table, or of a projection tied to it."""
+    kind = replace(entry, scheme="weight-only", weight=weight, axis=0, block_size=block)
+    return replace(kind, symmetric=True, method="rtn")
 
 
 def _tied_tables(
@@ -211,7 +205,7 @@ def _tied_tables(
     tied: set[tuple[int, str]] = set()
     for item in found:
         if isinstance(item.layer, Table) and entries[id(item.node)].scheme != "float":
-            users = readers_of(item.layer.weight) or ()
+            users = users_of(item.layer.weight) or ()
             if any(id(node) in linear for node in users):
                 tied.add(item.layer.weight.key)
     return tied
@@ -228,23 +222,23 @@ def apply_weight_only(
 ) -> None:
     """Quantize the weight-only entries of the plan.
 
-    `known` has the codes of earlier candidates of the same model; new codes are added to it.
+    `known` caches the codes for all candidates of one model.
     """
     entries = plan.of_scheme("weight-only")
     if not entries:
         return
     if any(entry.method == "gptq" for entry in entries) and ctx.calibration is None:
-        raise UsageError("method=gptq needs calibration data: give some, or take rtn or hqq")
+        raise UsageError("method=gptq needs calibration data: add --calib, or use rtn or hqq")
     obstacle = lift(model, ctx, "a weight in blocks", _STANDARD_OPSET) if form == "qdq" else ""
     if obstacle:
         ctx.note(obstacle)
         return
     writer = BlockWriter(form, accuracy_level, {} if known is None else known)
     jobs = _jobs(model, plan)
-    settled = [job for job in jobs if writer.knows(job.layer, job.entry)]
-    open_ = [job for job in jobs if not writer.knows(job.layer, job.entry)]
-    methods = methods_for(open_, model.copy(), ctx, act_order) if open_ else ()
-    for job, method in chain(((job, None) for job in settled), methods):
+    cached = [job for job in jobs if writer.knows(job.layer, job.entry)]
+    others = [job for job in jobs if not writer.knows(job.layer, job.entry)]
+    methods = methods_for(others, model.copy(), ctx, act_order) if others else ()
+    for job, method in chain(((job, None) for job in cached), methods):
         start = model.journal.position
         try:
             if isinstance(job.layer, Linear):
@@ -271,16 +265,16 @@ def _require_supported(entry: Entry, layer: Layer) -> None:
         raise UsageError(f"{entry.label} cannot be weight-only in {entry.weight}: int4 or int8")
     if entry.block_size is None and (entry.weight != "int8" or not entry.symmetric):
         raise UsageError(f"{entry.label} needs a block_size: whole rows are symmetric int8")
-    if entry.block_size is None and not _by_rows(layer):
+    if entry.block_size is None and not _has_output_rows(layer):
         raise UsageError(f"{entry.label} needs a block_size: its weight is not stored by rows")
     if isinstance(layer, Table) and not entry.symmetric:
-        raise UsageError(f"{entry.label} is a table, and those are symmetric")
+        raise UsageError(f"{entry.label} is a table, which must be symmetric")
 
 
-def _by_rows(layer: Layer) -> bool:
+def _has_output_rows(layer: Layer) -> bool:
     """Whether the outputs of the layer are rows of the weight, as in a table."""
     return isinstance(layer, Table) or layer.weight.turned
 
 
 def _is_tied_linear(layer: Layer | None) -> bool:
-    return isinstance(layer, Linear) and _by_rows(layer)
+    return isinstance(layer, Linear) and layer.weight.turned

@@ -128,7 +128,7 @@ def test_layers_that_share_share() -> None:
         (attention(attributes=", do_rotary = 1"), "do_rotary"),
         (
             attention(rest=", , a", more="float[B, 4, S, S] a"),
-            "what is added to its scores",
+            "an attention bias",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_row_is_dequantized_after_it_was_taken() -> None:
 def test_tables_that_stay() -> None:
     by_column = "g (int64[S] i) => (float[20, S] y)"
     notes = stays(by_column, floats("t", 20, 8), "y = Gather <axis = 1> (t, i)")
-    assert "not read by rows" in notes[0]
+    assert "not gathered by rows" in notes[0]
     deep = "g (int64[S] i) => (float[S, 2, 3] y)"
     assert "no matrix" in stays(deep, floats("t", 20, 2, 3), "y = Gather (t, i)")[0]
     short = "g (int64[S] i) => (float[S, 7] y)"
@@ -63,7 +63,7 @@ def test_tables_that_stay() -> None:
 def test_a_table_that_is_read_as_floats_too_stays() -> None:
     signature = IDS.replace(" y)", " y, float[20, 8] z)")
     notes = stays(signature, floats("t", 20, 8), "y = Gather (t, i) z = Neg (t)")
-    assert "others read as floats" in notes[0]
+    assert "float users" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_which_convolutions_are_of_single_pixels(
     model = Model.from_proto(parse(text))
     assert is_pointwise(model.graph, model.graph.nodes[0]) is is_one
     if not is_one:
-        with pytest.raises(UsageError, match="cannot have a result in floats"):
+        with pytest.raises(UsageError, match="cannot have a float result"):
             apply_pointwise(model, plan_of(model, ["y"]), Context(), {})
 
 

@@ -119,7 +119,7 @@ def test_tensors_and_nodes_that_a_plan_cannot_have() -> None:
         apply_static(subject, missing, Context())
     subject, plan = plan_of(BRANCHES, branch_feeds(YES, NO))
     floats_left = replace(plan, entries=tuple(replace(e, float_result=True) for e in plan.entries))
-    with pytest.raises(UsageError, match="Conv 'a' cannot have a result in floats: it is in a sub"):
+    with pytest.raises(UsageError, match="Conv 'a' cannot have a float result: it is in a sub"):
         apply_all(subject, floats_left, Context())
 
 

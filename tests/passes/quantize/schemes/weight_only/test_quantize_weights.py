@@ -308,7 +308,7 @@ def test_a_projection_stays_with_the_table_it_is_tied_to() -> None:
 def test_a_table_that_is_read_as_floats_too_stays() -> None:
     signature = "g (int64[N, S] i) => (float[N, S, 8] y, float[20, 8] z)"
     notes = stays(signature, floats("t", 20, 8), "y = Gather (t, i) z = Neg (t)", NBITS)
-    assert "others read as floats" in notes[0]
+    assert "float users" in notes[0]
 
 
 # -- calibrated
