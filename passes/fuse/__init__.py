@@ -1,1 +1,1 @@
-"""Raise: find the meaning of what exporters spelled out, one file an idea."""
+"""Fuse decomposed computations into single operators, one folder per family."""

@@ -12,4 +12,4 @@ def require_type_kept(g: Graph, x: str, match: Match) -> None:
     if any(nd.is_op(node, "Cast") for node in match.nodes):
         dtype = g.dtype(x)
         if not dtype or dtype != g.dtype(match.root.output[0]):
-            raise MatchFailure(f"the type of '{x}' is not that of the result")
+            raise MatchFailure(f"'{x}' and the result differ in element type")

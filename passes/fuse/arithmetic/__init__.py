@@ -1,1 +1,1 @@
-"""Fuse and fold chains of elementwise arithmetic."""
+"""Fuse elementwise arithmetic, reductions, Einsum and one-hot products."""

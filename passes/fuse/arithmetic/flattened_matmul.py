@@ -62,7 +62,7 @@ def product_of_rows(
         return result
     target = reshape_target(known.shape, after)
     if target is None:
-        raise MatchFailure("a Reshape cannot be given the shape of the result")
+        raise MatchFailure("no constant target of a Reshape expresses the shape of the result")
     return reshape(g, result, target, at=node)
 
 

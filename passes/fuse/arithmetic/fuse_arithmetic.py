@@ -64,7 +64,7 @@ def transpose_of_product(
     if scale is None or factor is None:
         return result
     if (g.rank(factor) or 0) > rank:
-        raise MatchFailure("its factor has more axes than the product")
+        raise MatchFailure("its factor has a larger rank than the product")
     return g.op(scale.op_type, result, factor, at=node)
 
 

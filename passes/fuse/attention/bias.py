@@ -27,9 +27,9 @@ _FLOOR = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
 """The lowest float32 mask value that onnxruntime adds like any other number."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
-_LEAST_HALF = float(np.finfo(np.float16).min)
-_LOWEST_HALF = 0.9 * _LEAST_HALF
-_FURTHER = 1e25
+_MIN_HALF = float(np.finfo(np.float16).min)
+_LOWEST_HALF = 0.9 * _MIN_HALF
+_HALF_TO_FLOAT = 1e25
 """Factor by which a mask value that absorbs float16 scores absorbs float32 scores, too."""
 
 _MAX_ANCESTORS = 64
@@ -38,7 +38,7 @@ _MAX_MASK = 1 << 22
 
 
 def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
-    """Whether a float16 attention must be computed in float32.
+    """Return whether a float16 attention must be computed in float32.
 
     In a row that is fully masked with the lowest float16 number, the scores only differ in bits
     that float16 lacks. onnxruntime computes everything but the Attention kernel in float32.
@@ -82,27 +82,25 @@ class BiasWriter:
         `biases` lists the last added term first. The name is blank if no term masks anything.
         """
         g = self.g
-        whole, shape = "", ()
+        total, shape = "", ()
         for bias in reversed(biases):
-            condition, its_shape = self._with_heads(bias)
-            if bias.masked is not None:
-                keeps = truth(g, condition)
-                if keeps is not None and keeps is not bias.where_true:
-                    continue  # nothing is masked
+            condition, term_shape = self._with_heads(bias)
             if bias.masked is None:
-                term = self._plain(bias, condition)
+                term = self._additive(bias, condition)
+            elif truth(g, condition) is (not bias.where_true):
+                continue  # nothing is masked
             else:
-                term = self._select(bias, condition, whole if bias.replaces else "")
-            if whole:
-                shape = self._both(shape, its_shape)
-                whole = term if bias.replaces else g.op("Add", whole, term, at=self.at)
+                term = self._select(bias, condition, total if bias.replaces else "")
+            if total:
+                shape = self._broadcast_shape(shape, term_shape)
+                total = term if bias.replaces else g.op("Add", total, term, at=self.at)
             else:
-                whole, shape = term, its_shape
-            g.learn_type(whole, TensorType(self.layout.dtype, shape))
-        if whole and np.isfinite(least):
-            whole = g.op("Max", whole, self._constant(max(least, _FLOOR)), at=self.at)
-            g.learn_type(whole, TensorType(self.layout.dtype, shape))
-        return whole, shape
+                total, shape = term, term_shape
+            g.learn_type(total, TensorType(self.layout.dtype, shape))
+        if total and np.isfinite(least):
+            total = g.op("Max", total, self._constant(max(least, _FLOOR)), at=self.at)
+            g.learn_type(total, TensorType(self.layout.dtype, shape))
+        return total, shape
 
     def full(self, value: str, shape: Shape, key: str, axis: int) -> str:
         """Expand a bias to [.., queries, keys]; `axis` is the sequence axis of query and key."""
@@ -119,7 +117,7 @@ class BiasWriter:
             sizes.append(1 if known == wanted else size_in_inputs(g, wanted) or (operand, axis))
         return g.op("Expand", value, size_vector(g, sizes, self.at), at=self.at)
 
-    def _both(self, first: Shape, second: Shape) -> Shape:
+    def _broadcast_shape(self, first: Shape, second: Shape) -> Shape:
         """Return the shape of a sum; of two sizes, the one known to be that of the scores."""
         layout = self.layout
         scores: Shape = (layout.batch, layout.heads, layout.queries, layout.keys)
@@ -137,14 +135,14 @@ class BiasWriter:
         """Write `masked` where the condition masks, elsewhere `kept`, or 0."""
         low = bias.masked or 0.0
         if np.isfinite(low):
-            if bias.replaces and _LEAST_HALF <= low <= _LOWEST_HALF:
-                low *= _FURTHER
+            if bias.replaces and _MIN_HALF <= low <= _LOWEST_HALF:
+                low *= _HALF_TO_FLOAT
             low = max(low, _FLOOR)
         kept, low = kept or self._constant(0.0), self._constant(low)
         pair = (low, kept) if bias.where_true else (kept, low)
         return self.g.op("Where", condition, *pair, at=self.at)
 
-    def _plain(self, bias: Bias, value: str) -> str:
+    def _additive(self, bias: Bias, value: str) -> str:
         g, dtype, factor = self.g, self.layout.dtype, bias.factor
         lowest, infinite, unknown = _mask_values(g, bias.value, dtype)
         narrowed = g.dtype(bias.value) != dtype
@@ -178,10 +176,10 @@ class BiasWriter:
             raise MatchFailure(f"the rank of the bias '{value}' is larger than that of the scores")
         scores = (*bias.matrices, layout.queries, layout.keys)
         pairs = zip(reversed(shape), reversed(scores), strict=False)
-        if any(_enlarges(size, own) for size, own in pairs):
+        if any(_broadcasts_scores(size, own) for size, own in pairs):
             raise MatchFailure(f"the bias '{value}' broadcasts the scores")
         if bias.masked is not None and rank > 3:
-            value = _decisive(g, value, bias.where_true)
+            value = _without_neutral_terms(g, value, bias.where_true)
             stripped = g.shape(value)
             shape = shape if stripped is None else stripped
         if all(size == 1 for size in shape[:-2]):
@@ -212,11 +210,11 @@ class BiasWriter:
         images = g.op("Div", batch, int_vector(g, [windows], "windows"), at=self.at)
         target = g.op("Concat", images, int_vector(g, [1, 1, 1, 1]), at=self.at, axis=0)
         repeated = g.op("Expand", value, target, at=self.at)
-        whole: Shape = (layout.batch, *sizes)
-        return reshape(g, repeated, (-1, *sizes), at=self.at, shape=whole), whole
+        total: Shape = (layout.batch, *sizes)
+        return reshape(g, repeated, (-1, *sizes), at=self.at, shape=total), total
 
 
-def _decisive(g: Graph, condition: str, where_true: bool) -> str:
+def _without_neutral_terms(g: Graph, condition: str, where_true: bool) -> str:
     """Return the condition without Expand and terms that only broadcast it.
 
     That is a term of And that is always true, or a term of Or that is always false.
@@ -240,8 +238,8 @@ def _decisive(g: Graph, condition: str, where_true: bool) -> str:
     return condition
 
 
-def _enlarges(size: Dim, own: Dim) -> bool:
-    """Whether a size of the bias is known to broadcast that of the scores."""
+def _broadcasts_scores(size: Dim, own: Dim) -> bool:
+    """Return whether a size of the bias is known to broadcast that of the scores."""
     if own == 1 or (isinstance(size, int) and isinstance(own, int)):
         return size not in (1, own)
     return False

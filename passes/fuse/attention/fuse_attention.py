@@ -31,10 +31,10 @@ from passes.fuse.attention.head_norms import norm_before_move
 from passes.fuse.attention.heads import (
     AttentionOperand,
     OperandForm,
-    heads_apart,
-    heads_merged,
     heads_restored,
+    merge_batch_and_heads,
     mismatch,
+    split_heads,
 )
 from passes.fuse.attention.kv_cache import cached_attention
 from passes.fuse.attention.packed_qkv import packed_heads, split_before_view
@@ -79,13 +79,15 @@ def attention(
     node: NodeProto,
 ) -> str:
     """softmax(scale * Q K^T + bias) V, or its transpose V^T softmax(..)^T (pixels as last axis)"""
-    perm = _swap(g, v, swap) if swap is not None else ()
+    perm = _matrix_transpose(g, v, swap) if swap is not None else ()
     value = transpose(g, v, perm, at=node) if perm else v
-    result = _attend(g, _read(g, scores, kept), value, softmax, guard is not None, node)
+    result = _write_attention(
+        g, _analyzed(g, scores, kept), value, softmax, guard is not None, node
+    )
     return transpose(g, result, perm, at=node) if perm else result
 
 
-def _swap(g: Graph, v: str, swap: NodeProto) -> tuple[int, ...]:
+def _matrix_transpose(g: Graph, v: str, swap: NodeProto) -> tuple[int, ...]:
     """Return the permutation of `swap`, which must swap the last two axes and nothing else."""
     rank = g.rank(v)
     if rank is None or g.rank(swap.output[0]) != rank:
@@ -96,7 +98,7 @@ def _swap(g: Graph, v: str, swap: NodeProto) -> tuple[int, ...]:
     return perm
 
 
-def _read(g: Graph, value: str, kept: str | None) -> Scores:
+def _analyzed(g: Graph, value: str, kept: str | None) -> Scores:
     """Return the scores. With `kept`, masked probabilities are set to 0 after the softmax: then the
     mask value becomes -inf, so that a fully masked row attends to nothing instead of everything."""
     found = read_scores(g, value)
@@ -109,7 +111,7 @@ def _read(g: Graph, value: str, kept: str | None) -> Scores:
     return found
 
 
-def _attend(
+def _write_attention(
     g: Graph, found: Scores, v: str, softmax: NodeProto, guarded: bool, node: NodeProto
 ) -> str:
     """Write the operator for these scores; the result has the shape of the second product."""
@@ -117,9 +119,11 @@ def _attend(
     if axis != -1 and (rank is None or axis != rank - 1):
         raise MatchFailure(f"{nd.label(softmax)} is along axis {axis}, not along the keys")
     dtype = g.dtype(found.query)
-    value = _before_cast(g, v, dtype)
+    value = _without_cast(g, v, dtype)
     if dtype not in _TYPES or g.dtype(found.key) != dtype or g.dtype(value) != dtype:
-        raise MatchFailure("query, key and value do not have one type that Attention supports")
+        raise MatchFailure(
+            "query, key and value differ in element type, or Attention does not support it"
+        )
     if found.head_scale:
         found.query = _scaled_by_head(g, found, node)
     ranks = {g.rank(found.query), g.rank(found.key)}
@@ -136,20 +140,20 @@ def _attend(
     if axes is not None:
         result = axes.split(result, node)
     if is_merged:
-        result = heads_merged(g, result, node)
+        result = merge_batch_and_heads(g, result, node)
     return result if g.dtype(v) == dtype else g.op("Cast", result, at=node, to=g.dtype(v))
 
 
 def _scaled_by_head(g: Graph, found: Scores, node: NodeProto) -> str:
     if g.dtype(found.head_scale) != g.dtype(found.query):
-        raise MatchFailure("the scale per head has another type")
+        raise MatchFailure("query and per-head scale differ in element type")
     query = g.shape(found.query) or ()
     if broadcast(g.shape(found.head_scale) or (), query) != query:
-        raise MatchFailure("the scale per head broadcasts the scores")
+        raise MatchFailure("the per-head scale broadcasts the scores")
     return typed_op(g, g.type(found.query), "Mul", found.query, found.head_scale, at=node)
 
 
-def _before_cast(g: Graph, v: str, dtype: int) -> str:
+def _without_cast(g: Graph, v: str, dtype: int) -> str:
     """Return the value in the type of the query: some exporters cast it for the product."""
     node = g.producer(v)
     is_cast = nd.is_op(node, "Cast") and node is not None and g.dtype(node.input[0]) == dtype
@@ -221,7 +225,7 @@ class QueryKeyValue:
         if self.value.source.scale != 1.0:
             factor = scalar(g, self.value.source.scale, g.dtype(query.source.value))
             result = g.op("Mul", result, factor, at=node)
-        return self._as_before(result, node)
+        return self._in_matmul_shape(result, node)
 
     def _cast(self, name: str, dtype: int, node: NodeProto) -> str:
         return typed_op(
@@ -235,7 +239,7 @@ class QueryKeyValue:
         known = TensorType(g.dtype(query), (self.key.batch, *shape[1:]))
         return typed_op(g, known, "Expand", query, target, at=node)
 
-    def _as_before(self, result: str, node: NodeProto) -> str:
+    def _in_matmul_shape(self, result: str, node: NodeProto) -> str:
         """Write the result as [batch, heads, sequence, size], or with the first two merged."""
         g, query, size, batch = self.g, self.query, self.value.size, self.key.batch
         if query.on_tokens and query.heads == 1 and self.rank == 3:
@@ -245,12 +249,12 @@ class QueryKeyValue:
             shape = (batch, query.sequence, query.heads * size)
         g.learn_type(result, TensorType(g.dtype(query.source.value), shape))
         if query.on_tokens:
-            result = heads_apart(g, result, query.heads, size, node)
+            result = split_heads(g, result, query.heads, size, node)
         if self.rank == 4:
             return result
         if batch == 1:
             return squeeze(g, result, [0], at=node)
-        return heads_merged(g, result, node)
+        return merge_batch_and_heads(g, result, node)
 
 
 RULES = (

@@ -48,7 +48,7 @@ class OperandForm:
 
     @property
     def on_tokens(self) -> bool:
-        """Whether it is [batch, sequence, heads * size]."""
+        """Return whether it is [batch, sequence, heads * size]."""
         return bool(self.target) or len(self.source.axes) == 3
 
     @property
@@ -176,15 +176,15 @@ def heads_restored(g: Graph, value: str, at: NodeProto) -> str:
     form = AttentionOperand(g, value, scaled=False).tokens()
     if form is None or not form.keeps_heads:
         return value
-    return heads_apart(g, form.write(g, at), form.heads, form.size, at)
+    return split_heads(g, form.write(g, at), form.heads, form.size, at)
 
 
-def heads_apart(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> str:
+def split_heads(g: Graph, tokens: str, heads: int, size: int, at: NodeProto) -> str:
     """Write tokens [batch, sequence, heads * size] as [batch, heads, sequence, size]."""
     return transpose(g, reshape(g, tokens, (0, 0, heads, size), at=at), (0, 2, 1, 3), at=at)
 
 
-def heads_merged(g: Graph, value: str, at: NodeProto) -> str:
+def merge_batch_and_heads(g: Graph, value: str, at: NodeProto) -> str:
     """Write [batch, heads, a, b] as [batch * heads, a, b], where a and b are positive."""
     shape = g.shape(value)
     if shape is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.operands import given
-from passes.fuse.attention.heads import AttentionOperand, OperandForm, heads_apart, mismatch
+from passes.fuse.attention.heads import AttentionOperand, OperandForm, mismatch, split_heads
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
@@ -30,7 +30,7 @@ def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
     concats = [_concat(g, name, node) for name in (k, v)]
     (past_k, new_k), (past_v, new_v) = (concat.input for concat in concats)
     if not (_same_length(g, past_k, past_v) or _same_length(g, new_k, new_v)):
-        raise MatchFailure("cached and new keys may meet at another position than the values")
+        raise MatchFailure("the cached keys and values may differ in length")
     attributes = nd.attrs(node)
     if attributes.get("is_causal"):
         raise MatchFailure(f"{nd.label(node)} is causal, counting its queries from the first key")
@@ -48,20 +48,18 @@ def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
     if forms is None:
         return result
     query, _, value = forms
-    tokens = (query.batch, query.sequence, query.heads * value.size)
+    tokens = query.batch, query.sequence, query.heads * value.size
     g.learn_type(result, TensorType(g.dtype(q), tokens))
-    return heads_apart(g, result, query.heads, value.size, node)
+    return split_heads(g, result, query.heads, value.size, node)
 
 
-def _token_forms(
-    g: Graph, q: str, k: str, v: str
-) -> tuple[OperandForm, OperandForm, OperandForm] | None:
+def _token_forms(g: Graph, q: str, k: str, v: str) -> list[OperandForm] | None:
     """Return query, key and value as tokens, if they fit together."""
     query = AttentionOperand(g, q).tokens()
     key, value = (AttentionOperand(g, name, scaled=False).tokens() for name in (k, v))
     if query is None or key is None or value is None or not key.keeps_heads:
         return None
-    return None if mismatch(query, key, value) else (query, key, value)
+    return None if mismatch(query, key, value) else [query, key, value]
 
 
 def _same_length(g: Graph, keys: str, values: str) -> bool:

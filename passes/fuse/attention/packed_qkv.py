@@ -50,7 +50,7 @@ def packed_heads(g: Graph, x: str, apart: NodeProto, node: NodeProto) -> str:
         shape = (g.shape(merged.output[0]) or ())[1:]
         parts = {index: _viewed(g, part, shape, node) for index, part in parts.items()}
     for entry in entries:
-        parts[entry.index] = _put(g, parts[entry.index], entry, packed.axis, node)
+        parts[entry.index] = _replace_entry(g, parts[entry.index], entry, packed.axis, node)
     for entry in entries:
         g.prune(entry.user)
     return node.output[0]
@@ -79,7 +79,7 @@ def split_before_view(g: Graph, x: str, view: NodeProto, node: NodeProto) -> Seq
     return results
 
 
-def _put(g: Graph, part: str, entry: AxisEntry, axis: int, node: NodeProto) -> str:
+def _replace_entry(g: Graph, part: str, entry: AxisEntry, axis: int, node: NodeProto) -> str:
     """Replace an entry with the part; drop a Squeeze of its axis of size 1.
 
     Returns the new name of the part, which changes if it becomes an output of the graph.
@@ -152,7 +152,7 @@ def _viewed(g: Graph, value: str, shape: Shape, node: NodeProto) -> str:
         return value
     target = reshape_target(g.shape(value), shape)
     if target is None:
-        raise MatchFailure("a Reshape cannot be given the sizes of its parts")
+        raise MatchFailure("no constant target of a Reshape expresses the sizes of its parts")
     return reshape(g, value, target, at=node, shape=shape)
 
 
@@ -181,12 +181,12 @@ class AxisEntry:
 def _entries(g: Graph, value: str, axis: int, count: int) -> list[AxisEntry]:
     """Return the users of `value`, which must take single entries of this axis."""
     if g.is_output(value) or g.is_captured(value):
-        raise MatchFailure("it is used as a whole")
+        raise MatchFailure("the packed value is used as a whole, too")
     found: list[AxisEntry] = []
     for user in g.users(value):
         entries = _entries_of(g, user, value, axis, count)
         if not entries:
-            raise MatchFailure(f"{nd.label(user)} does not take one part of it")
+            raise MatchFailure(f"{nd.label(user)} does not select a single part")
         found.extend(entries)
     return found
 

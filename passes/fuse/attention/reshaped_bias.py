@@ -36,7 +36,7 @@ def bias_in_another_shape(
         raise MatchFailure("the bias is smaller than the scores")
     target = reshape_target(inner, outer)
     if target is None:
-        raise MatchFailure(f"a Reshape cannot be given the shape of '{x}'")
+        raise MatchFailure(f"no constant target of a Reshape expresses the shape of '{x}'")
     bias = reshape(g, g.op("Add", a, b, at=node) if b else a, target, at=node, shape=outer)
     biased = typed_op(g, g.type(x), "Add", x, bias, at=node)
     return g.op("Softmax", biased, at=node, **nd.attrs(node))

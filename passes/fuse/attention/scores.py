@@ -113,7 +113,7 @@ def _added_to(found: Scores, scores: Shape | None) -> None:
 
 
 def keeps_matrices(g: Graph, value: str) -> bool:
-    """Whether `value` is not a view, or a view that keeps the last two axes."""
+    """Return whether `value` is not a view, or a view that keeps the last two axes."""
     return not nd.is_op(g.producer(value), *VIEWS) or _before_views(g, value) is not None
 
 
@@ -142,7 +142,7 @@ def _pass_bias(g: Graph, node: NodeProto, found: Scores) -> str:
     # Relative positions are a product, too: prefer the operand without views.
     sides.sort(key=lambda name: not _leads_to_product(g, name, views=()))
     if found.cap or found.head_scale:
-        raise MatchFailure(f"{nd.label(node)} comes before the cap, or the scale per head")
+        raise MatchFailure(f"{nd.label(node)} precedes the soft cap or the per-head scale")
     other = node.input[1 - list(node.input).index(sides[0])]
     factor = found.scale if node.op_type == "Add" else -found.scale
     found.biases.append(_bias(g, other, _rank(g, sides[0]), factor))
@@ -192,7 +192,9 @@ def _pass_scale_of_heads(g: Graph, node: NodeProto, found: Scores) -> str:
         fits = shape is not None and rank is not None and 2 < len(shape) <= rank
         if fits and shape is not None and shape[-2:] == (1, 1) and _leads_to_product(g, scores):
             if found.head_scale or found.scale != 1.0 or found.cap:
-                raise MatchFailure(f"{nd.label(node)} is a second scale of the heads")
+                raise MatchFailure(
+                    f"{nd.label(node)} is a second scale per head, or follows another scale"
+                )
             found.head_scale = scale
             return scores
     raise MatchFailure(f"{nd.label(node)} does not scale by a constant")
@@ -222,9 +224,11 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
         if masked is None or not _leads_to_product(g, scores):
             continue
         if found.cap or found.head_scale:
-            raise MatchFailure(f"{nd.label(node)} comes before the cap, or the scale per head")
+            raise MatchFailure(f"{nd.label(node)} precedes the soft cap or the per-head scale")
         absorbing = _ABSORBING.get(g.dtype(low), _ABSORBING_ELSE)
-        if not masked <= absorbing and not _leaves_some(g, condition, where_true, masked):
+        if not masked <= absorbing and not _keeps_some_of_each_row(
+            g, condition, where_true, masked
+        ):
             raise MatchFailure(
                 f"{nd.label(node)} masks with {masked:g}: fully masked rows would change"
             )
@@ -235,8 +239,8 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
     raise MatchFailure(f"{nd.label(node)} does not select between scores and a constant")
 
 
-def _leaves_some(g: Graph, condition: str, where_true: bool, masked: float) -> bool:
-    """Whether a constant condition masks no row fully, with a value below any usual score."""
+def _keeps_some_of_each_row(g: Graph, condition: str, where_true: bool, masked: float) -> bool:
+    """Return whether a constant condition masks no full row, with a value below usual scores."""
     keep = g.const(condition)
     if keep is None or keep.ndim < 2 or masked > -1000:
         return False
@@ -245,7 +249,7 @@ def _leaves_some(g: Graph, condition: str, where_true: bool, masked: float) -> b
 
 
 def _leads_to_product(g: Graph, value: str, views: tuple[str, ...] = VIEWS) -> bool:
-    """Whether `value` is a product of two variables, apart from scales, biases and masks."""
+    """Return whether `value` is a product of two variables, apart from scales, biases and masks."""
     pending, seen = [value], 0
     while pending and seen < 2 * _MAX_CHAIN:
         seen += 1

@@ -79,7 +79,7 @@ def boolean_mask(g: Graph, mask: str, node: NodeProto) -> str:
     if g.shape(condition) is None or g.shape(condition) != g.shape(mask):
         raise MatchFailure("the condition may be smaller than the mask")
     if scalar_value(g, kept) != 0 or scalar_value(g, masked) != -np.inf:
-        raise MatchFailure("it does not mask with -inf, and a condition does")
+        raise MatchFailure("it masks with a finite number, but a boolean mask masks with -inf")
     g.set_input(node, 3, condition)
     g.prune(where)
     return node.output[0]

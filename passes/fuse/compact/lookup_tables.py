@@ -101,7 +101,7 @@ def _operands(g: Graph, node: NodeProto) -> list[str]:
 
 
 def _is_inside(g: Graph, node: NodeProto) -> bool:
-    """Whether a node is elementwise on operands of one shape, apart from leading ones."""
+    """Return whether a node is elementwise on operands of one shape, apart from leading ones."""
     if not nd.is_op(node, *ELEMENTWISE_BOUNDED, *_VIEWS):
         return False
     shape = _core(g.shape(node.output[0]))

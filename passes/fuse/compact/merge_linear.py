@@ -98,7 +98,7 @@ def groups(g: Graph) -> list[list[Layer]]:
 
 
 def _is_plain(node: NodeProto) -> bool:
-    """Whether a product is x W + b, without factors or a transposed input."""
+    """Return whether a product is x W + b, without factors or a transposed input."""
     factors = nd.attr(node, "alpha", 1.0), nd.attr(node, "beta", 1.0)
     return factors == (1.0, 1.0) and not nd.attr(node, "transA", 0)
 

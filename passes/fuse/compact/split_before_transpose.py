@@ -38,7 +38,7 @@ def split_after_transpose(
     parts = result[found : found + extra + 1]
     target = reshape_target(g.shape(x), (*shape[:split], *parts, *shape[split + 1 :]))
     if target is None:
-        raise MatchFailure("a Reshape cannot be given the sizes")
+        raise MatchFailure("no constant target of a Reshape expresses these sizes")
     order: list[int] = []
     for axis in perm:
         start = axis if axis <= split else axis + extra
@@ -79,7 +79,7 @@ def factor_before_moves(g: Graph, x: str, c: str, node: NodeProto) -> str:
     else:
         producer = None
     if producer is None or not nd.is_op(producer, "MatMul") or use_count(g, producer.input[1]) != 1:
-        raise MatchFailure("its operand is not a product with a weight of its own")
+        raise MatchFailure("its operand is not a MatMul, or the weight has other users")
     number = float(factor.reshape(-1)[0])
     if not number:
         raise MatchFailure("a factor of 0 would remove the weight")

@@ -42,27 +42,27 @@ def split_axes(g: Graph) -> None:
         start, count = g.model.journal.position, len(g)
         known: dict[str | int, str] = {}  # layers share sizes and indices
         for node in nodes:
-            known = _rewritten(g, node, lead, known)
+            known = _remove_split(g, node, lead, known)
         if len(g) >= count:
             g.model.journal.undo_to(start)
 
 
-def _rewritten(
+def _remove_split(
     g: Graph, node: NodeProto, lead: tuple[Dim, Dim], known: dict[str | int, str]
 ) -> dict[str | int, str]:
     """Remove one split, if possible; return the values known with separate axes afterwards."""
     start = g.model.journal.position
-    apart = _Apart(g, node, *lead, known=dict(known))
+    separate = _SeparateAxes(g, node, *lead, known=dict(known))
     if not g.begin("split-axes", node):
         return known
     try:
-        made = apart.full(node.input[0])
+        result = separate.full(node.input[0])
     except MatchFailure:
         g.model.journal.undo_to(start)
         return known
-    name = g.replace(node.output[0], made)  # differs from `made` for an output of the graph
+    name = g.replace(node.output[0], result)  # differs from `result` for an output of the graph
     g.prune(node)
-    return {key: name if value == made else value for key, value in apart.known.items()}
+    return {key: name if value == result else value for key, value in separate.known.items()}
 
 
 def _split(g: Graph, node: NodeProto) -> tuple[Dim, Dim] | None:
@@ -76,7 +76,7 @@ def _split(g: Graph, node: NodeProto) -> tuple[Dim, Dim] | None:
 
 
 @dataclass(slots=True)
-class _Apart:
+class _SeparateAxes:
     """Writes values of shape [batch * heads, ...] in the shape [batch, heads, ...]."""
 
     g: Graph
@@ -115,15 +115,15 @@ class _Apart:
             if axes is None or not axes[0]:
                 raise MatchFailure(f"{nd.label(node)} gathers along batch and heads")
             inputs = [self.full(value) for value in node.input]
-            return self._made(node, inputs, shape, axis=axes[0] + 1)
+            return self._typed(node, inputs, shape, axis=axes[0] + 1)
         if nd.is_op(node, "MatMul"):
             if any(g.rank(value) != len(shape) for value in node.input):
-                raise MatchFailure(f"{nd.label(node)} is not a product per batch and head")
-            return self._made(node, [self.value(value) for value in node.input], shape)
+                raise MatchFailure(f"{nd.label(node)} is not a batched product of equal ranks")
+            return self._typed(node, [self.value(value) for value in node.input], shape)
         if node.op_type in ELEMENTWISE:
-            return self._made(node, [self.full(node.input[0]), *node.input[1:]], shape)
+            return self._typed(node, [self.full(node.input[0]), *node.input[1:]], shape)
         if node.op_type in BROADCASTING:
-            return self._made(node, [self._operand(v, len(shape)) for v in node.input], shape)
+            return self._typed(node, [self._operand(v, len(shape)) for v in node.input], shape)
         raise MatchFailure(f"{nd.label(node)} may depend on the number of axes")
 
     def _source(self, node: NodeProto, shape: Shape) -> str:
@@ -138,7 +138,7 @@ class _Apart:
             rank = len(shape)
             if rank not in self.known:
                 self.known[rank] = self._sizes([self.batch, self.heads, *[1] * (rank - 1)])
-            return self._made(node, [source, self.known[rank]], shape)
+            return self._typed(node, [source, self.known[rank]], shape)
         raise MatchFailure(f"{nd.label(node)} does not merge or repeat along batch and heads")
 
     def _sizes(self, sizes: Sequence[Dim]) -> str:
@@ -160,7 +160,7 @@ class _Apart:
                 return transpose(g, inner, perm, at=self.at)
             transposed: Array = np.ascontiguousarray(np.transpose(stored, perm))
             return g.constant(transposed, inner)
-        return self._made(node, [inner], shape, perm=[0, *(axis + 1 for axis in perm)])
+        return self._typed(node, [inner], shape, perm=[0, *(axis + 1 for axis in perm)])
 
     def _operand(self, name: str, rank: int) -> str:
         """Return an operand for broadcasting; itself if it is constant along batch and heads."""
@@ -169,7 +169,7 @@ class _Apart:
             return name
         return self.value(name)
 
-    def _made(self, node: NodeProto, inputs: Sequence[str], shape: Shape, **changed: Any) -> str:
+    def _typed(self, node: NodeProto, inputs: Sequence[str], shape: Shape, **changed: Any) -> str:
         g = self.g
         if nd.is_op(node, "Expand") or len(shape) + 1 in map(g.rank, inputs):
             known = TensorType(g.dtype(node.output[0]), (self.batch, self.heads, *shape[1:]))

@@ -49,9 +49,7 @@ def affine_before_padded_conv(g: Graph, node: NodeProto) -> str:
     weights = LinearWeights.of(g, node)
     chain = chain_before(g, node.input[0], weights.inputs)
     if len(chain) < 2 or not _is_padded(weights):
-        raise MatchFailure(
-            "fewer than two per-channel constants are applied to its input for it alone"
-        )
+        raise MatchFailure("fewer than two per-channel constants are applied to its input alone")
     for total, last in reversed(chain[1:]):
         if not total.shifts or not total.scale.all():
             continue
@@ -66,7 +64,7 @@ def affine_before_padded_conv(g: Graph, node: NodeProto) -> str:
 
 
 def _is_padded(weights: LinearWeights) -> bool:
-    """Whether some output covers fewer elements of the input than others."""
+    """Return whether some output covers fewer elements of the input than others."""
     node, taps = weights.node, weights.stored.shape[2:]
     if nd.is_op(node, "ConvTranspose"):
         sizes = (*taps, *nd.attr(node, "strides", ()))

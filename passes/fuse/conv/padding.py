@@ -94,14 +94,14 @@ def slice_of_conv(g: Graph, conv: NodeProto, node: NodeProto) -> str:
         pads[axis - 2] -= first * strides[axis - 2]
         pads[axis - 2 + sides] -= last * strides[axis - 2]
     if min(pads) < 0:
-        raise MatchFailure("more is cut off than was padded")
+        raise MatchFailure("the Slice crops more than the Conv pads")
     return g.add("Conv", conv.input, 1, {**nd.attrs(conv), "pads": pads}, at=node).output[0]
 
 
 def _cut_off(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[int, int]:
     """Return how many elements a Slice cuts off at either end of an axis."""
     if step != 1 or not isinstance(start, int) or not isinstance(end, int) or start < 0:
-        raise MatchFailure("it does more than cut off a fixed number of elements at the ends")
+        raise MatchFailure("the Slice does more than crop a fixed number of elements at the ends")
     if is_to_end(end, size):
         last = 0
     elif end < 0:
@@ -109,9 +109,9 @@ def _cut_off(size: Dim, start: Dim, end: Dim, step: Dim) -> tuple[int, int]:
     elif isinstance(size, int):
         last = size - end
     else:
-        raise MatchFailure("the number of elements cut off depends on the input size")
+        raise MatchFailure("the number of cropped elements depends on the input size")
     if not is_nonneg(size - start - last):
-        raise MatchFailure("the axis may be shorter than what is cut off")
+        raise MatchFailure("the Slice may crop more elements than the axis has")
     return start, last
 
 
@@ -149,7 +149,7 @@ def _spatial_pads(g: Graph, x: str, pad: NodeProto) -> list[int]:
     if axes is None or len(pads) != 2 * len(axes):
         raise MatchFailure("the padded axes are not known")
     if min(pads, default=0) < 0:
-        raise MatchFailure("negative padding crops")
+        raise MatchFailure("the padding is negative")
     spread = np.zeros((2, rank), dtype=np.int64)
     for index, axis in enumerate(axes):
         spread[:, axis] = pads[index], pads[index + len(axes)]

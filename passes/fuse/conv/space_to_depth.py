@@ -109,7 +109,7 @@ def _strided(g: Graph, piece: NodeProto, rank: int) -> tuple[int, tuple[int, ...
     for axis in range(2, rank):
         start, end, _ = bounds[axis]
         if not is_to_end(end, shape[axis]):
-            raise MatchFailure("a piece does not go to the end")
+            raise MatchFailure("a piece does not extend to the end of the axis")
         if not isinstance(start, int) or not 0 <= start < step:
             raise MatchFailure("a piece does not start in the first block")
         starts.append(start)

@@ -93,8 +93,11 @@ def chain_before(g: Graph, value: str, where: Channels) -> Chain:
 
 
 def _is_unfused_activation_or_norm(g: Graph, value: str) -> bool:
-    """Whether `value` is x (1 + erf(..)) or x / sqrt(..): without the constants that follow, no
-    fusion of activations or norms, not even the runtime's, would recognize it."""
+    """Return whether `value` is x (1 + erf(..)) or x / sqrt(..).
+
+    Without the constants that follow, no fusion of activations or norms, not even the runtime's,
+    would recognize it.
+    """
     product = g.producer(value)
     if not nd.is_op(product, "Mul", "Div") or product is None:
         return False
@@ -102,7 +105,7 @@ def _is_unfused_activation_or_norm(g: Graph, value: str) -> bool:
 
 
 def _is_gelu_or_norm_factor(g: Graph, factor: NodeProto | None) -> bool:
-    """Whether a factor is 1 + erf(..), 1 + tanh(..), sqrt(..) or 1 / sqrt(..)."""
+    """Return whether a factor is 1 + erf(..), 1 + tanh(..), sqrt(..) or 1 / sqrt(..)."""
     if factor is None or nd.is_op(factor, "Sqrt", "Reciprocal", "Pow"):
         return factor is not None
     if nd.is_op(factor, "Add"):
@@ -253,7 +256,7 @@ def use_count(g: Graph, constant: str) -> int:
 
 
 def may_copy(g: Graph, constant: str) -> bool:
-    """Whether this weight may be replaced by a changed copy: it has no other user, or is small."""
+    """Return whether a weight may be replaced by a copy: it is small, or has no other user."""
     tensor = g.tensor(constant)
     others = use_count(g, constant) - 1
     return tensor is not None and nbytes(tensor) * max(others, 0) <= _MAX_COPIED_BYTES

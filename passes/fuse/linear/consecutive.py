@@ -64,7 +64,7 @@ def layer_of(g: Graph, value: str) -> tuple[LinearWeights, Array]:
 def _require_gain(g: Graph, first: LinearWeights, second: LinearWeights) -> None:
     (n, k), m = first.matrix.shape, second.matrix.shape[1]
     if second.matrix.shape[0] != k:
-        raise MatchFailure("the shapes of the two do not match")
+        raise MatchFailure("the shapes of the two weights do not match")
     if n * m > n * k + k * m:
         raise MatchFailure("the merged matrix would be larger than the two")
     if use_count(g, first.node.input[1]) != 1:

@@ -55,7 +55,7 @@ def transpose_into_gemm(g: Graph, node: NodeProto) -> str:
             flags[flag] = 1 - flags[flag]
             dead.append(transpose)
     if inputs == list(node.input):
-        raise MatchFailure("no Transpose that only it uses swaps rows and columns")
+        raise MatchFailure("no operand is a Transpose of rows and columns without other users")
     g.set_op(node, "Gemm")
     for flag, value in flags.items():
         g.set_attr(node, flag, value or None)

@@ -74,7 +74,7 @@ class LinearWeights:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the outputs come before the inputs."""
+        """Return whether the outputs come before the inputs."""
         return nd.is_op(self.node, "Conv") or bool(nd.attr(self.node, "transB", 0))
 
     @property

@@ -77,7 +77,7 @@ def _by_channel(g: Graph, value: str, norm: NodeProto, channels: int) -> str:
     if norm.op_type == INSTANCE:
         return g.constant(np.repeat(array, channels // array.size), value)
     if not np.all(array == array.reshape(-1)[0]):
-        raise MatchFailure(f"'{value}' varies inside a group")
+        raise MatchFailure(f"'{value}' varies within a group")
     return g.constant(np.full(channels, array.reshape(-1)[0], array.dtype), value)
 
 

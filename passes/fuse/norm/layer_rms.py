@@ -145,7 +145,7 @@ def layer_norm(
     axes = reduced_axes(g, x, mean, other_mean, variance)
     norm = NormSpec(x, axes, epsilon, factor)
     normal = _write_layer_norm(g, norm, _shape_of_scale(g, weight, node), node)
-    return _weighted(g, _cast_as_before(g, normal, x, node), weight, node)
+    return _weighted(g, _cast_like_result(g, normal, x, node), weight, node)
 
 
 bias, rate = var("bias"), var("rate")
@@ -179,7 +179,7 @@ def _write_layer_norm(g: Graph, norm: NormSpec, scale: Shape | None, node: NodeP
     return written or write_norm(g, LAYER, norm, node)
 
 
-def _cast_as_before(g: Graph, normal: str, x: str, node: NodeProto) -> str:
+def _cast_like_result(g: Graph, normal: str, x: str, node: NodeProto) -> str:
     """Cast the norm to the type of the original, if all its users cast it back to that of `x`.
 
     TorchScript takes the difference in half precision and continues in double.

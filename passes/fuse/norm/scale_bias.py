@@ -44,7 +44,7 @@ def scaled_or_shifted_norm(
 ) -> str:
     """norm(x) * c, norm(x) + c, norm(x) / c, norm(x) - c"""
     if extra_outputs_used(g, norm):
-        raise MatchFailure(f"the statistics of {nd.label(norm)} are used, too")
+        raise MatchFailure(f"the statistics of {nd.label(norm)} have other users")
     if norm.op_type == RMS and node.op_type in ("Add", "Sub"):
         raise MatchFailure("an RMSNormalization has no bias")
     if norm.op_type == GROUP and g.opset() < 21:
@@ -78,7 +78,7 @@ def norm_in_half(g: Graph, x: str, norm: NodeProto, node: NodeProto) -> str:
     if nd.attr(norm, "stash_type", 1) != 1:
         raise MatchFailure("the statistics are not taken in float")
     if extra_outputs_used(g, norm):
-        raise MatchFailure(f"the statistics of {nd.label(norm)} are used, too")
+        raise MatchFailure(f"the statistics of {nd.label(norm)} have other users")
     parameters = [_in_half(g, value) if value else "" for value in norm.input[1:]]
     return g.op(norm.op_type, x, *parameters, at=node, **nd.attrs(norm))
 
@@ -103,10 +103,10 @@ def _as_parameter(g: Graph, norm: NodeProto, value: str, perm: Sequence[int] | N
     if known is None or known.shape is None or shape is None:
         raise MatchFailure(f"the shape of '{norm.input[0]}' or '{value}' is not known")
     if g.dtype(value) != known.dtype:
-        raise MatchFailure(f"'{value}' has another type than the norm")
+        raise MatchFailure(f"'{value}' and the norm differ in element type")
     rank = len(known.shape)
     if len(shape) > rank:
-        raise MatchFailure(f"'{value}' has more axes than the norm")
+        raise MatchFailure(f"'{value}' has a larger rank than the norm")
     order = list(range(rank)) if perm is None else list(perm)
     padded: list[Dim] = [1] * (rank - len(shape)) + list(shape)
     here = dict(zip(order, padded, strict=True))
@@ -129,7 +129,7 @@ def _as_parameter(g: Graph, norm: NodeProto, value: str, perm: Sequence[int] | N
 
 
 def _has_only_scaling_users(g: Graph, norm: NodeProto, moved: NodeProto | None) -> bool:
-    """Whether the norm has one user, or only users that scale it: each then gets its own norm."""
+    """Return whether the norm has one user, or only users that scale it and get their own norm."""
     if moved is not None and g.use_count(norm.output[0]) > 1:
         return False
     value = (moved or norm).output[0]

@@ -47,7 +47,7 @@ def _same_along(g: Graph, angles: str, shape: Shape) -> int:
 
 
 def _is_cut_to(own: Dim, length: Dim) -> bool:
-    """Whether there is one row per position in every run that does not fail.
+    """Return whether there is one row per position in every run that does not fail.
 
     A table cut to `length` has min(rows, length) rows: with fewer rows, the product would fail.
     """
@@ -58,7 +58,7 @@ def _is_cut_to(own: Dim, length: Dim) -> bool:
 
 
 def is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
-    """Whether both elements of a pair have the same angle."""
+    """Return whether both elements of a pair have the same angle."""
     size = last_size(g, value)
     for _ in range(_MAX_CHAIN):
         constant = g.const(value)
@@ -97,7 +97,7 @@ def _angle_source(g: Graph, node: NodeProto) -> str | None:
 
 
 def _is_repeated(g: Graph, value: str, interleaved: bool) -> bool:
-    """Whether the last axis repeats one of half the size, by element or as a whole."""
+    """Return whether the last axis repeats one of half the size, by element or as a whole."""
     trace = Trace(g, value)
     for source in trace.sources:
         own = {factor for axis in source.axes for factor in leaves(axis)}

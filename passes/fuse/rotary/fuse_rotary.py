@@ -31,7 +31,7 @@ _rotation = op.Add(op.Mul(x, var("cos")), op.Mul(var("rotated"), var("sin")))
 
 
 def rotates_pairs(g: Graph, x: str, rotated: str) -> bool:
-    """Whether `rotated` is x with the elements of each pair swapped and the first one negated."""
+    """Return whether `rotated` is x with each pair (a, b) of elements replaced by (-b, a)."""
     return _is_interleaved(g, x, rotated) is not None
 
 

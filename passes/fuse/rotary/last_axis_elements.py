@@ -85,7 +85,7 @@ def _followed(g: Graph, value: str, source: str, depth: int) -> Array | None:
 
 
 def _is_along_elements(g: Graph, node: NodeProto) -> bool:
-    """Whether a Slice, Split, Gather or Concat leaves the first three axes as they are."""
+    """Return whether a Slice, Split, Gather or Concat leaves the first three axes as they are."""
     if not nd.is_op(node, *_SELECTING, "Concat"):
         return False
     axes: list[int] | None = [nd.attr(node, "axis", 0)]

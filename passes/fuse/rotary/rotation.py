@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.affine_index import size_in_inputs
 from passes.analysis.operands import int_vector, reshape, scalar, squeeze, unsqueeze
-from passes.fuse.attention.heads import AttentionOperand, heads_apart
+from passes.fuse.attention.heads import AttentionOperand, split_heads
 from passes.fuse.computed_sizes import size_vector
 from passes.fuse.rotary.angles import heads_axis, is_doubled
 from passes.fuse.rotary.last_axis_elements import last_size
@@ -74,7 +74,7 @@ class Rotation:
         known = TensorType(dtype, (batch, form.sequence, form.heads * whole))
         result = typed_op(g, known, "RotaryEmbedding", *operands, at=node, **attributes)
         if self.heads == 1:
-            result = heads_apart(g, result, form.heads, whole, node)
+            result = split_heads(g, result, form.heads, whole, node)
         else:
             result = reshape(g, result, (0, 0, form.heads, whole), at=node)
         if form.source.scale == 1.0:

@@ -49,7 +49,7 @@ def test_a_cap_and_a_scale_per_head() -> None:
     [
         ("y = Sub (m, p)", "subtracts the scores"),
         ("y = Relu (p)", "is between"),
-        ("b = Add (p, m) t = Tanh (b) y = Mul (t, four)", "comes before the cap"),
+        ("b = Add (p, m) t = Tanh (b) y = Mul (t, four)", "precedes the soft cap"),
         ("s = Sigmoid (m) y = Add (s, m)", "does not add to a product"),
     ],
 )

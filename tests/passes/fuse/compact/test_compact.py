@@ -408,7 +408,9 @@ def test_the_factor_of_a_gate_is_folded_into_the_layers_around_it() -> None:
     result = check(Small(), HEADER + gated(BETWEEN_MAPS))
     found = Counter(node.op_type for node in result.graph.nodes)
     assert found == {"MatMul": 2, "Add": 1, "Sigmoid": 1, "Mul": 1}
-    weights = [result.graph.const(n.input[1]) for n in result.graph.nodes if n.op_type == "MatMul"]
+    weights: list[Any] = [
+        result.graph.const(n.input[1]) for n in result.graph.nodes if n.op_type == "MatMul"
+    ]
     np.testing.assert_allclose(weights[0], 1.702 * np.array([[1, 2], [3, 4]]), rtol=1e-6)
     np.testing.assert_allclose(weights[1], np.array([[5, 6], [7, 8]]) / 1.702, rtol=1e-6)
 

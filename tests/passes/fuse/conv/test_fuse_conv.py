@@ -480,5 +480,5 @@ def test_random_chains(seed: int) -> None:
     subject.graph.verify()
     original = parse(text)
     feeds = random_feeds(subject)
-    scale = max(float(np.abs(ort.session(original).run(None, feeds)[0]).max()), 1.0)
+    scale = max(float(np.abs(ort.run(original, feeds)[0]).max()), 1.0)
     assert_same_outputs(original, subject, [feeds], atol=1e-5 * scale)
