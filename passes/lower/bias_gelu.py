@@ -1,14 +1,14 @@
-"""Gelu of a biased value: one BiasGelu, or the two apart.
+"""Keep the runtime from fusing the bias into a Gelu where two nodes are faster.
 
-The runtime makes Add + Gelu one BiasGelu (FastGelu for the tanh form) when it loads the model. On
-some processors the two apart are faster on one thread; `Sum` keeps them apart.
+At load time the runtime fuses Add + Gelu to BiasGelu (FastGelu for the tanh form). On some
+processors the two separate kernels are faster on one thread; with `Sum` they are not fused.
 """
 
 from __future__ import annotations
 
 from onnx import NodeProto, TensorProto
 
-from passes.lower.cost_query import Choice
+from passes.lower.cost_query import CostQuery
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import const, op, var
@@ -16,24 +16,24 @@ from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 
-def rules(choice: Choice) -> tuple[Rule, ...]:
+def rules(costs: CostQuery) -> tuple[Rule, ...]:
     @rewrite(op.Gelu(op.Add(var("x"), const("bias", rank=1)).named("add"), ...), opset=20)
     def bias_gelu_apart(g: Graph, x: str, add: NodeProto, node: NodeProto) -> str:
         """Gelu(x + bias) as Gelu(Sum(x, bias)).
 
-        A MatMul of known shape takes the bias in, as a Gemm, before anybody sees the Gelu: that
-        is better still.
+        A MatMul of known shape absorbs the bias as a Gemm before that fusion, which is faster
+        still.
         """
         total = add.output[0]
         if g.dtype(total) != TensorProto.FLOAT:
-            raise MatchFailure("Sum has a kernel for float and double alone")
+            raise MatchFailure("Sum has kernels for float and double only")
         known = g.type(x)
         if nd.is_op(g.producer(x), "MatMul") and (
             known is None or known.static is not None or known.rank == 2
         ):
-            raise MatchFailure("the runtime makes a Gemm of the MatMul and the bias")
+            raise MatchFailure("the runtime fuses the MatMul and the bias to a Gemm")
         tanh = nd.attr(node, "approximate", "none") == "tanh"
-        choice.require("bias-gelu-tanh" if tanh else "bias-gelu", "sum", g, total)
+        costs.require("bias-gelu-tanh" if tanh else "bias-gelu", "sum", g, total)
         g.set_op(add, "Sum")
         return node.output[0]
 

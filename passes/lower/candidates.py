@@ -1,9 +1,9 @@
-"""The computations that lowering chooses a spelling for, and their spellings, in ONNX's text.
+"""The computations that lowering has candidates for, in ONNX's text format.
 
-A spelling makes `y` of `x`, both of one shape, so that it can be put into a chain. The first one
-is what a model has when nobody chooses. {T}, {D}, {H} stand for tokens, width, and heads of size
-64; {half} is half the width, {side} that of an image. The names of inputs and weights say what
-they hold, see `measure.contents`.
+A candidate computes `y` from `x` of the same shape, so it can be applied repeatedly. The first one
+is the usual form, to which costs are relative. {T}, {D} and {H} are tokens, width, and heads of
+size 64; {half} is half the width, {side} the height and width of an image. The names of inputs and
+weights determine their contents, see `measure.contents`.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from dataclasses import dataclass, field
 
 TOKENS = "float[1, {T}, {D}]"
 HIDDEN = ((8, 768), (128, 384), (128, 768))
-"""Shapes between the blocks of a transformer."""
+"""Tokens and width between the blocks of a transformer."""
 INNER = ((8, 3072), (128, 1536), (128, 3072))
-"""Shapes within its feed-forward part."""
+"""Tokens and width within its feed-forward part."""
 LENGTHS = ((8, 768), (32, 768), (128, 768), (512, 768))
-"""What attention is called with."""
+"""Tokens and width of attention."""
 PROMPTS = LENGTHS[2:]
-"""And where the quadratic part is what counts: for shorter ones it takes microseconds anyway."""
+"""Those for which the quadratic part dominates: for shorter ones it takes microseconds."""
 IMAGE = ((196, 64), (784, 64))
-"""Pixels and channels."""
+"""Pixels and channels of a convolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """A meaning with several spellings, and what to measure them with.
-
-    A spelling is undone when the runtime runs other operators than `kept` says. `result` is the
-    type of `y` where it is another than that of `x`; then there is one stage only.
-    """
+    """A computation, its candidates, and the inputs and sizes to measure them with."""
 
     name: str
-    spellings: Mapping[str, str]
+    candidates: Mapping[str, str]
     inputs: str = f"{TOKENS} x"
     weights: str = ""
     regimes: tuple[tuple[int, int], ...] = HIDDEN
+    """Pairs of tokens and width."""
     stages: int = 6
+    """How many times a candidate is applied in a timed run."""
     positive: bool = False
+    """Whether `x` must be positive."""
     result: str = ""
+    """The type of `y` if it differs from that of `x`; then there is one stage only."""
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """The operators of a candidate after load-time optimization, unless the runtime undoes it."""
 
 
 def _number(name: str, value: float) -> str:

@@ -1,4 +1,4 @@
-"""Asking the table of costs on behalf of a rule."""
+"""Ask the cost table which candidates are faster."""
 
 from __future__ import annotations
 
@@ -6,35 +6,44 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnx import TensorProto
+
 from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import Shape
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.runtime.cost_table import Costs, cores, costs_in_use
 
 SHIPPED = Path(__file__).parent / "data"
+"""The folder of the measured tables, one per processor vendor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Costs, and the number of threads that the model will run on."""
+class CostQuery:
+    """A cost table, and the number of threads that the model will run on."""
 
     costs: Costs
     threads: int
 
-    def require(self, computation: str, spelling: str, g: Graph, value: str) -> None:
-        """Raise MatchFailure unless `spelling` pays for a tensor of the shape of `value`."""
-        tokens, width = tokens_and_width(g.shape(value))
-        self.require_at(computation, spelling, tokens, width)
+    def require(self, computation: str, candidate: str, g: Graph, value: str) -> None:
+        """Raise MatchFailure unless `candidate` is faster for the shape of `value`."""
+        self.require_at(computation, candidate, *tokens_and_width(g.shape(value)))
 
     def require_at(
-        self, computation: str, spelling: str, tokens: int | None, width: int | None
+        self, computation: str, candidate: str, tokens: int | None, width: int | None
     ) -> None:
-        if self.costs.gain(computation, spelling, tokens, width, self.threads) is None:
-            raise MatchFailure(f"{computation} is not faster here when spelled '{spelling}'")
+        """Raise MatchFailure unless `candidate` is faster for these sizes, None if dynamic."""
+        if self.costs.gain(computation, candidate, tokens, width, self.threads) is None:
+            raise MatchFailure(f"{computation} is not faster here as '{candidate}'")
+
+
+def require_float(g: Graph, value: str) -> None:
+    """Raise MatchFailure unless `value` is of the type that the table was measured for."""
+    if g.dtype(value) != TensorProto.FLOAT:
+        raise MatchFailure("costs are known for float32 only")
 
 
 def tokens_and_width(shape: Shape | None) -> tuple[int | None, int | None]:
-    """The last dimension, and the product of all others; None for what varies."""
+    """Return the product of all dimensions but the last, and the last; None if dynamic."""
     if not shape:
         return None, None
     *leading, last = shape
@@ -43,6 +52,6 @@ def tokens_and_width(shape: Shape | None) -> tuple[int | None, int | None]:
     return tokens, last if isinstance(last, int) else None
 
 
-def choice_for(threads: int) -> Choice:
-    """The costs in use; 0 threads are those that the runtime takes by default, all cores."""
-    return Choice(costs_in_use(SHIPPED)[0], threads or cores())
+def query_for(threads: int) -> CostQuery:
+    """Return a query of the table in use; 0 threads: all cores, the runtime's default."""
+    return CostQuery(costs_in_use(SHIPPED)[0], threads or cores())

@@ -1,4 +1,4 @@
-"""A Gather of neighbours, which copies one by one, as a Slice, which copies in blocks."""
+"""Replace a Gather of neighbours, which copies single elements, by a Slice, which copies blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_vector, ints
-from passes.lower.cost_query import Choice
+from passes.lower.cost_query import CostQuery
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import const, op, var
@@ -14,7 +14,7 @@ from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 
-def rules(choice: Choice) -> tuple[Rule, ...]:
+def rules(costs: CostQuery) -> tuple[Rule, ...]:
     @rewrite(op.Gather(var("x"), const("at", rank=1)), opset=10)
     def gather_of_a_range(g: Graph, x: str, at: str, node: NodeProto) -> str:
         """Gather(x, [a, a + 1, ... b]) = Slice(x, a, b + 1)."""
@@ -22,16 +22,16 @@ def rules(choice: Choice) -> tuple[Rule, ...]:
         axes = positive_axes([nd.attr(node, "axis", 0)], g.rank(x))
         indices = ints(g, at)
         if shape is None or axes is None or not indices:
-            raise MatchFailure("the axis or the indices are not known")
+            raise MatchFailure("the axis or the indices are unknown")
         size = shape[axes[0]]
         first, last = indices[0], indices[-1]
         if indices != list(range(first, last + 1)) or (first < 0 <= last):
-            raise MatchFailure("the indices are not neighbours in their order")
+            raise MatchFailure("the indices are not consecutive")
         if not isinstance(size, int) or not -size <= first <= last < size:
-            raise MatchFailure("a Slice ends where the axis does, a Gather fails")
+            raise MatchFailure("an index may be out of range, where a Slice does not fail")
         if axes[0] != len(shape) - 1 and len(indices) == 1:
-            raise MatchFailure("one entry of an outer axis is one block as it is")
-        choice.require("half-split", "slice", g, x)
+            raise MatchFailure("one entry of an outer axis is copied as one block already")
+        costs.require("half-split", "slice", g, x)
         first, last = first % size, last % size
         return g.op(
             "Slice",

@@ -26,7 +26,7 @@ from passes.lower import (
     residual,
     softcap_attention,
 )
-from passes.lower.cost_query import SHIPPED, Choice, choice_for
+from passes.lower.cost_query import SHIPPED, CostQuery, query_for
 from passes.motion import sink_expand
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
@@ -38,42 +38,39 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 
-def rules_for(choice: Choice) -> tuple[Rule, ...]:
-    """The rules, asking these costs."""
+def rules_for(costs: CostQuery) -> tuple[Rule, ...]:
+    """Return the rules that replace operators where `costs` says that this is faster."""
     return (
-        *residual.rules(choice),
-        *bias_gelu.rules(choice),
-        *activations.rules(choice),
-        *powers.rules(choice),
-        *gather_to_slice.rules(choice),
-        *softcap_attention.rules(choice),
+        *residual.rules(costs),
+        *bias_gelu.rules(costs),
+        *activations.rules(costs),
+        *powers.rules(costs),
+        *gather_to_slice.rules(costs),
+        *softcap_attention.rules(costs),
         *sink_expand.RULES,
     )
 
 
-def _lower_masks(model: Model, ctx: Context, choice: Choice) -> None:
-    """Masks with a floor, where that is faster and runs show that it is the same."""
+def _lower_masks(model: Model, ctx: Context, costs: CostQuery) -> None:
+    """Give masks a floor where that is faster and trial runs show the same outputs."""
     if ctx.holds is None:
-        if mask_trials.candidates(model, choice):
-            ctx.note(f"{_FASTER}; --validate each checks that it may be, {_UNCHECKED}")
+        if mask_trials.candidates(model, costs):
+            ctx.note(f"{_FASTER}; check it with --validate each, {_UNCHECKED}")
         return
     ctx.progress("trying masks with a floor", 0.0)
-    showing = mask_trials.Showing(model, choice, ctx.holds)
-    shown = showing.shown()
-    apply_rules(model, mask_floor.rules(choice, only=shown), ctx)
-    if showing.idle:
-        ctx.note(
-            f"{_FASTER}, but no input masks anything to check it by: --sample, or {_UNCHECKED}"
-        )
+    trials = mask_trials.MaskTrials(model, costs, ctx.holds)
+    apply_rules(model, mask_floor.rules(costs, only=trials.passed()), ctx)
+    if trials.unmasked:
+        ctx.note(f"{_FASTER}, but no feed masks anything: check it with --sample, {_UNCHECKED}")
 
 
 _FASTER = "attention with masks can be faster here"
-_UNCHECKED = "lower:mask=fast without a check"
+_UNCHECKED = "or skip the check with lower:mask=fast"
 
 
 @dataclass(frozen=True, slots=True)
 class Lower:
-    """Write each operator in the spelling that the target runs fastest."""
+    """Replace operators by the equivalent candidate that the target runs fastest."""
 
     name: ClassVar[str] = "lower"
     topic: ClassVar[str] = "costs"
@@ -85,8 +82,8 @@ class Lower:
     mask: Literal["auto", "keep", "fast"] = field(
         default="auto",
         metadata={
-            "help": "Masks that end 50 below the row's largest. auto: where that is faster, and "
-            "shown with room to spare; fast: everywhere."
+            "help": "Raise masks to at least the row's maximum - 50. auto: where that is faster "
+            "and trial runs confirm it with a margin; fast: everywhere."
         },
     )
 
@@ -97,19 +94,19 @@ class Lower:
     def run(self, model: Model, ctx: Context) -> None:
         if not ctx.target.has_costs:
             return
-        choice = choice_for(self.threads)
-        apply_rules(model, rules_for(choice), ctx)
+        costs = query_for(self.threads)
+        apply_rules(model, rules_for(costs), ctx)
         if self.mask == "fast":
             apply_rules(model, mask_floor.rules(), ctx)
         elif self.mask == "auto":
-            _lower_masks(model, ctx, choice)
+            _lower_masks(model, ctx, costs)
 
     def costs_in_use(self) -> tuple[Costs, str]:
-        """The table that decides, and where it is from."""
+        """Return the table in use, and its origin."""
         return costs_in_use(SHIPPED)
 
     def measure(self, progress: Progress, seconds: float) -> Costs:
-        """Measure this machine."""
+        """Measure the candidates on this machine."""
         from passes.lower.measure import measure
 
         return measure(progress, seconds)

@@ -1,8 +1,8 @@
-"""Runs that show which masks may have a floor.
+"""Trial runs that show which masks may have a floor.
 
-A floor of 25 below the row's largest has to be as good as none: what is written, 50, leaks
-exp(-25) = 1e-11 of what that does. And with what lies below the floor not masked at all, the
-answers must differ: else the feeds had nothing masked to show it by.
+A mask may have a floor if the outputs stay the same with a floor of 25 below the row's maximum; the
+one that is written, 50, leaks exp(-25) = 1e-11 of that. And if scores below the floor are not
+masked at all, the outputs must differ: otherwise the feeds mask nothing, and show nothing.
 """
 
 from __future__ import annotations
@@ -10,86 +10,86 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from passes.lower.cost_query import Choice
-from passes.lower.mask_floor import SHOWN, Site, require_gain, rules
+from passes.lower.cost_query import CostQuery
+from passes.lower.mask_floor import TRIAL_DEPTH, AttentionMask, require_gain, rules
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import apply_rules
 
 _MOST_TRIALS = 32
+"""Limits the runs per model; masks that are not tried stay."""
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
-    """The attentions of one graph that have one mask, by the names of their outputs.
+class TrialGroup:
+    """The attentions of one graph that share a mask."""
 
-    `is_known`: every run masks the same, and something.
-    """
+    outputs: tuple[str, ...]
+    """The first output of each attention."""
+    is_constant: bool
+    """Whether every run masks the same scores, at least one of them."""
 
-    sites: tuple[str, ...]
-    is_known: bool
 
-
-def candidates(model: Model, choice: Choice) -> list[Masked]:
-    """The attentions that may get a floor, where it pays."""
-    found: dict[tuple[int, Site], list[str]] = {}
+def candidates(model: Model, costs: CostQuery) -> list[TrialGroup]:
+    """Return the attentions for which a floor is possible and faster."""
+    found: dict[tuple[int, AttentionMask], list[str]] = {}
     for g, node in model.places():
         if not nd.is_op(node, "Attention"):
             continue
         try:
-            site = Site.of(g, node)
-            require_gain(choice, g, node)
+            mask = AttentionMask.of(g, node)
+            require_gain(costs, g, node)
         except MatchFailure:
             continue
-        found.setdefault((id(g), site), []).append(node.output[0])
-    return [Masked(tuple(names), site.is_known) for (_, site), names in found.items()]
+        found.setdefault((id(g), mask), []).append(node.output[0])
+    return [TrialGroup(tuple(names), mask.is_constant) for (_, mask), names in found.items()]
 
 
 @dataclass(slots=True)
-class Showing:
-    """Which attentions are shown, by runs, to give the same with a floor; `holds` runs a model."""
+class MaskTrials:
+    """Finds the attentions whose floors leave the outputs of the model as they are."""
 
     model: Model
-    choice: Choice
+    costs: CostQuery
     holds: Callable[[Model], bool]
-    idle: int = 0
-    """Attentions whose masks none of the feeds makes use of."""
+    """Runs a model; returns whether its outputs are the original's."""
+    unmasked: int = 0
+    """The number of attentions for which the feeds mask nothing."""
     _left: int = _MOST_TRIALS
+    """The number of runs that are left."""
 
-    def shown(self) -> list[str]:
+    def passed(self) -> list[str]:
+        """Return the outputs of the attentions that may have a floor."""
         masked: list[str] = []
-        for one in candidates(self.model, self.choice):
-            if one.is_known:
-                masked += one.sites
-                continue
-            held = self._holds_with(None, one.sites)
-            if held is False:
-                masked += one.sites
-            elif held:
-                self.idle += len(one.sites)
-        return self._enough(masked)
+        for group in candidates(self.model, self.costs):
+            holds = False if group.is_constant else self._holds_with(None, group.outputs)
+            if holds is False:
+                masked += group.outputs
+            elif holds:
+                self.unmasked += len(group.outputs)
+        return self._bisected(masked)
 
-    def _enough(self, sites: list[str]) -> list[str]:
-        """Those that may have a floor, alone and together."""
+    def _bisected(self, outputs: list[str]) -> list[str]:
+        """Return the attentions that may have a floor all at once."""
         kept: list[str] = []
-        parts = [sites] if sites else []
+        parts = [outputs] if outputs else []
         while parts:
             part = parts.pop()
-            if self._holds_with(SHOWN, [*kept, *part]):
+            if self._holds_with(TRIAL_DEPTH, [*kept, *part]):
                 kept += part
             elif len(part) > 1:
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
         return kept
 
-    def _holds_with(self, depth: float | None, sites: Sequence[str]) -> bool | None:
-        """Whether the answers stay with this in place; None where it is not run, after many."""
+    def _holds_with(self, depth: float | None, outputs: Sequence[str]) -> bool | None:
+        """Return whether the outputs hold with floors at `depth`; None if that was not run."""
         if not self._left:
             return None
         self._left -= 1
         start = self.model.journal.position
-        made = apply_rules(self.model, rules(self.choice, depth, sites))
+        made = apply_rules(self.model, rules(self.costs, depth, outputs))
         holds = self.holds(self.model) if made else None
         self.model.journal.undo_to(start)
         return holds

@@ -2,8 +2,8 @@
 """Measure lowering candidates on this machine.
 
 A candidate is timed as a chain of several applications, in a session with the runtime's default
-options; `latency.paired` interleaves all candidates of a computation. The graph that the runtime
-optimized at load time tells which operators were timed.
+options; `latency.paired` interleaves all candidates of a computation. The graph after
+load-time optimization shows which operators were timed.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def measure(
         for size in computation.regimes
         for count in counts
     ]
-    left = sum(len(computation.spellings) for computation, _ in plan)
+    left = sum(len(computation.candidates) for computation, _ in plan)
     end = time.perf_counter() + seconds
     found: dict[str, dict[Regime, _Measured]] = {}
     for done, (computation, regime) in enumerate(plan):
         progress(done, len(plan), f"{computation.name} {regime}")
         # Time that earlier computations overran is taken from the later ones.
-        budget = (end - time.perf_counter()) * len(computation.spellings) / left
-        left -= len(computation.spellings)
+        budget = (end - time.perf_counter()) * len(computation.candidates) / left
+        left -= len(computation.candidates)
         found.setdefault(computation.name, {})[regime] = _measured(computation, regime, budget)
     progress(len(plan), len(plan), "done")
     costs = {one.name: _costs_of(one, found[one.name]) for one in computations}
@@ -76,7 +76,7 @@ def _measured(computation: Computation, regime: Regime, budget: float) -> _Measu
     feeds = contents(computation, computation.inputs, regime)
     loaded = {
         name: load(chain(computation, name, regime), regime.threads)
-        for name in computation.spellings
+        for name in computation.candidates
     }
     runners = {name: _runner(session, feeds) for name, (session, _) in loaded.items()}
     clock = time.thread_time if regime.threads == 1 else time.perf_counter
@@ -86,7 +86,7 @@ def _measured(computation: Computation, regime: Regime, budget: float) -> _Measu
 
 def _costs_of(computation: Computation, found: Mapping[Regime, _Measured]) -> tuple[Spelling, ...]:
     costs: list[Spelling] = []
-    for name in computation.spellings:
+    for name in computation.candidates:
         runs = {operator for one in found.values() for operator in one[name][0]}
         timings = {regime: one[name][1] for regime, one in found.items()}
         costs.append(
@@ -112,12 +112,12 @@ def _runner(session: Any, feeds: Mapping[str, Any]) -> Callable[[], object]:
 # -- models
 
 
-def chain(computation: Computation, spelling: str, regime: Regime) -> ModelProto:
-    """A model that applies a spelling several times, each to what the one before gave."""
+def chain(computation: Computation, candidate: str, regime: Regime) -> ModelProto:
+    """Return a model that applies a candidate repeatedly, each time to the previous result."""
     sizes = _sizes(regime)
     inputs = computation.inputs.format(**sizes)
     weights = computation.weights.format(**sizes)
-    nodes = computation.spellings[spelling].format(**sizes)
+    nodes = computation.candidates[candidate].format(**sizes)
     signature = ", ".join(filter(None, (inputs, weights)))
     result = computation.result or "float[N] y"
     stage = parser.parse_model(f"{_HEADER}g ({signature}) => ({result}) {{ {nodes} }}")
@@ -149,7 +149,7 @@ def chain(computation: Computation, spelling: str, regime: Regime) -> ModelProto
 
 
 def contents(computation: Computation, declared: str, regime: Regime) -> dict[str, Any]:
-    """What the declared values hold, by their names: numbers without denormals or overflow."""
+    """Return the contents of the declared values, by name, free of denormals and overflow."""
     if not declared:
         return {}
     text = f"{_HEADER}g ({declared.format(**_sizes(regime))}) => () {{ }}"
@@ -189,7 +189,7 @@ def _sizes(regime: Regime) -> dict[str, int]:
 
 
 def load(model: ModelProto, threads: int) -> tuple[Any, list[str]]:
-    """A session with default options, and the operators that it runs, constants aside."""
+    """Return a session with default options, and the operators it runs, without constants."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -1,9 +1,9 @@
-"""Attention whose scores are capped, written out.
+"""Decompose Attention with capped scores.
 
     softmax(cap * tanh(scale / cap * Q K^T) + mask) V
 
-The kernel bends the scores number by number; the operator Tanh takes many at once. Queries that
-share a key (grouped ones) get an axis of their own, along which keys and values are broadcast:
+The kernel of Attention caps one score at a time; that of Tanh is vectorized. For grouped queries,
+those of one key get an axis of their own, along which keys and values are broadcast:
 
     tokens [batch, length, groups * queries * size]  =  [batch, groups, queries, length, size]
 """
@@ -16,67 +16,68 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.analysis.operands import reshape, transpose, unsqueeze
-from passes.lower.cost_query import Choice
+from passes.analysis.operands import reshape, scalar, transpose, unsqueeze
+from passes.lower.cost_query import CostQuery
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir.graph import Graph
 from toolkit.ir.op_traits import MOVEMENT
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite
 
 _KNOWN = {"q_num_heads", "kv_num_heads", "scale", "softcap"}
-"""Attributes that are written out here."""
+"""Attributes that the decomposition supports."""
 
-_DEEPEST = 8
+_DEPTH = 8
+"""The analysis of a mask stops this many nodes above it."""
 
 
-def rules(choice: Choice) -> tuple[Rule, ...]:
+def rules(costs: CostQuery) -> tuple[Rule, ...]:
     tokens = (var(name, rank=3, dtype=TensorProto.FLOAT) for name in "qkv")
 
     @rewrite(op.Attention(*tokens, ...), opset=23)
     def capped_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
-        """Attention of three [batch, length, heads x size] with a softcap"""
+        """Attention(q, k, v) of [batch, length, heads x size] with a softcap"""
         attributes = nd.attrs(node)
         if attributes.get("softcap", 0.0) <= 0:
-            raise MatchFailure("its scores are not capped")
+            raise MatchFailure("it has no softcap")
         if not set(attributes) <= _KNOWN or "scale" not in attributes:
-            raise MatchFailure("it is causal, or computes in another precision")
+            raise MatchFailure("it is causal or has another attribute without a decomposition")
         if any(node.input[4:]) or len(nd.outputs_of(node)) != 1:
-            raise MatchFailure("it has a cache, or its scores are read")
-        heads = Heads.of(g, (q, k, v), attributes)
+            raise MatchFailure("it has a cache or several outputs")
+        heads = GroupedHeads.of(g, (q, k, v), attributes)
         mask = _mask(g, node, heads)
-        choice.require("capped-attention", "decomposed", g, q)
+        costs.require("capped-attention", "decomposed", g, q)
         return heads.attend(g, (q, k, v), mask, attributes, node)
 
     return (capped_attention,)
 
 
-def _mask(g: Graph, node: NodeProto, heads: Heads) -> str:
-    """The mask, for scores of one axis more where queries share a key; blank without one."""
+def _mask(g: Graph, node: NodeProto, heads: GroupedHeads) -> str:
+    """Return the mask, with the additional axis of grouped queries; blank without one."""
     mask = node.input[3] if len(node.input) > 3 else ""
     if not mask:
         return mask
     if g.dtype(mask) != TensorProto.FLOAT:
-        raise MatchFailure("a boolean mask, or one of 16 bits")
+        raise MatchFailure("the mask is not float32")
     if not _has_floor(g, mask):
-        raise MatchFailure("a row that is masked as a whole is 0 for the operator alone")
+        raise MatchFailure("only Attention itself returns 0 for a fully masked row")
     shape = g.shape(mask)
     if shape is None:
-        raise MatchFailure("the shape of the mask is not known")
+        raise MatchFailure("the shape of the mask is unknown")
     if heads.queries == 1 or len(shape) == 2:
         return mask
     if len(shape) != 4 or shape[1] != 1:
-        raise MatchFailure("the heads of one group have masks of their own")
+        raise MatchFailure("the mask differs between heads")
     return unsqueeze(g, mask, [1], at=node)
 
 
 def _has_floor(g: Graph, mask: str, depth: int = 0) -> bool:
-    """Whether all of a mask is surely above the lowest number there is, and minus infinity."""
+    """Whether all elements of a mask are provably above the lowest float32."""
     stored, node = g.const(mask), g.producer(mask)
     if stored is not None:
         return bool(stored.min(initial=0.0) > np.finfo(np.float32).min)
-    if node is None or depth > _DEEPEST:
+    if node is None or depth > _DEPTH:
         return False
     if nd.is_op(node, "Where"):
         return all(_has_floor(g, value, depth + 1) for value in node.input[1:])
@@ -86,8 +87,8 @@ def _has_floor(g: Graph, mask: str, depth: int = 0) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """`groups` keys with their values, and `queries` for each of them."""
+class GroupedHeads:
+    """`groups` heads of keys and values, and `queries` heads of queries for each."""
 
     groups: int
     queries: int
@@ -95,14 +96,16 @@ class Heads:
     value_size: int
 
     @classmethod
-    def of(cls, g: Graph, operands: tuple[str, str, str], attributes: dict[str, Any]) -> Heads:
+    def of(
+        cls, g: Graph, operands: tuple[str, str, str], attributes: dict[str, Any]
+    ) -> GroupedHeads:
         widths = [shape[2] for name in operands if (shape := g.shape(name)) is not None]
         known = [width for width in widths if isinstance(width, int)]
         if len(known) != len(operands):
-            raise MatchFailure("the size of the heads is not known")
+            raise MatchFailure("the size of the heads is unknown")
         count, groups = (attributes.get(f"{name}_num_heads", 0) for name in ("q", "kv"))
         if not groups or count % groups:
-            raise MatchFailure("the heads of the queries are no groups of those of the keys")
+            raise MatchFailure("the number of query heads is not a multiple of that of key heads")
         return cls(groups, count // groups, known[1] // groups, known[2] // groups)
 
     def attend(
@@ -115,9 +118,9 @@ class Heads:
     ) -> str:
         q, k, v = operands
         cap: float = attributes["softcap"]
-        query = self._apart(g, q, self.queries, self.size, False, node)
-        key = self._apart(g, k, 1, self.size, True, node)
-        value = self._apart(g, v, 1, self.value_size, False, node)
+        query = self._split(g, q, self.queries, self.size, False, node)
+        key = self._split(g, k, 1, self.size, True, node)
+        value = self._split(g, v, 1, self.value_size, False, node)
         scores = g.op("MatMul", query, key, at=node)
         inside = g.op("Mul", scores, _number(g, attributes["scale"] / cap), at=node)
         scores = g.op("Mul", g.op("Tanh", inside, at=node), _number(g, cap), at=node)
@@ -126,23 +129,22 @@ class Heads:
         weights = g.op("Softmax", scores, at=node, axis=-1)
         return self._joined(g, g.op("MatMul", weights, value, at=node), node)
 
-    def _apart(
-        self, g: Graph, x: str, queries: int, size: int, turned: bool, node: NodeProto
+    def _split(
+        self, g: Graph, x: str, queries: int, size: int, transposed: bool, node: NodeProto
     ) -> str:
-        """Tokens as [batch, groups, queries, length, size], or with the last two turned around."""
+        """Return tokens as [batch, groups, queries, length, size], or with the last two swapped."""
         if self.queries == 1:
-            apart = reshape(g, x, (0, 0, self.groups, size), at=node)
-            return transpose(g, apart, (0, 2, 3, 1) if turned else (0, 2, 1, 3), at=node)
-        apart = reshape(g, x, (0, 0, self.groups, queries, size), at=node)
-        return transpose(g, apart, (0, 2, 3, 4, 1) if turned else (0, 2, 3, 1, 4), at=node)
+            split = reshape(g, x, (0, 0, self.groups, size), at=node)
+            return transpose(g, split, (0, 2, 3, 1) if transposed else (0, 2, 1, 3), at=node)
+        split = reshape(g, x, (0, 0, self.groups, queries, size), at=node)
+        return transpose(g, split, (0, 2, 3, 4, 1) if transposed else (0, 2, 3, 1, 4), at=node)
 
     def _joined(self, g: Graph, x: str, node: NodeProto) -> str:
-        """Back to tokens."""
+        """Return heads as tokens again."""
         perm = (0, 2, 1, 3) if self.queries == 1 else (0, 3, 1, 2, 4)
         width = self.groups * self.queries * self.value_size
         return reshape(g, transpose(g, x, perm, at=node), (0, 0, width), at=node)
 
 
 def _number(g: Graph, value: float) -> str:
-    array: Array = np.array(value, dtype=np.float32)
-    return g.constant(array, "number")
+    return scalar(g, value, TensorProto.FLOAT, "number")

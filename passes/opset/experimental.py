@@ -16,27 +16,29 @@ _END = np.iinfo(np.int64).max
 
 
 def line(factor: str, shift: str = "") -> Adapter:
-    """factor x + shift, by the names of two attributes; several shifts are one per channel of
-    N x C x H x W."""
+    """Return the adapter of factor * x + shift, for these attribute names.
+
+    A list of shifts has one per channel of [N, C, H, W].
+    """
 
     def adapt(ctx: AdapterContext) -> None:
         x, scale, offset = ctx.input(0), ctx.take(factor, 1.0), ctx.take(shift, 0.0)
         if not shift:
-            return _become(ctx, "Mul", x, _number(ctx, scale))
+            return _replace_op(ctx, "Mul", x, _number(ctx, scale))
         per_channel: Any = np.reshape(offset, (-1, 1, 1)) if np.ndim(offset) else offset
         scaled = ctx.op("Mul", x, _number(ctx, scale))
-        return _become(ctx, "Add", scaled, ctx.constant(per_channel, ctx.dtype(x), "bias"))
+        return _replace_op(ctx, "Add", scaled, ctx.constant(per_channel, ctx.dtype(x), "bias"))
 
     return adapt
 
 
 def scaled(function: str) -> Adapter:
-    """alpha f(beta x)"""
+    """Return the adapter of alpha * function(beta * x)."""
 
     def adapt(ctx: AdapterContext) -> None:
         alpha, beta = ctx.take("alpha", 1.0), ctx.take("beta", 1.0)
         inner = ctx.op(function, ctx.op("Mul", ctx.input(0), _number(ctx, beta)))
-        _become(ctx, "Mul", inner, _number(ctx, alpha))
+        _replace_op(ctx, "Mul", inner, _number(ctx, alpha))
 
     return adapt
 
@@ -47,7 +49,7 @@ def crop(ctx: AdapterContext) -> None:
     size = ctx.take("scale")
     ends = [top + size[0], left + size[1]] if size else [-bottom or _END, -right or _END]
     bounds = ([top, left], ends, [2, 3])
-    _become(ctx, "Slice", ctx.input(0), *(ctx.constant(values) for values in bounds))
+    _replace_op(ctx, "Slice", ctx.input(0), *(ctx.constant(values) for values in bounds))
 
 
 def constant_fill(ctx: AdapterContext) -> None:
@@ -64,7 +66,7 @@ def constant_fill(ctx: AdapterContext) -> None:
     if extra:
         shape = ctx.op("Concat", shape, ctx.constant(extra, hint="shape"), axis=0)
     filling = ctx.take("dtype", TensorProto.FLOAT), [1], [ctx.take("value", 0.0)]
-    _become(ctx, "ConstantOfShape", shape)
+    _replace_op(ctx, "ConstantOfShape", shape)
     ctx.set(value=helper.make_tensor("value", *filling))
 
 
@@ -77,6 +79,6 @@ def _number(ctx: AdapterContext, value: float) -> str:
     return ctx.constant(value, ctx.dtype(ctx.input(0)), "factor")
 
 
-def _become(ctx: AdapterContext, op_type: str, *inputs: str) -> None:
+def _replace_op(ctx: AdapterContext, op_type: str, *inputs: str) -> None:
     ctx.graph.set_op(ctx.node, op_type)
     ctx.set_inputs(*inputs)

@@ -1,4 +1,4 @@
-"""Model-local functions as stand-alone models, so that adapters can edit them."""
+"""Wrap model-local functions as models, which adapters can edit."""
 
 from __future__ import annotations
 

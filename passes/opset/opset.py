@@ -16,12 +16,7 @@ from typing import ClassVar
 from onnx import NodeProto, defs, helper
 
 from passes.opset.adapter_context import Adapter, AdapterContext, CannotLift, Types
-from passes.opset.adapter_table import (
-    EXPERIMENTAL,
-    NEEDS_TYPES,
-    RUNTIME_OPS,
-    adapters_of,
-)
+from passes.opset.adapter_table import EXPERIMENTAL, NEEDS_TYPES, RUNTIME_OPS, adapters_of
 from passes.opset.function_bodies import FunctionModel, import_version
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
@@ -100,7 +95,7 @@ class _Lift:
             FunctionModel(f, model) if import_version(f) else None for f in model.functions
         ]
         self._units = [model, *(f.model for f in self._functions if f is not None)]
-        self._indexes: dict[int, _Index] = {}
+        self._nodes: dict[int, list[tuple[Graph, NodeProto]]] = {}
 
     @property
     def versions(self) -> list[int]:
@@ -116,9 +111,9 @@ class _Lift:
         local = {f.name for f in self.model.functions if f.domain in nd.STANDARD_DOMAINS}
         known = {*RUNTIME_OPS, *_EXPERIMENTAL_OPS, *local}
         for unit in self._units:
-            for op_type, sites in self._index(unit).items():
-                if op_type not in known and not defs.has(op_type, MAX_OPSET):
-                    raise CannotLift(f"{nd.label(sites[0].node)} is not an ONNX operator")
+            for _, node in self._standard_nodes(unit):
+                if node.op_type not in known and not defs.has(node.op_type, MAX_OPSET):
+                    raise CannotLift(f"{nd.label(node)} is not an ONNX operator")
 
     def step(self, version: int) -> None:
         """Lift the model and all functions below `version` to it, or none of them."""
@@ -143,46 +138,29 @@ class _Lift:
         """Lift `unit` by one version; return the number of adapted nodes by operator."""
         if version >= 9:  # opset 9 came with IR 4, where initializers need not be inputs
             unit.free_initializers()
-        index = self._index(unit)
-        adapters = adapters_of(version)
-        for op in self._target.lost_kernels.get(version, ()):
-            if op in index:
-                label = nd.label(index[op][0].node)
+        adapters, lost = adapters_of(version), self._target.lost_kernels.get(version, ())
+        for _, node in self._standard_nodes(unit):
+            if node.op_type in lost:
+                label = nd.label(node)
                 raise CannotLift(f"{label}: onnxruntime has no kernel from opset {version} on")
-        changed = sorted(site for op in adapters if op in index for site in index[op])
-        types = Types(unit, infer=any(_types_missing(site) for site in changed))
-        adapted = Counter(site.node.op_type for site in changed)
-        for site in changed:
+        changed = [(g, node) for g, node in self._standard_nodes(unit) if node.op_type in adapters]
+        types = Types(unit, infer=any(_types_missing(g, node) for g, node in changed))
+        adapted = Counter(node.op_type for _, node in changed)
+        for g, node in changed:
             try:
-                _adapt(AdapterContext(site.graph, site.node, types), adapters[site.node.op_type])
+                _adapt(AdapterContext(g, node, types), adapters[node.op_type])
             except CannotLift as obstacle:
-                raise CannotLift(f"{nd.label(site.node)}: {obstacle}") from obstacle
+                raise CannotLift(f"{nd.label(node)}: {obstacle}") from obstacle
         if changed:
-            del self._indexes[id(unit)]
+            del self._nodes[id(unit)]
         unit.set_opset("", version)
         unit.set_ir_version(max(unit.ir_version, min(_minimal_ir(version), MAX_IR)))
         return adapted
 
-    def _index(self, unit: Model) -> _Index:
-        """Return the standard-domain nodes by operator."""
-        found = self._indexes.get(id(unit))
-        if found is None:
-            found = self._indexes[id(unit)] = {}
-            for order, (graph, node) in enumerate(_standard_nodes(unit.graph)):
-                found.setdefault(node.op_type, []).append(_NodeSite(order, graph, node))
-        return found
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _NodeSite:
-    """A node and its graph; sorts in the order in which nodes are adapted."""
-
-    order: int
-    graph: Graph = field(compare=False)
-    node: NodeProto = field(compare=False)
-
-
-_Index = dict[str, list[_NodeSite]]
+    def _standard_nodes(self, unit: Model) -> list[tuple[Graph, NodeProto]]:
+        if id(unit) not in self._nodes:
+            self._nodes[id(unit)] = list(_standard_nodes(unit.graph))
+        return self._nodes[id(unit)]
 
 
 def _adapt(context: AdapterContext, adapter: Adapter) -> None:
@@ -205,11 +183,11 @@ def _standard_nodes(graph: Graph) -> Iterator[tuple[Graph, NodeProto]]:
             yield graph, node
 
 
-def _types_missing(site: _NodeSite) -> bool:
+def _types_missing(g: Graph, node: NodeProto) -> bool:
     """Whether an adapter needs types that the graph does not know."""
-    if site.node.op_type not in _TYPED_OPS:
+    if node.op_type not in _TYPED_OPS:
         return False
-    known = [site.graph.type(value) for value in nd.inputs_of(site.node)]
+    known = [g.type(value) for value in nd.inputs_of(node)]
     return any(t is None or not t.dtype or t.shape is None for t in known)
 
 

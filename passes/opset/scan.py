@@ -16,8 +16,8 @@ def scan_without_batch(ctx: AdapterContext) -> None:
     old = graph.snapshot(ctx.node)
     count: int = ctx.attr("num_scan_inputs")
     states = len(inputs) - count
-    body = graph.subgraphs(ctx.node)[0]
-    inner_inputs, inner_outputs = body.interface_inputs(), body.interface_outputs()
+    subgraph = graph.subgraphs(ctx.node)[0]
+    inner_inputs, inner_outputs = subgraph.interface_inputs(), subgraph.interface_outputs()
 
     element = GraphProto(name=graph.fresh("batch_element"))
     element.input.extend(_declare(ctx, v, i < states) for i, v in enumerate(inner_inputs))

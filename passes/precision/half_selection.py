@@ -77,19 +77,19 @@ def select_nodes(
     model: Model, keep: Sequence[str], ranges: Mapping[str, Range] | None
 ) -> HalfNodes:
     """Select float16 nodes; `ranges` are calibration ranges of values of the main graph."""
-    choice = HalfNodes()
+    selected = HalfNodes()
     wide = _Wide(ranges)
     for graph in model.graphs():
         for node in graph.nodes:
             found = _decide(graph, node, keep, wide)
             if isinstance(found, Slots):
-                choice.halves[id(node)] = found
+                selected.halves[id(node)] = found
             elif found:
-                choice.kept.append((nd.label(node), found))
+                selected.kept.append((nd.label(node), found))
         for node in reversed(graph.nodes):
-            if id(node) in choice.halves and _is_between(graph, node, choice):
-                del choice.halves[id(node)]
-    return choice
+            if id(node) in selected.halves and _is_between(graph, node, selected):
+                del selected.halves[id(node)]
+    return selected
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ def unfit(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
     return ""
 
 
-def _is_between(g: Graph, node: NodeProto, choice: HalfNodes) -> bool:
+def _is_between(g: Graph, node: NodeProto, selected: HalfNodes) -> bool:
     """Whether a node only moves data between float32 nodes."""
     if nd.domain_of(node) or node.op_type not in _MOVES:
         return False
@@ -209,7 +209,7 @@ def _is_between(g: Graph, node: NodeProto, choice: HalfNodes) -> bool:
         if g.dtype(name) == TensorProto.FLOAT and not g.is_const(name):
             if producer is None and g.is_defined(name):
                 continue  # an input
-            if producer is None or id(producer) in choice.halves:
+            if producer is None or id(producer) in selected.halves:
                 return False
     users = [user for name in nd.outputs_of(node) for user in g.users(name)]
-    return not any(id(user) in choice.halves for user in users)
+    return not any(id(user) in selected.halves for user in users)

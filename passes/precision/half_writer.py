@@ -106,10 +106,11 @@ class Halves:
         scope = g.scope_of(name) or g
         key = id(scope), name
         if key not in self._names:
-            self._names[key] = self._made(scope, name)
+            self._names[key] = self._as_half(scope, name)
         return self._names[key]
 
-    def _made(self, g: Graph, name: str) -> str:
+    def _as_half(self, g: Graph, name: str) -> str:
+        """Return a constant in float16, or a Cast of `name` or of the value it was cast from."""
         floats = g.const(name)
         if floats is not None:
             return g.constant(converted(floats, np.float16), name)

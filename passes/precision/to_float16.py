@@ -64,16 +64,16 @@ class Float16:
                 ctx.note(f"weight '{name}' stays in 32 bits: {reason}")
             return
         Shapes(annotate=False).run(model, ctx)
-        choice = select_nodes(model, self.keep, _ranges(model, ctx))
-        for line in by_reason(choice.kept):
+        selected = select_nodes(model, self.keep, _ranges(model, ctx))
+        for line in by_reason(selected.kept):
             ctx.note(f"kept in 32 bits: {line}")
         halves = Halves(model)
         if self.io == "fp16":
             halves.take_inputs()
         for graph in list(model.graphs()):
             for node in graph.nodes:
-                if id(node) in choice.halves:
-                    halves.convert(graph, node, choice.halves[id(node)])
+                if id(node) in selected.halves:
+                    halves.convert(graph, node, selected.halves[id(node)])
         halves.settle()
         if self.io == "fp16":
             for name in halves.give_outputs():

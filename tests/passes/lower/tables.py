@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from onnx import printer, shape_inference
 
-from passes.lower.cost_query import Choice
+from passes.lower.cost_query import CostQuery
 from tests.checks import check, parse
 from toolkit.rewriting.rule import Rule, Rules
 from toolkit.runtime.cost_table import Costs, Regime, Spelling
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
-Factory = Callable[[Choice], tuple[Rule, ...]]
+Factory = Callable[[CostQuery], tuple[Rule, ...]]
 
 
 def spelling(name: str, cost: float | dict[str, float], undone: bool = False) -> Spelling:
@@ -37,9 +37,9 @@ class _All(dict[str, tuple[Spelling, ...]]):
         return self._found
 
 
-def choice(name: str, cost: float = 0.5) -> Choice:
+def choice(name: str, cost: float = 0.5) -> CostQuery:
     """A choice in which `name`, where it exists, costs `cost` of the usual spelling."""
-    return Choice(Costs("1.0", "any", "none", _All(cost, (name,))), 1)
+    return CostQuery(Costs("1.0", "any", "none", _All(cost, (name,))), 1)
 
 
 def typed(text: str) -> str:

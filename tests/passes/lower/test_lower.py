@@ -74,7 +74,7 @@ def test_it_is_proven_like_any_pass() -> None:
 
 # -- spellings
 
-ALL = [(one, name) for one in COMPUTATIONS for name in one.spellings]
+ALL = [(one, name) for one in COMPUTATIONS for name in one.candidates]
 
 
 @pytest.mark.parametrize(("computation", "name"), ALL, ids=lambda v: getattr(v, "name", v))
@@ -83,7 +83,7 @@ def test_spellings_mean_the_same_and_are_not_undone(computation: Computation, na
     regime = Regime(tokens, width, 1)
     feeds = contents(computation, computation.inputs, regime)
     results = []
-    for one in (next(iter(computation.spellings)), name):
+    for one in (next(iter(computation.candidates)), name):
         session, operators = load(chain(computation, one, regime), threads=1)
         read = {value.name: feeds[value.name] for value in session.get_inputs()}
         results.append(session.run(None, read)[0])
@@ -97,7 +97,7 @@ def test_spellings_mean_the_same_and_are_not_undone(computation: Computation, na
 def test_every_spelling_is_in_the_shipped_tables(path: Path) -> None:
     shipped = Costs.load(path)
     listed = {name: [s.name for s in found] for name, found in shipped.computations.items()}
-    assert listed == {one.name: list(one.spellings) for one in COMPUTATIONS}
+    assert listed == {one.name: list(one.candidates) for one in COMPUTATIONS}
     assert not any(s.undone for found in shipped.computations.values() for s in found)
     assert shipped_path(SHIPPED, shipped.cpu) == path
     assert json.loads(path.read_text())["script"] == "benchmarks/kernel_forms.py"

@@ -290,7 +290,7 @@ def test_numbers_of_another_type_are_not_taken_for_these() -> None:
     ("nodes", "said"),
     [
         ("(q, k, v)", "nothing is masked"),
-        ("(q, k, v, m)", "masked-attention is not faster here when spelled 'finite'"),
+        ("(q, k, v, m)", "masked-attention is not faster here as 'finite'"),
     ],
 )
 def test_the_reason_why_it_stays(nodes: str, said: str) -> None:

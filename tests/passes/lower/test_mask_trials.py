@@ -10,7 +10,7 @@ from onnx import numpy_helper, shape_inference
 
 import toolkit
 from passes.lower import mask_floor, mask_trials
-from passes.lower.cost_query import Choice
+from passes.lower.cost_query import CostQuery
 from passes.lower.lower import Lower
 from tests import ort
 from tests.checks import model, parse, text_of
@@ -48,38 +48,38 @@ class Runs:
         )
 
 
-FASTER: Choice = choice("finite")
+FASTER: CostQuery = choice("finite")
 BEFORE = typed(f"{SIGNATURE} {{ {TWO} }}")
 
 
-def shown(text: str, *feeds: dict[str, Any]) -> tuple[list[str], mask_trials.Showing, Runs]:
+def shown(text: str, *feeds: dict[str, Any]) -> tuple[list[str], mask_trials.MaskTrials, Runs]:
     runs = Runs(text, *feeds)
     subject = model(text)
-    showing = mask_trials.Showing(subject, FASTER, runs)
-    found = showing.shown()
+    trials = mask_trials.MaskTrials(subject, FASTER, runs)
+    found = trials.passed()
     assert not len(subject.journal)
-    return found, showing, runs
+    return found, trials, runs
 
 
 def test_a_mask_that_is_in_use_and_enough_at_half_the_depth() -> None:
-    found, showing, runs = shown(BEFORE, feeds(low_at(CAUSAL, -1e4)))
+    found, trials, runs = shown(BEFORE, feeds(low_at(CAUSAL, -1e4)))
     assert sorted(found) == ["y", "z"]
-    assert not showing.idle
+    assert not trials.unmasked
     assert runs.asked == 2
 
 
 def test_inputs_that_mask_nothing_show_nothing() -> None:
-    found, showing, _ = shown(BEFORE, feeds(np.zeros((4, 4), np.float32)))
+    found, trials, _ = shown(BEFORE, feeds(np.zeros((4, 4), np.float32)))
     assert found == []
-    assert showing.idle == 2
+    assert trials.unmasked == 2
 
 
 def test_a_bias_is_no_mask_that_is_in_use() -> None:
     """It makes a difference, and has nothing to show of what is masked at other inputs."""
     bias = np.random.default_rng(1).uniform(-20, 20, (4, 4)).astype(np.float32)
-    found, showing, _ = shown(BEFORE, feeds(bias))
+    found, trials, _ = shown(BEFORE, feeds(bias))
     assert found == []
-    assert showing.idle == 2
+    assert trials.unmasked == 2
 
 
 CAUSAL_PAIR = f"""g (float[N, S, 8] q, float[N, S, 8] k, float[N, S, 8] v)
@@ -91,9 +91,9 @@ CAUSAL_PAIR = f"""g (float[N, S, 8] q, float[N, S, 8] k, float[N, S, 8] v)
 def test_what_is_to_come_has_to_be_there(length: int, count: int) -> None:
     text = typed(CAUSAL_PAIR)
     fed = {name: array[:, :length] for name, array in feeds(None).items() if name != "m"}
-    found, showing, _ = shown(text, fed)
+    found, trials, _ = shown(text, fed)
     assert len(found) == count
-    assert showing.idle == 2 - count
+    assert trials.unmasked == 2 - count
 
 
 @pytest.mark.parametrize(("taken", "sites"), [(True, ["a", "z"]), (False, ["z"])])
@@ -110,9 +110,9 @@ def test_a_branch_has_to_be_taken(taken: bool, sites: list[str], mask: str) -> N
     fed = feeds(low_at(CAUSAL, -1e4), c=np.array(taken))
     if mask == STORED:
         del fed["m"]
-    found, showing, _ = shown(typed(text), fed)
+    found, trials, _ = shown(typed(text), fed)
     assert sorted(found) == sites
-    assert showing.idle == 2 - len(sites)
+    assert trials.unmasked == 2 - len(sites)
 
 
 def scaled(sign: float, low: float = -1e4) -> dict[str, Any]:
@@ -149,10 +149,10 @@ def layers(count: int) -> str:
 
 
 def test_many_masks() -> None:
-    found, showing, runs = shown(layers(20), feeds(low_at(CAUSAL, -1e4)))
+    found, trials, runs = shown(layers(20), feeds(low_at(CAUSAL, -1e4)))
     assert len(found) == 20
     assert runs.asked == 21
-    assert not showing.idle
+    assert not trials.unmasked
 
 
 @pytest.mark.parametrize(("count", "answer"), [(20, False), (40, False), (40, True)])
@@ -164,20 +164,21 @@ def test_trials_come_to_an_end(count: int, answer: bool) -> None:
         asked += 1
         return answer
 
-    showing = mask_trials.Showing(model(layers(count)), FASTER, always)
-    assert showing.shown() == []
+    trials = mask_trials.MaskTrials(model(layers(count)), FASTER, always)
+    assert trials.passed() == []
     assert asked == 32
-    assert showing.idle == (32 if answer else 0)
+    assert trials.unmasked == (32 if answer else 0)
 
 
 def test_a_veto_is_not_taken_for_a_mask_that_is_not_in_use() -> None:
     subject = model(BEFORE)
     for site in "yz":
-        subject.graph.begin("mask-floor", subject.graph.producer(site))
+        node: Any = subject.graph.producer(site)
+        subject.graph.begin("mask-floor", node)
         subject.journal.veto(Rewrite("mask-floor", site, 0))
-    showing = mask_trials.Showing(subject, FASTER, lambda trial: True)
-    assert showing.shown() == []
-    assert not showing.idle
+    trials = mask_trials.MaskTrials(subject, FASTER, lambda trial: True)
+    assert trials.passed() == []
+    assert not trials.unmasked
 
 
 # -- as a pass

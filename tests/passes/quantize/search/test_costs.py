@@ -50,13 +50,13 @@ def table(**computations: dict[str, dict[str, float]]) -> Kernels:
 def test_everything_measured_is_in_the_shipped_tables(path: Path) -> None:
     shipped = Costs.load(path)
     listed = {name: [s.name for s in found] for name, found in shipped.computations.items()}
-    assert listed == {one.name: list(one.spellings) for one in INT8_COMPUTATIONS}
+    assert listed == {one.name: list(one.candidates) for one in INT8_COMPUTATIONS}
     assert not any(s.undone for found in shipped.computations.values() for s in found)
     assert shipped_path(INT8_SHIPPED, shipped.cpu) == path
     assert json.loads(path.read_text())["script"] == "benchmarks/kernel_forms.py"
 
 
-SMALL = [(c, name) for c in INT8_COMPUTATIONS for name in c.spellings]
+SMALL = [(c, name) for c in INT8_COMPUTATIONS for name in c.candidates]
 
 
 @pytest.mark.parametrize(("computation", "name"), SMALL, ids=lambda v: getattr(v, "name", v))
