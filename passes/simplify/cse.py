@@ -1,10 +1,10 @@
-"""Common subexpressions: what is computed twice from the same values is computed once.
+"""Common subexpression elimination.
 
-Two nodes are the same when operator, attributes (defaults filled in) and inputs are, the inputs of
-a commutative operator in any order. Only operators that are known to be functions of their inputs
-take part: ONNX's own except the random ones, and the com.microsoft ones listed here.
+Two nodes are equal if their operators, attributes (with defaults) and inputs are, the inputs of a
+commutative operator in any order. Only pure operators are merged: ONNX's own except the random
+ones, and those of `PURE_CONTRIB`.
 
-A subgraph sees what the enclosing graphs computed before it, and reads it from there.
+A node of a subgraph may be replaced by an earlier one of an enclosing graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _MOST_KEYED_BYTES = 1 << 12
-"""A node with an attribute larger than this is not compared: constants belong to `share`."""
+"""Largest attribute in bytes of a node that is compared; large constants are left to `share`."""
 
 _STANDARD = ("", "ai.onnx.ml")
 
@@ -36,10 +36,10 @@ Attributes = tuple[tuple[str, bytes], ...]
 
 @dataclass(slots=True)
 class _Scope:
-    """The computations seen so far in a graph, and those of the graphs around it.
+    """The nodes visited so far in a graph, and through `parent` in the enclosing ones.
 
-    Few nodes share operator and inputs. Only for those the attributes are compared, which takes
-    longer: `first` has the first node by operator and inputs, `seen` those by all that counts.
+    Few nodes share operator and inputs, and only those need their attributes compared, which is
+    slower: `first` has the first node by operator and inputs, `seen` all nodes by the full key.
     """
 
     graph: Graph
@@ -47,21 +47,17 @@ class _Scope:
     first: dict[Key, NodeProto] = field(default_factory=dict[Key, NodeProto])
     seen: dict[Key, NodeProto] = field(default_factory=dict[Key, NodeProto])
 
-    def inside(self, subgraph: Graph) -> _Scope:
-        """The scope of a graph that a node of this one holds."""
-        return _Scope(subgraph, self)
-
-    def around(self) -> Iterator[_Scope]:
-        """This scope and those that it is in."""
+    def enclosing(self) -> Iterator[_Scope]:
+        """Yield this scope and those that enclose it."""
         scope: _Scope | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
 
     def find(self, node: NodeProto) -> tuple[Graph, NodeProto] | None:
-        """An earlier node that computes the same as `node`, which is entered if there is none."""
+        """Return an earlier node equal to `node` and its graph; without one, enter `node`."""
         reads = self._reads(node)
-        home = next((s for s in self.around() if reads in s.first), None)
+        home = next((s for s in self.enclosing() if reads in s.first), None)
         if home is None:
             self.first[reads] = node
             return None
@@ -73,14 +69,14 @@ class _Scope:
         rival_attributes = _attributes(home.graph, rival)
         if rival_attributes is not None:
             home.seen.setdefault((rival_attributes, *reads), rival)
-        for scope in self.around():
+        for scope in self.enclosing():
             if key in scope.seen:
                 return scope.graph, scope.seen[key]
         self.seen[key] = node
         return None
 
     def _reads(self, node: NodeProto) -> Key:
-        """Operator and inputs, with the operands of commutative operators in one order."""
+        """Return operator and inputs, the operands of commutative operators in sorted order."""
         values = [self._identity(name) for name in nd.without_blanks(node.input)]
         domain = nd.domain_of(node)
         if not domain and not node.attribute and _commutes(node.op_type, len(values)):
@@ -88,9 +84,9 @@ class _Scope:
         return domain, node.op_type, len(node.output), *values
 
     def _identity(self, name: str) -> tuple[str, int]:
-        """What stands for a value: its place among the outputs of a node, or its name in a graph.
+        """Return a key of a value: a producer and output index, or a name and its graph.
 
-        Names alone would not do: scopes may reuse them, and merging into an output renames a value.
+        Names alone are ambiguous: scopes may reuse them, and merging into an output renames values.
         """
         home = self.graph.scope_of(name) if name else None
         producer = None if home is None else home.producer(name)
@@ -111,15 +107,15 @@ class CommonSubexpressions:
 
 
 def _merge(scope: _Scope) -> None:
-    """Walk the graph in order, so that the inputs of a node are merged before the node is seen.
+    """Visit the nodes in order; the inputs of a node are merged before the node itself.
 
-    A value is only ever replaced by an earlier one: the order stays topological throughout.
+    A value is only replaced by an earlier one, so the order stays topological.
     """
     graph = scope.graph
     for node in graph.nodes:
         inner = graph.subgraphs(node)
         for subgraph in inner:
-            _merge(scope.inside(subgraph))
+            _merge(_Scope(subgraph, scope))
         found = None if inner else scope.find(node)
         if found is None:
             continue
@@ -131,7 +127,7 @@ def _merge(scope: _Scope) -> None:
 
 
 def _worthwhile(graph: Graph, node: NodeProto, home: Graph, first: NodeProto) -> bool:
-    """Whether `first` of the graph `home` can take the place of `node`, and nothing grows."""
+    """Return whether `first` of the graph `home` can replace `node` without adding nodes."""
     identities = 0
     for old, new in zip(node.output, first.output, strict=True):
         if not old:
@@ -139,22 +135,22 @@ def _worthwhile(graph: Graph, node: NodeProto, home: Graph, first: NodeProto) ->
         if not new or graph.scope_of(new) is not home:
             return False
         if graph.is_output(old):
-            # Two graph outputs, or one that comes from outside, need an Identity between them.
+            # An output that is another output or a captured value needs an Identity.
             identities += home is not graph or graph.is_output(new)
     return identities == 0 or (identities == 1 and not nd.is_op(node, "Identity", "Constant"))
 
 
 def _is_pure(node: NodeProto) -> bool:
-    """Whether the node is a function of its inputs and attributes."""
+    """Return whether the node is a function of its inputs and attributes."""
     domain = nd.domain_of(node)
     if domain == "com.microsoft":
         return node.op_type in PURE_CONTRIB
-    # A Dropout of an old opset trains by default; one that does nothing goes by `cleanup`.
+    # Old opsets train by default; `cleanup` removes a Dropout that is a no-op.
     return domain in _STANDARD and not is_random(node) and node.op_type != "Dropout"
 
 
 def _commutes(op_type: str, inputs: int) -> bool:
-    # Max, Sum and the like of more than two operands may round differently in another order.
+    # Sums of more than two operands may round differently in another order.
     return op_type in COMMUTATIVE or (op_type in COMMUTATIVE_VARIADIC and inputs == 2)
 
 

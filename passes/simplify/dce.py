@@ -1,10 +1,10 @@
-"""Remove what nobody needs: nodes, optional outputs, initializers, functions, opset imports.
+"""Remove dead nodes, and unused optional outputs, initializers, functions and opset imports.
 
-The inputs and outputs of the main graph are a contract and stay, read or not. A node that defines
-nothing is there for its side effect and stays too.
+The inputs and outputs of the main graph stay, used or not. A node without outputs has a side effect
+and stays, too.
 
-One walk from the last node to the first, into a node's subgraphs on the way: when a node is looked
-at, everything that could have needed it is settled.
+One walk from the last node to the first, and into subgraphs on the way, visits every user of a
+value before its producer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CONTRIB_OPTIONAL = {
     "SkipLayerNormalization": (1, 2, 3),
     "SkipSimplifiedLayerNormalization": (1, 2, 3),
 }
-"""com.microsoft operators with outputs that may be left out, which ONNX has no schema of."""
+"""Optional outputs of com.microsoft operators, for which ONNX has no schemas."""
 
 _TIED_OUTPUTS = ("Attention",)
-"""Outputs that must be there because an input is (present for past): left alone."""
+"""Operators with outputs that an input requires (present for past)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,21 @@ def _sweep(graph: Graph) -> None:
 
 
 def _trim(graph: Graph, node: NodeProto) -> None:
-    """Drop the outputs of a live node that nobody reads, where the operator may go without."""
+    """Drop the unused optional outputs of a live node."""
     unused = [i for i, name in enumerate(node.output) if name and graph.is_unused(name)]
     if not unused:
         return
     if nd.is_op(node, *CONTROL_FLOW):
         _trim_subgraph_outputs(graph, node, unused)
         return
-    blank = [i for i in unused if _may_go_without(graph, node, i)]
+    blank = [i for i in unused if _is_optional(graph, node, i)]
     if not blank or not graph.begin("unused-output", node):
         return
     kept = ["" if i in blank else name for i, name in enumerate(node.output)]
     graph.set_outputs(node, nd.without_blanks(kept))
 
 
-def _may_go_without(graph: Graph, node: NodeProto, index: int) -> bool:
+def _is_optional(graph: Graph, node: NodeProto, index: int) -> bool:
     domain = nd.domain_of(node)
     if domain == "com.microsoft":
         return index in _CONTRIB_OPTIONAL.get(node.op_type, ())
@@ -86,7 +86,7 @@ def _may_go_without(graph: Graph, node: NodeProto, index: int) -> bool:
     if facts is None or node.op_type in _TIED_OUTPUTS:
         return False
     if node.op_type == "BatchNormalization" and (
-        # Before opset 14 the number of outputs is what asks for training.
+        # Before opset 14, the number of outputs selects training mode.
         graph.opset() < 14 or nd.attr(node, "training_mode", 0)
     ):
         return False
@@ -94,29 +94,29 @@ def _may_go_without(graph: Graph, node: NodeProto, index: int) -> bool:
 
 
 def _trim_subgraph_outputs(graph: Graph, node: NodeProto, unused: list[int]) -> None:
-    """Drop results of control flow: any of an If, the scan outputs of a Loop or Scan.
+    """Drop unused results of control flow: any of an If, the scan outputs of a Loop or Scan.
 
-    What a loop carries from one iteration to the next is needed inside, read outside or not.
+    Carried values stay: the next iteration needs them.
     """
-    bodies = graph.subgraphs(node)
+    subgraphs = graph.subgraphs(node)
     if nd.is_op(node, "If"):
         carried, offset = 0, 0
     elif nd.is_op(node, "Loop"):
-        carried, offset = len(node.input) - 2, 1  # the body's first output is the condition
+        carried, offset = len(node.input) - 2, 1  # the subgraph's first output is the condition
     elif graph.opset() >= 9:
         carried, offset = len(node.input) - nd.attr(node, "num_scan_inputs", 0), 0
     else:
         return
     dropped = {i for i in unused if i >= carried}
-    if any(len(body.outputs) != len(node.output) + offset for body in bodies):
+    if any(len(inner.outputs) != len(node.output) + offset for inner in subgraphs):
         return
     if not dropped or not graph.begin("unused-output", node):
         return
     graph.set_outputs(node, [v for i, v in enumerate(node.output) if i not in dropped])
-    for body in bodies:
-        declared = body.interface_outputs()
+    for inner in subgraphs:
+        declared = inner.interface_outputs()
         kept = [v for i, v in enumerate(declared) if i - offset not in dropped]
-        body.set_interface(outputs=kept)
+        inner.set_interface(outputs=kept)
     for name in ("scan_output_axes", "scan_output_directions"):
         listed = nd.attr(node, name)
         if listed is not None:
@@ -132,12 +132,12 @@ def _drop_initializers(graph: Graph) -> None:
         if graph.is_input(name) and not graph.is_const(name):
             continue
         if model.journal.begin("unused-initializer", name):
-            model.free_initializers()  # before IR 4 an initializer was declared as an input, too
+            model.free_initializers()  # IR 3 declares every initializer as an input
             graph.drop_initializer(name)
 
 
 def drop_uncalled(model: Model) -> None:
-    """Keep the functions that a graph calls, and those that they call."""
+    """Drop the functions that no graph calls, directly or indirectly."""
     needed = reached(calls_among(model.functions), map(called_by, model.nodes()))
     kept = [function for function in model.functions if key_of(function) in needed]
     if len(kept) < len(model.functions) and model.journal.begin("unused-function", ""):

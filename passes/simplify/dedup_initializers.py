@@ -1,8 +1,7 @@
-"""Equal initializers are stored once: tied weights saved twice, scales, shapes, zero points.
+"""Store equal initializers once: tied weights saved twice, scales, shapes, zero points.
 
-Tensors are compared by their bytes, and read no more than needed: those that are alone with their
-type and size not at all, the others at a few places, and in full only when these agree. Nothing is
-copied: a mapped file is read where it lies.
+Tensors are compared by type and shape, then by samples of their bytes, and in full only if those
+agree. Nothing is copied: mapped files are read in place.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _SAMPLES = 64
+"""Samples taken of a large tensor."""
 _SAMPLE_BYTES = 64
-_CHUNK = 1 << 20
+"""Bytes of a sample."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """An initializer and the graph that holds it."""
+class _Initializer:
+    """An initializer and its graph."""
 
     graph: Graph
     tensor: TensorProto
@@ -50,16 +50,16 @@ class ShareInitializers:
     tolerance: ClassVar[Tolerance] = EXACT
     hoist_bytes: int = field(
         default=1024,
-        metadata={"help": "equal tensors of separate subgraphs move out from this size on"},
+        metadata={"help": "hoist equal tensors of sibling subgraphs of at least this many bytes"},
     )
 
     def run(self, model: Model, ctx: Context) -> None:
         for group in _equal_groups(model):
             self._share(model, group)
 
-    def _share(self, model: Model, group: list[_Stored]) -> None:
-        kept: dict[int, str] = {}  # id of a graph -> the name that it keeps
-        apart: list[_Stored] = []
+    def _share(self, model: Model, group: list[_Initializer]) -> None:
+        kept: dict[int, str] = {}  # graph id -> name of the initializer it keeps
+        apart: list[_Initializer] = []
         for item in group:  # outer graphs first
             known = _visible(item.graph, kept)
             if known is not None:
@@ -70,8 +70,8 @@ class ShareInitializers:
         if len(apart) > 1 and nbytes(apart[0].tensor) >= self.hoist_bytes:
             self._hoist(model, apart)
 
-    def _hoist(self, model: Model, apart: list[_Stored]) -> None:
-        """Subgraphs side by side do not see each other: what both hold moves to the main graph."""
+    def _hoist(self, model: Model, apart: list[_Initializer]) -> None:
+        """Move an initializer of sibling subgraphs, which cannot share it, to the main graph."""
         first = apart[0]
         if not model.journal.begin("share-across-subgraphs", first.name):
             return
@@ -85,52 +85,52 @@ class ShareInitializers:
 
 
 def _visible(graph: Graph | None, kept: dict[int, str]) -> str | None:
-    """The name of an equal tensor in this graph or one around it."""
+    """Return the name of an equal tensor in this graph or an enclosing one, or None."""
     start = graph
     while graph is not None:
         name = kept.get(id(graph))
         if name is not None:
-            # A graph between may use the name for something else.
+            # A graph in between may define the name, too.
             return name if start is not None and start.scope_of(name) is graph else None
         graph = graph.parent
     return None
 
 
-def _replace(model: Model, item: _Stored, name: str) -> None:
+def _replace(model: Model, item: _Initializer, name: str) -> None:
     if model.journal.begin("share", item.name):
-        model.free_initializers()  # before IR 4 an initializer was declared as an input, too
+        model.free_initializers()  # IR 3 declares every initializer as an input
         item.graph.replace(item.name, name)
         item.graph.drop_initializer(item.name)
 
 
-def _equal_groups(model: Model) -> Iterator[list[_Stored]]:
-    """The initializers that hold the same bytes, as groups of two and more."""
+def _equal_groups(model: Model) -> Iterator[list[_Initializer]]:
+    """Yield groups of two or more initializers that hold the same bytes."""
     weights = model.weights
 
-    def kind(item: _Stored) -> Hashable:
+    def kind(item: _Initializer) -> Hashable:
         return item.tensor.data_type, *item.tensor.dims
 
-    def sample(item: _Stored) -> Hashable:
+    def sample(item: _Initializer) -> Hashable:
         return _sample(_contents(weights, item.tensor))
 
-    def everything(item: _Stored) -> Hashable:
-        return _digest(_contents(weights, item.tensor))
+    def digest(item: _Initializer) -> Hashable:
+        return sha256(_contents(weights, item.tensor)).digest()
 
     for alike in _groups(_candidates(model), kind):
         for similar in _groups(alike, sample):
             if len({_identity(item.tensor) for item in similar}) == 1:
                 yield similar
             else:
-                yield from _groups(similar, everything)
+                yield from _groups(similar, digest)
 
 
-def _candidates(model: Model) -> Iterator[_Stored]:
+def _candidates(model: Model) -> Iterator[_Initializer]:
     for graph in model.graphs():
         for name, tensor in graph.initializers.items():
-            # A caller may set an input, and sees an output under its name.
+            # A caller may override an input, and refers to an output by its name.
             fixed = graph.is_const(name) and not graph.is_output(name)
             if fixed and not graph.is_pinned(name):
-                yield _Stored(graph, tensor)
+                yield _Initializer(graph, tensor)
 
 
 def _groups(items: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[list[T]]:
@@ -141,7 +141,7 @@ def _groups(items: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[list[T
 
 
 def _contents(weights: Weights, tensor: TensorProto) -> memoryview:
-    """The tensor's bytes as `raw_data` would hold them, whatever its encoding."""
+    """Return the tensor's bytes in the format of `raw_data`, whatever its encoding."""
     if is_external(tensor):
         return weights.raw(tensor)
     if tensor.HasField("raw_data"):
@@ -153,21 +153,14 @@ def _contents(weights: Weights, tensor: TensorProto) -> memoryview:
 
 
 def _identity(tensor: TensorProto) -> Hashable:
-    """Equal for tensors that refer to the very same bytes, and otherwise unique."""
+    """Return a key that is equal for tensors that refer to the same stored bytes."""
     return reference(tensor) if is_external(tensor) else id(tensor)
 
 
 def _sample(contents: memoryview) -> bytes:
-    """All of a small tensor, a few places all over a large one."""
+    """Return all bytes of a small tensor, evenly spaced samples of a large one."""
     if len(contents) <= _SAMPLES * _SAMPLE_BYTES:
         return bytes(contents)
     step = len(contents) // _SAMPLES
-    places = range(0, step * _SAMPLES, step)
-    return b"".join(bytes(contents[at : at + _SAMPLE_BYTES]) for at in places)
-
-
-def _digest(contents: memoryview) -> bytes:
-    whole = sha256()
-    for at in range(0, len(contents), _CHUNK):
-        whole.update(contents[at : at + _CHUNK])
-    return whole.digest()
+    starts = range(0, step * _SAMPLES, step)
+    return b"".join(bytes(contents[at : at + _SAMPLE_BYTES]) for at in starts)

@@ -1,8 +1,8 @@
-"""Compute what depends only on constants.
+"""Constant folding.
 
-Exact numpy kernels do data movement and integer arithmetic, on views of the mapped weights. What is
-left (convolutions, exponentials, loops over constants) is cut out as one small model and computed
-by onnxruntime, so that a folded value is the one that the runtime would have computed.
+Exact numpy kernels compute data movement and integer arithmetic on views of the mapped weights.
+onnxruntime computes the rest (convolutions, exponentials, loops over constants) in one session, so
+a folded value is bit for bit the one that the runtime would have computed.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ from toolkit.verification.tolerance import EXACT, Tolerance
 Array = NDArray[Any]
 
 _KEPT = frozenset({"Constant", "DequantizeLinear", "Identity"})
-"""Constant is one already; Identity is what stands behind a constant output; and an int8 weight
-behind DequantizeLinear is stored that way on purpose."""
+"""Operators that stay: Constant, an Identity that produces a constant output, and DequantizeLinear,
+whose weight is stored in int8 on purpose."""
 
 _NO_TENSOR = frozenset(
     {"Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SplitToSequence"}
 )
 _NEVER = _KEPT | _NO_TENSOR
-_SMALL = 64
-"""Inputs up to this many elements are shown to shape inference: shapes, axes, repeats."""
+_MAX_INFERENCE_INPUT = 64
+"""Largest number of elements of an input that shape inference reads: shapes, axes, repeats."""
 
-_LITTLE, _MUCH, _ONE = 1 << 12, 1 << 23, 1 << 20
-"""When nobody says, results may add as much as is stored, at least and at most so many bytes, and
-none of them more than the last. On the way it may be more than in the end: what is folded into the
-next result does not stay."""
-_SHARE, _LEAST = 64, 1 << 10
-"""Where that does not do, they may add so little. The runtime computes the rest when it loads a
-model, so that a larger file saves nothing."""
+_MIN_GROWTH, _MAX_GROWTH, _MAX_RESULT = 1 << 12, 1 << 23, 1 << 20
+"""Default budget in bytes: results may add as much as the model stores, but at least and at most
+this much in total, and each of them at most `_MAX_RESULT`. Intermediate results that later ones
+absorb may exceed it for a while."""
+_FALLBACK_SHARE, _MIN_FALLBACK = 64, 1 << 10
+"""Budget where that is exceeded: 1/64 of the stored bytes, at least 1 KB. The runtime folds the
+rest when it loads the model, so a larger file saves no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Compute what depends only on constants."""
+    """Compute nodes whose operands are all constant."""
 
     name: ClassVar[str] = "fold"
     tolerance: ClassVar[Tolerance] = EXACT
     max_bytes: int | None = field(
         default=None,
         metadata={
-            "help": "By how much results may make the file larger; none: by as much as the weights."
+            "help": "Bytes by which results may enlarge the file; default: the size of the weights."
         },
     )
 
@@ -77,15 +77,20 @@ class Fold:
         if self.max_bytes is not None:
             _fold(model, ctx, self.max_bytes, self.max_bytes)
             return
-        start, before, whole = model.journal.position, _read_bytes(model), model.nbytes()
-        _fold(model, ctx, max(whole // 4, _MUCH), _ONE)
-        if _read_bytes(model) - before > min(max(whole, _LITTLE), _MUCH):
+        start, before, whole = model.journal.position, _used_bytes(model), model.nbytes()
+        _fold(model, ctx, max(whole // 4, _MAX_GROWTH), _MAX_RESULT)
+        if _used_bytes(model) - before > min(max(whole, _MIN_GROWTH), _MAX_GROWTH):
             model.journal.undo_to(start)
-            _fold(model, ctx, min(max(whole // _SHARE, _LEAST), _MUCH), _ONE)
+            _fold(
+                model,
+                ctx,
+                min(max(whole // _FALLBACK_SHARE, _MIN_FALLBACK), _MAX_GROWTH),
+                _MAX_RESULT,
+            )
 
 
 def _cast_like_to_cast(graph: Graph) -> None:
-    """Rewrite CastLike as Cast where the type is known: its result may then be constant."""
+    """Rewrite CastLike of a known type as Cast, whose result may be constant."""
     for node in graph.nodes:
         if is_op(node, "CastLike") and (dtype := graph.dtype(node.input[1])):
             graph.set_inputs(node, node.input[:1])
@@ -93,8 +98,8 @@ def _cast_like_to_cast(graph: Graph) -> None:
             graph.set_attr(node, "to", dtype)
 
 
-def _read_bytes(model: Model) -> int:
-    """Bytes of the stored tensors that something reads."""
+def _used_bytes(model: Model) -> int:
+    """Return the bytes of all initializers that have users."""
     return sum(
         nbytes(tensor)
         for graph in model.graphs()
@@ -105,18 +110,18 @@ def _read_bytes(model: Model) -> int:
 
 def _fold(model: Model, ctx: Context, most: int, one: int) -> None:
     budget = _Budget(most, one)
-    for graph in model.graphs():  # one after the other: a branch may go with its If
+    for graph in model.graphs():  # lazily: folding an If removes its branches
         while _fold_graph(graph, ctx, budget):
             pass
 
 
 @dataclass(slots=True)
 class _Budget:
-    """How far the file may grow by all results; what one frees is for the next."""
+    """Bytes by which results may enlarge the file; freed bytes return to the budget."""
 
     left: int
     one: int
-    """The largest result that may add to it at all."""
+    """Largest result in bytes that may enlarge the file."""
 
     def grant(self, size: int, freed: int) -> bool:
         growth = size - freed
@@ -128,7 +133,7 @@ class _Budget:
 
 @dataclass(slots=True)
 class _Folding:
-    """What is constant in one graph: known by value, or pending until onnxruntime ran."""
+    """Constant values of one graph: computed, or pending until onnxruntime computes them."""
 
     graph: Graph
     candidates: dict[int, NodeProto] = field(default_factory=dict[int, NodeProto])
@@ -147,37 +152,38 @@ class _Folding:
     def is_constant(self, value: str) -> bool:
         return value in self.known or value in self.unknown or self.graph.is_const(value)
 
-    def freed_by_a_reader(self, value: str) -> int:
-        """One reader's share of the stored bytes that go once all readers of `value` are folded."""
+    def freed_by_user(self, value: str) -> int:
+        """Return the bytes of `value`, divided by its users, if folding all of them frees it."""
         if value not in self.freed:
             self.freed[value] = self._freed(value)
         return self.freed[value]
 
     def _freed(self, value: str) -> int:
-        readers = self.graph.users(value)
+        users = self.graph.users(value)
         if self.graph.scope_of(value) is not self.graph or self.graph.is_output(value):
             return 0
-        if any(id(reader) not in self.candidates for reader in readers):
+        if any(id(user) not in self.candidates for user in users):
             return 0
         array = self.array(value)
-        return 0 if array is None or array.dtype.kind in "OSU" else array.nbytes // len(readers)
+        return 0 if array is None or array.dtype.kind in "OSU" else array.nbytes // len(users)
 
-    def read_by(self, node: NodeProto) -> list[str]:
+    def operands(self, node: NodeProto) -> list[str]:
+        """Return the inputs and captured values of a node."""
         return [*inputs_of(node), *self.graph.captures_of(node)]
 
 
 def _fold_graph(graph: Graph, ctx: Context, budget: _Budget) -> bool:
-    """Fold what can be; whether the values that came out may tell the sizes of further ones."""
+    """Fold the graph once; return whether computed values may reveal the sizes of more results."""
     state = _Folding(graph)
     depend_on_constants: set[str] = set()
     for node in graph.nodes:
         if _is_pure(graph, node) and all(
-            value in depend_on_constants or graph.is_const(value) for value in state.read_by(node)
+            value in depend_on_constants or graph.is_const(value) for value in state.operands(node)
         ):
             state.candidates[id(node)] = node
             depend_on_constants.update(outputs_of(node))
     for node in state.candidates.values():
-        if all(map(state.is_constant, state.read_by(node))):
+        if all(map(state.is_constant, state.operands(node))):
             _try_node(state, node, budget)
     if state.pending:
         _run_pending(state, ctx)
@@ -186,7 +192,7 @@ def _fold_graph(graph: Graph, ctx: Context, budget: _Budget) -> bool:
 
 
 def _is_pure(graph: Graph, node: NodeProto) -> bool:
-    """Whether equal inputs give equal tensors, always."""
+    """Return whether the node and its subgraphs are deterministic functions of their inputs."""
     if node.domain not in STANDARD_DOMAINS or node.op_type in _NEVER or is_random(node):
         return False
     return all(
@@ -200,7 +206,7 @@ def _is_pure(graph: Graph, node: NodeProto) -> bool:
 def _try_node(state: _Folding, node: NodeProto, budget: _Budget) -> None:
     graph = state.graph
     size = _result_bytes(state, node)
-    freed = sum(map(state.freed_by_a_reader, dict.fromkeys(inputs_of(node)))) + node.ByteSize()
+    freed = sum(map(state.freed_by_user, dict.fromkeys(inputs_of(node)))) + node.ByteSize()
     if size is None:
         state.waited |= any(value in state.unknown for value in inputs_of(node))
         return
@@ -222,7 +228,7 @@ def _try_node(state: _Folding, node: NodeProto, budget: _Budget) -> None:
 
 
 def _result_bytes(state: _Folding, node: NodeProto) -> int | None:
-    """Bytes of all results; None when that cannot be told before computing them."""
+    """Return the bytes of all results, or None if they are unknown before computing them."""
     known = {value: state.graph.type(value) for value in outputs_of(node)}
     if any(type_ is None or type_.static is None or not type_.dtype for type_ in known.values()):
         known = _inferred_types(state, node)
@@ -238,7 +244,7 @@ def _result_bytes(state: _Folding, node: NodeProto) -> int | None:
 
 
 def _inferred_types(state: _Folding, node: NodeProto) -> dict[str, TensorType | None]:
-    """What onnx infers for this one node, given the values of its small inputs."""
+    """Return the types that ONNX infers for the node from the values of its small inputs."""
     graph = state.graph
     types: dict[str, TypeProto] = {}
     data: dict[str, TensorProto] = {}
@@ -252,7 +258,9 @@ def _inferred_types(state: _Folding, node: NodeProto) -> dict[str, TensorType | 
         else:
             dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
             types[value] = to_proto(TensorType(dtype, array.shape))
-            if array.size <= _SMALL and array.dtype.kind != "O":  # no shape is told by strings
+            if (
+                array.size <= _MAX_INFERENCE_INPUT and array.dtype.kind != "O"
+            ):  # strings determine no shape
                 data[value] = numpy_helper.from_array(array, value)
     opset = graph.opset()
     try:
@@ -269,18 +277,18 @@ def _itemsize(dtype: int) -> int:
     return helper.tensor_dtype_to_np_dtype(dtype).itemsize
 
 
-# -- what numpy has no exact kernel for
+# -- nodes without an exact numpy kernel
 
 
 def _run_pending(state: _Folding, ctx: Context) -> None:
-    """Compute all pending nodes in one session; where it refuses, node by node."""
+    """Compute all pending nodes in one session; if the runtime refuses, one by one."""
     nodes = list(state.pending.values())
     try:
         state.known.update(_compute(state, nodes, ctx))
         state.folded.update(state.pending)
     except RuntimeRefused:
         for node in nodes:
-            read = state.read_by(node)
+            read = state.operands(node)
             if any(v not in state.known and not state.graph.is_const(v) for v in read):
                 continue
             try:
@@ -308,7 +316,7 @@ def _compute(state: _Folding, nodes: list[NodeProto], ctx: Context) -> dict[str,
         proto.opset_import.append(helper.make_opsetid(domain, version))
     proto.graph.name = "fold"
     proto.graph.node.extend(graph.snapshot(node) for node in nodes)
-    read = [value for node in nodes for value in state.read_by(node)]
+    read = [value for node in nodes for value in state.operands(node)]
     for value in dict.fromkeys(v for v in read if v not in made):
         proto.graph.initializer.append(_stored(state, value))
     proto.graph.output.extend(ValueInfoProto(name=value) for value in wanted)
@@ -330,11 +338,11 @@ def _stored(state: _Folding, value: str) -> TensorProto:
     return tensor
 
 
-# -- back into the graph
+# -- writing the results
 
 
 def _write_results(state: _Folding) -> None:
-    """Replace every folded value that somebody outside still reads by a constant."""
+    """Replace every folded value that has other users by a constant."""
     graph = state.graph
     for node in state.folded.values():
         for value in outputs_of(node):

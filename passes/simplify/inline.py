@@ -1,4 +1,4 @@
-"""Model-local functions become the nodes of their bodies."""
+"""Inline model-local functions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _miscalled(node: NodeProto, function: FunctionProto) -> str:
 
 
 def _obstacle(model: Model, function: FunctionProto) -> str:
-    """Why the body cannot stand in the model's graph as it is: it means another opset."""
+    """Return why the function cannot be inlined: an operator of another version. "" if it can."""
     for entry in function.opset_import:
         domain = nd.plain_domain(entry.domain)
         current = model.opsets.get(domain, entry.version)

@@ -1,4 +1,4 @@
-"""Constant nodes become initializers, where every tool and runtime looks for weights."""
+"""Turn Constant nodes into initializers, where every tool and runtime looks for weights."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class LiftConstants:
 
 
 def lift_constant(graph: Graph, node: NodeProto) -> None:
-    """Make a Constant an initializer, if it can be one."""
-    # A graph output needs a node behind it; a sparse constant has no dense tensor.
+    """Turn a Constant into an initializer, unless it is a graph output or sparse."""
     tensor = None if graph.is_output(node.output[0]) else graph.tensor(node.output[0])
     if tensor is not None and graph.begin("lift-constant", node):
         graph.lift(node, tensor)

@@ -1,12 +1,12 @@
-"""Shape arithmetic written away, by what `shapes` knows of its results.
+"""Replace shape arithmetic, using the symbolic contents that `shapes` infers.
 
     known-contents    a computed integer that is the same number in every run becomes a constant
-    reshape-target    [batch, length, 12, 64] of a [batch, length, 768] becomes [0, 0, 12, 64]
-    expand-target     [batch, 12, length, 64] of a [batch, 1, length, 64] becomes [1, 12, 1, 1]
+    reshape-target    [batch, length, 12, 64] for a [batch, length, 768] becomes [0, 0, 12, 64]
+    expand-target     [batch, 12, length, 64] for a [batch, 1, length, 64] becomes [1, 12, 1, 1]
     same-contents     integers with equal symbolic contents are computed once
-    size-of-input     [batch, 4] is read from an input, not from a value computed of it
+    size-of-input     [batch, 4] is taken from the shape of an input, not of a computed value
 
-What a Reshape can be told in numbers is up to `passes.analysis.operands.reshape_target`.
+`passes.analysis.operands.reshape_target` decides which targets of a Reshape can be constant.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from toolkit.verification.tolerance import EXACT, Tolerance
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
-_PICKING = ("Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
+_SELECTING = ("Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
+"""Operators that select sizes from a Shape, or only reshape or convert them."""
 
 _CONTENT_TYPES = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 
 _Run = tuple[str, list[int]]
-"""An input with neighbouring axes of it, or no name with numbers."""
+"""A graph input and consecutive axes of it, or "" and numbers."""
 
 Contents = tuple[int, tuple[int, ...], tuple[Dim, ...]]
-"""Element type, shape and elements of an integer value: what makes two of them equal."""
+"""Element type, shape and elements of an integer value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Reshape:
 
 
 def _is_live(graph: Graph) -> bool:
-    """Whether the node that holds the graph, and those around it, have not been removed."""
+    """Return whether the nodes that own the graph and its enclosing graphs still exist."""
     while graph.parent is not None and graph.owner is not None:
         if graph.owner not in graph.parent:
             return False
@@ -65,13 +66,13 @@ def _is_live(graph: Graph) -> bool:
 
 @dataclass(slots=True)
 class _Sweep:
-    """One walk over a graph, in order."""
+    """One walk over the nodes of a graph, in order."""
 
     graph: Graph
     constants: dict[Contents, str] = field(default_factory=dict[Contents, str])
     seen: dict[Contents, str] = field(default_factory=dict[Contents, str])
     sizes: dict[Dim, tuple[str, int]] = field(default_factory=dict[Dim, tuple[str, int]])
-    """The input, and its axis, that has a symbolic size."""
+    """Symbolic size -> graph input and axis."""
 
     def run(self) -> None:
         for value in self.graph.inputs:
@@ -113,13 +114,16 @@ class _Sweep:
             graph.prune(node)
 
     def _from_inputs(self, node: NodeProto, value: str, contents: Contents) -> str | None:
-        """Sizes as the inputs have them, so that nothing is computed or kept for its shape."""
+        """Take sizes of a computed value from the shapes of graph inputs; return the new value.
+
+        Then nothing is computed or kept in memory for its shape alone.
+        """
         graph, (dtype, shape, sizes) = self.graph, contents
         measured = self._measured(node)
         if measured is None or len(shape) != 1 or graph.opset() < 15 or graph.is_output(value):
             return None
         runs = self._runs(sizes)
-        if not runs or (len(runs) > 1 and not self._is_read_otherwise(measured)):
+        if not runs or (len(runs) > 1 and not self._has_other_users(measured)):
             return None
         if not graph.begin("size-of-input", node):
             return None
@@ -134,46 +138,52 @@ class _Sweep:
         return found
 
     def _measured(self, node: NodeProto) -> str | None:
-        """The value whose Shape it takes sizes from, if that is computed and the sizes are read."""
-        if all(nd.is_op(reader, *_PICKING) for reader in self.graph.users(node.output[0])):
-            return None  # what is picked of it follows
-        maker: NodeProto | None = node
-        while maker is not None and nd.is_op(maker, *_PICKING):
-            maker = self.graph.producer(maker.input[0])
-        if maker is None or not nd.is_op(maker, "Shape"):
-            return None
-        return maker.input[0] if self.graph.producer(maker.input[0]) is not None else None
+        """Return the computed value whose sizes `node` selects, or None.
 
-    def _is_read_otherwise(self, value: str) -> bool:
-        """Whether a value, or what it is a view of, has readers that rules would find alone."""
-        maker = self.graph.producer(value)
-        while self.graph.use_count(value) == 1 and nd.is_op(maker, *VIEWS) and maker is not None:
-            value = maker.input[0]
-            maker = self.graph.producer(value)
+        None also if all users select sizes in turn: each of them is visited later.
+        """
+        if all(nd.is_op(user, *_SELECTING) for user in self.graph.users(node.output[0])):
+            return None
+        producer: NodeProto | None = node
+        while producer is not None and nd.is_op(producer, *_SELECTING):
+            producer = self.graph.producer(producer.input[0])
+        if producer is None or not nd.is_op(producer, "Shape"):
+            return None
+        return producer.input[0] if self.graph.producer(producer.input[0]) is not None else None
+
+    def _has_other_users(self, value: str) -> bool:
+        """Return whether a value, or one that it is a view of, has other users than its Shape.
+
+        Removing the Shape then leaves a chain without side users, which other rules match.
+        """
+        producer = self.graph.producer(value)
+        while self.graph.use_count(value) == 1 and producer and nd.is_op(producer, *VIEWS):
+            value = producer.input[0]
+            producer = self.graph.producer(value)
         return self.graph.use_count(value) > 1
 
     def _runs(self, sizes: Sequence[Dim]) -> list[_Run]:
-        """The sizes as numbers and neighbouring axes of inputs; nothing where one is neither."""
+        """Group sizes into numbers and consecutive axes of graph inputs; [] if one is neither."""
         runs: list[_Run] = []
         for size in sizes:
             source, axis = ("", size) if isinstance(size, int) else self.sizes.get(size, ("", None))
             if not isinstance(axis, int):
                 return []
-            last, places = runs[-1] if runs else ("", [])
-            if places and last == source and (not source or places[-1] + 1 == axis):
-                places.append(axis)
+            last, axes = runs[-1] if runs else ("", [])
+            if axes and last == source and (not source or axes[-1] + 1 == axis):
+                axes.append(axis)
             else:
                 runs.append((source, [axis]))
         return runs
 
     def _run(self, run: _Run, node: NodeProto) -> str:
-        source, places = run
+        source, axes = run
         if not source:
-            return self._constant((TensorProto.INT64, (len(places),), tuple(places)))
-        return self.graph.op("Shape", source, at=node, start=places[0], end=places[-1] + 1)
+            return self._constant((TensorProto.INT64, (len(axes),), tuple(axes)))
+        return self.graph.op("Shape", source, at=node, start=axes[0], end=axes[-1] + 1)
 
     def _constant(self, contents: Contents) -> str:
-        """An initializer with these numbers, made once for each graph."""
+        """Return an initializer with these numbers, one per graph."""
         name = self.constants.get(contents)
         if name is None:
             dtype, shape, numbers = contents
@@ -182,13 +192,13 @@ class _Sweep:
         return name
 
     def _set_target(self, node: NodeProto, numbers: Sequence[int]) -> None:
-        """Give the node these numbers as its second input, and drop what computed the old ones."""
+        """Set the second input of the node to these numbers, and prune the old producer."""
         graph = self.graph
-        maker = graph.producer(node.input[1])
+        producer = graph.producer(node.input[1])
         target = self._constant((TensorProto.INT64, (len(numbers),), tuple(numbers)))
         graph.set_input(node, 1, target)
-        if maker is not None:
-            graph.prune(maker)
+        if producer is not None:
+            graph.prune(producer)
 
     # -- Reshape
 
@@ -207,7 +217,7 @@ class _Sweep:
         self._set_target(node, numbers)
 
     def _wanted(self, node: NodeProto) -> list[Dim] | None:
-        """The contents of the second input, where some of them are symbolic."""
+        """Return the contents of the second input if some of them are symbolic, or None."""
         if len(node.input) < 2 or self.graph.is_const(node.input[1]):
             return None
         data = self.graph.data(node.input[1])
@@ -231,14 +241,14 @@ class _Sweep:
 def symbolic_target(
     wanted: Sequence[Dim], source: Shape | None, result: Shape | None, strict: bool = False
 ) -> list[int] | None:
-    """Numbers that reshape `source` to `result` as the symbolic target `wanted` does, or None.
+    """Return the constant target equivalent to the symbolic one for this source, or None.
 
-    `strict`: in `wanted`, 0 is a size (allowzero); in the answer it always copies.
+    With `strict`, a 0 in `wanted` is a size (allowzero); in the result it always copies.
     """
     sizes, had = list(wanted), source or ()
     inferred = sizes.index(-1) if -1 in sizes else None
     if inferred is not None and result is not None and len(result) == len(sizes):
-        sizes[inferred] = result[inferred]  # what is left to the runtime is often a plain number
+        sizes[inferred] = result[inferred]  # the inferred size is often a number
     if not strict:
         for place, size in enumerate(had[: len(sizes)]):
             if sizes[place] == 0:
@@ -247,7 +257,7 @@ def symbolic_target(
 
 
 def expand_target(wanted: Sequence[Dim], shape: Shape) -> list[int] | None:
-    """The target with 1 for each size that the input has already; None if a symbol is left."""
+    """Return the target with 1 for each size that the input has; None if a symbol remains."""
     extra = len(wanted) - len(shape)
     numbers = [
         1 if place >= extra and shape[place - extra] == size else size

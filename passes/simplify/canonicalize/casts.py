@@ -1,4 +1,4 @@
-"""Casts that change nothing, and chains of Casts of which one is enough."""
+"""Casts that are no-ops, and chains of Casts that one Cast replaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BITS: dict[int, int] = {
     TensorProto.UINT32: 32,
     TensorProto.UINT64: 64,
 }
-"""Integers: how many bits the largest value has."""
+"""Number of bits of the largest value of each integer type."""
 
 _SIGNED = frozenset((TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64))
 
@@ -31,7 +31,8 @@ _FLOATS: dict[int, tuple[int, int]] = {
     TensorProto.FLOAT: (24, 8),
     TensorProto.DOUBLE: (53, 11),
 }
-"""Floats: bits of the significand and of the exponent. The 8-bit formats saturate: left alone."""
+"""Bits of the significand and of the exponent of each float type; the 8-bit types saturate and are
+not listed."""
 
 
 @rewrite(op.Cast(x), op.CastLike(x, var("like")))
@@ -43,19 +44,19 @@ def cast_to_same_type(g: Graph, x: str, like: str | None, node: NodeProto) -> st
 
 @rewrite(op.Cast(op.Cast(x).shared().named("inner")))
 def cast_of_cast(g: Graph, x: str, inner: NodeProto, node: NodeProto) -> str | None:
-    """The detour over a type that holds every value of the first one leaves no trace."""
+    """Skip a Cast to a type that represents every value of the source type."""
     first, middle, last = g.dtype(x), _target(inner), _target(node)
     if not holds(first, middle):
         return None
     if last == first:
         return x
-    if not _same_on_the_way(first, middle, last):
+    if not _same_result(first, middle, last):
         return None
     return g.op("Cast", x, at=node, to=last)
 
 
 def holds(narrow: int, wide: int) -> bool:
-    """Whether every value of the one element type is a value of the other."""
+    """Return whether every value of the type `narrow` is a value of the type `wide`."""
     if narrow == wide:
         return narrow != 0
     if narrow == TensorProto.BOOL:
@@ -73,11 +74,11 @@ def holds(narrow: int, wide: int) -> bool:
     return False
 
 
-def _same_on_the_way(first: int, middle: int, last: int) -> bool:
-    """Whether `last` comes out alike from `first` and from an equal value of `middle`.
+def _same_result(first: int, middle: int, last: int) -> bool:
+    """Return whether a Cast to `last` is the same from `first` and from an equal `middle` value.
 
-    A number that does not fit into an integer type wraps when it is an integer and is undefined
-    when it is a float, so the kind must be the same, or the number must fit.
+    Out of range of an integer type, integers wrap and floats are undefined. So `first` and `middle`
+    must be of one kind, or all values in range.
     """
     if last == TensorProto.BOOL:
         return first in _BITS or first in _FLOATS

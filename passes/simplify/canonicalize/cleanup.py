@@ -1,7 +1,7 @@
-"""Operators that do nothing, and chains of them that one operator can do.
+"""Canonicalization: remove no-ops and merge chains of operators.
 
-Every rule is exact: the same numbers come out. Where a rule needs to know a shape, a type or a
-constant and does not, it leaves the node alone.
+Every rule is exact: the results keep their values. A rule that needs a shape, a type or a constant
+leaves the node alone if that is unknown.
 """
 
 from __future__ import annotations

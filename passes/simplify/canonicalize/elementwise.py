@@ -1,4 +1,4 @@
-"""Arithmetic and logic that gives back its operand, and limits set twice."""
+"""Arithmetic and logic that returns an operand, selections, and chains of Clips."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ x = var("x")
 
 
 def _filled_with(array: Array, value: float) -> bool:
-    """Whether all elements, and at least one, are `value`."""
+    """Return whether the array is not empty and all of its elements are `value`."""
     if not array.size or array.dtype.kind in "OSU":
         return False
-    first = array[(0,) * array.ndim]  # mostly tells, without reading the rest
+    first = array[(0,) * array.ndim]  # settles most cases without reading the rest
     return bool(first == value) and bool(np.all(array == value))
 
 
@@ -35,7 +35,7 @@ ones = const("c", where=lambda array: _filled_with(array, 1))
     op.any("Mul", "And")(x, ones),
     op.Sub(x, zeros),
     op.any("Div", "Pow")(x, ones),
-    opset=7,  # before, operands were broadcast by attributes
+    opset=7,  # older operators broadcast by attributes
 )
 def neutral_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
     """x + 0, x - 0, x * 1, x / 1, x ** 1, x or false, x and true. (-0.0 + 0 is 0: equal.)"""
@@ -48,18 +48,18 @@ def neutral_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
     opset=8,
 )
 def neutral_operand_widened(g: Graph, x: str, c: str, shape: str, node: NodeProto) -> str | None:
-    """x + zeros(shape), x and ones(shape): x, widened to that shape"""
+    """x + zeros(shape) = x and ones(shape) = Expand(x, shape)"""
     if g.rank(c) != 0:
         return None
     return g.op("Expand", x, shape, at=node)
 
 
-# -- the same twice
+# -- repeated operators and operands
 
 
 @rewrite(op.any("Not", "Neg", "BitwiseNot")(var("y")))
 def double_negation(g: Graph, y: str, node: NodeProto) -> str | None:
-    """not not x, -(-x)."""
+    """not not x = x, -(-x) = x"""
     before = g.producer(y)
     return before.input[0] if nd.is_op(before, node.op_type) and before else None
 
@@ -84,17 +84,19 @@ _IDEMPOTENT = ("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
 
 @rewrite(op.any(*_IDEMPOTENT)(var("y")))
 def repeated_op(g: Graph, y: str, node: NodeProto) -> str | None:
-    """relu(relu(x)) and others of which once is enough."""
+    """relu(relu(x)) = relu(x), and the same for other idempotent operators."""
     return y if nd.is_op(g.producer(y), node.op_type) else None
 
 
 @rewrite(op.any("Max", "Min", "And", "Or", "BitwiseAnd", "BitwiseOr")(x, x))
 def same_operands(g: Graph, x: str, node: NodeProto) -> str:
+    """max(x, x) = x, x and x = x"""
     return x
 
 
 @rewrite(op.any("Concat", "Sum", "Mean", "Max", "Min")(x))
 def single_operand(g: Graph, x: str, node: NodeProto) -> str:
+    """concat(x) = x, sum(x) = x"""
     return x
 
 
@@ -103,13 +105,14 @@ def single_operand(g: Graph, x: str, node: NodeProto) -> str:
 
 @rewrite(op.Where(ones, x, var("other")), op.Where(zeros, var("other"), x))
 def known_condition(g: Graph, c: str, x: str, other: str, node: NodeProto) -> str | None:
-    """A condition that is the same everywhere picks one operand, if that has the full shape."""
+    """Replace a Where with a uniform constant condition by the selected operand."""
     result = node.output[0]
     return x if fits(g, c, x, result) and fits(g, other, x, result) else None
 
 
 @rewrite(op.Where(var("c"), x, x))
 def where_of_equals(g: Graph, c: str, x: str, node: NodeProto) -> str | None:
+    """where(c, x, x) = x, if x has the full shape."""
     return x if fits(g, c, x, node.output[0]) else None
 
 
@@ -141,28 +144,28 @@ _other = (op.Cast(op.Not(var("c")).shared()).shared() * var("other")).shared()
 def where_by_factors(
     g: Graph, c: str, x: str, other: str, flag: NodeProto, node: NodeProto
 ) -> str | None:
-    """float(c) * x + float(not c) * y = where(c, x, y). (Not where 0 * inf was NaN.)"""
+    """float(c) * x + float(not c) * y = where(c, x, y), except that 0 * inf is NaN on the left."""
     if g.dtype(c) != TensorProto.BOOL or g.dtype(flag.output[0]) not in _SELECTED:
         return None
     return g.op("Where", c, x, other, at=node)
 
 
 _SELECTED = (TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64)
-"""Element types that the runtime has a Where for, in all versions."""
+"""Element types for which every version of onnxruntime has a Where kernel."""
 
 
 # -- limits
 
 Limits = tuple[float | None, float | None]
-"""Lower and upper limit; None where none is given, which is the type's own."""
+"""Lower and upper limit; None for an absent one, which is the limit of the type."""
 
 _CLIPPED = FLOATS - {TensorProto.BFLOAT16}
-"""Element types that the runtime has a Clip for, and that can hold any limit."""
+"""Element types for which onnxruntime has a Clip kernel, and that represent any limit."""
 
 
 @rewrite(op.Clip(x, ...))
 def clip_nowhere(g: Graph, x: str, node: NodeProto) -> str | None:
-    """Limits at infinity. Without limits a float is still held to its largest finite value."""
+    """Remove a Clip to [-inf, inf]; absent limits clip to the largest finite value."""
     return x if limits(g, node) == (-np.inf, np.inf) else None
 
 

@@ -1,11 +1,11 @@
-"""Reductions over nothing, windows of one element, dropout outside of training."""
+"""Reductions, poolings, resizes and dropouts that are no-ops."""
 
 from __future__ import annotations
 
 from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
-from passes.analysis.operands import dims, given, int_operand, squeeze
+from passes.analysis.operands import dims, extra_outputs_used, given, int_operand, squeeze
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.pattern import op, var
@@ -17,7 +17,7 @@ x = var("x")
 
 @rewrite(op.any("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")(x, ...))
 def reduce_single_elements(g: Graph, x: str, node: NodeProto) -> str | None:
-    """Over dimensions of size 1 the result is the element itself (not so for norms and logs)."""
+    """Replace a reduction over axes of size 1 by a Squeeze (not one that takes norms or logs)."""
     shape = g.shape(x)
     axes = int_operand(g, node, "axes", 1, absent=[])
     if axes == [] and nd.attr(node, "noop_with_empty_axes", 0):
@@ -34,8 +34,8 @@ def reduce_single_elements(g: Graph, x: str, node: NodeProto) -> str | None:
 
 @rewrite(op.any("MaxPool", "AveragePool")(x))
 def pool_of_one(g: Graph, x: str, node: NodeProto) -> str | None:
-    """A window of one element at every place."""
-    if any(v for v in node.output[1:] if not g.is_unused(v)) or any(nd.attr(node, "pads", ())):
+    """Remove a pooling with windows of one element and stride 1."""
+    if extra_outputs_used(g, node) or any(nd.attr(node, "pads", ())):
         return None
     sizes = [*nd.attr(node, "kernel_shape", (0,)), *nd.attr(node, "strides", ())]
     return x if all(size == 1 for size in sizes) else None
@@ -43,13 +43,14 @@ def pool_of_one(g: Graph, x: str, node: NodeProto) -> str | None:
 
 @rewrite(op.any("GlobalAveragePool", "GlobalMaxPool")(x))
 def global_pool_of_one(g: Graph, x: str) -> str | None:
+    """Remove a global pooling of a single pixel."""
     shape = g.shape(x)
     return x if shape is not None and all(size == 1 for size in shape[2:]) else None
 
 
 @rewrite(op.any("Resize", "Upsample")(x, ...))
 def resize_to_same_size(g: Graph, x: str, node: NodeProto) -> str | None:
-    """Every sample falls on its own place, in all modes but those that shift or crop."""
+    """Remove a Resize with scale 1, in all modes but those that shift or crop."""
     if nd.attr(node, "coordinate_transformation_mode", "") in (
         "tf_crop_and_resize",
         "tf_half_pixel_for_nn",
@@ -76,7 +77,8 @@ def _sizes_along(g: Graph, x: str, axes: list[int] | None) -> list[Dim] | None:
 
 @rewrite(op.Dropout(x, ...))
 def dropout_in_inference(g: Graph, x: str, node: NodeProto) -> str | None:
-    if any(not g.is_unused(mask) for mask in node.output[1:] if mask):
+    """Remove a Dropout whose training mode is off."""
+    if extra_outputs_used(g, node):
         return None
     if g.opset() < 7:
         return x if nd.attr(node, "is_test", 0) else None

@@ -13,8 +13,8 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
+from passes.analysis.axis_flow import BROADCAST, axis_flow
 from passes.analysis.operands import (
-    int_operand,
     int_vector,
     ints,
     permutation,
@@ -25,7 +25,7 @@ from passes.analysis.operands import (
 )
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
-from toolkit.ir.op_traits import ELEMENTWISE
+from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE
 from toolkit.ir.tensor_type import TensorType
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import rewrite
@@ -36,7 +36,10 @@ _MOST_PARTS = 8
 """Largest number of outputs of a Split that replaces slices."""
 
 _LONGEST_CHAIN = 6
-"""Largest number of elementwise operators that a Slice moves past on its way to a Concat."""
+"""Largest number of operators between a Concat and a Slice that moves up to it."""
+
+_PASSED = ("Unsqueeze", *ELEMENTWISE, *BROADCASTING)
+"""Operators that a Slice of the last axis may move past."""
 
 
 @rewrite(op.Gather(op.Transpose(x).shared().named("inner"), const("at")))
@@ -184,21 +187,16 @@ def _operand_at(g: Graph, value: str, taken: tuple[int, int]) -> str | None:
 
 
 def _keeps_last_axis(g: Graph, node: NodeProto) -> bool:
-    """Return whether each element of the last axis depends on that element alone."""
-    if node.domain not in nd.STANDARD_DOMAINS or not node.input or g.is_output(node.output[0]):
+    """Return whether each entry of the last axis depends on that entry of the first operand alone.
+
+    The other operands must not vary along the last axis.
+    """
+    flow = axis_flow(g, node) if nd.is_op(node, *_PASSED) else None
+    rank = g.rank(node.input[0]) if flow is not None else None
+    if flow is None or not rank or g.is_output(node.output[0]):
         return False
-    before, after = g.shape(node.input[0]), g.shape(node.output[0])
-    if not before or not after or before[-1] != after[-1]:
-        return False
-    if node.op_type in ELEMENTWISE and len(node.input) == 1:
-        return True
-    if node.op_type == "Unsqueeze":
-        axes = positive_axes(int_operand(g, node, "axes", 1), len(after))
-        return axes is not None and len(after) - 1 not in axes
-    if node.op_type in ("Mul", "Div", "Add", "Sub"):
-        stored = g.tensor(node.input[1])
-        return stored is not None and not any(size != 1 for size in stored.dims)
-    return False
+    last = {slot: operand.sources[-1] for slot, operand in flow.operands.items()}
+    return last.pop(0) == rank - 1 and set(last.values()) <= {BROADCAST}
 
 
 RULES = (gather_of_transpose, split_of_last_axis, slice_of_concat)

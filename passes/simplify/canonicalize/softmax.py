@@ -1,8 +1,8 @@
-"""Softmax of rows that were laid out as one matrix, and put back.
+"""Softmax of a flattened matrix.
 
     Reshape(Softmax(Flatten(x)), shape of x) = Softmax(x)
 
-Before opset 13 that was what a Softmax meant, so models that were lifted have it all over.
+Before opset 13, Softmax flattened its operand; the conversion to newer opsets makes that explicit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _softmax = op.any("Softmax", "LogSoftmax", "Hardmax")(_flat).named("softmax")
 def softmax_of_rows(
     g: Graph, x: str, flat: NodeProto, softmax: NodeProto, node: NodeProto
 ) -> str | None:
-    """Where the last axis is kept, the rows are the same ones in the same order."""
+    """Apply a Softmax along the last axis to the unflattened operand."""
     rows, shape = g.shape(flat.output[0]), g.shape(x)
     if not rows or not shape or not same_shape(g, x, node.output[0]) or rows[-1] != shape[-1]:
         return None

@@ -1,4 +1,4 @@
-"""Inline an If whose condition is known as the branch it takes."""
+"""Inline the branch that an If with a known condition takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from onnx import NodeProto, TensorProto
 
-from passes.simplify.control_flow.loops import read_around_loops
+from passes.simplify.control_flow.loops import capture_invariants
 from passes.simplify.lift_constants import lift_constant
 from toolkit.ir.clone import clone
 from toolkit.ir.graph import Graph
@@ -19,14 +19,14 @@ from toolkit.verification.tolerance import EXACT, Tolerance
 
 @dataclass(frozen=True, slots=True)
 class InlineBranches:
-    """Inline the branch that a constant If takes; take out of a Loop what it never changes."""
+    """Inline the branch of an If with a known condition; capture loop-invariant values."""
 
     name: ClassVar[str] = "branches"
     tolerance: ClassVar[Tolerance] = EXACT
 
     def run(self, model: Model, ctx: Context) -> None:
         self._inline(model)
-        read_around_loops(model)
+        capture_invariants(model)
 
     def _inline(self, model: Model) -> None:
         pending = [(model.graph, node) for node in reversed(model.graph.nodes)]
@@ -36,7 +36,7 @@ class InlineBranches:
             if branch is not None and graph.begin("inline-branch", node):
                 for inner in _inline(graph, node, branch):
                     if is_op(inner, "Constant"):
-                        lift_constant(graph, inner)  # as an output of the branch it had to stay
+                        lift_constant(graph, inner)  # not liftable before, as an output
                     else:
                         pending.append((graph, inner))
             else:
@@ -53,12 +53,12 @@ def _taken(graph: Graph, node: NodeProto) -> Graph | None:
     wanted = "then_branch" if condition else "else_branch"
     order = [a.name for a in node.attribute if a.HasField("g")]
     branch = graph.subgraphs(node)[order.index(wanted)]
-    # Sparse initializers have no place to go in the edit API; an If with them is left alone.
+    # The graph cannot hold sparse initializers: leave such an If alone.
     return None if branch.has_sparse else branch
 
 
 def _known(graph: Graph, value: str) -> bool | None:
-    """A condition's value: stored, or followed by shape inference (`x.shape[1] == 1`)."""
+    """Return the value of a condition: constant, or inferred from shapes (`x.shape[1] == 1`)."""
     found = graph.const(value)
     if found is None:
         found = graph.data(value)
@@ -69,7 +69,7 @@ def _known(graph: Graph, value: str) -> bool | None:
 
 
 def _inline(graph: Graph, node: NodeProto, branch: Graph) -> list[NodeProto]:
-    """Put the branch in the place of the If; the nodes that came in."""
+    """Replace the If by the nodes of the branch and return them."""
     names: dict[str, str] = {}
     for name, tensor in branch.initializers.items():
         names[name] = graph.fresh(name)
@@ -77,8 +77,8 @@ def _inline(graph: Graph, node: NodeProto, branch: Graph) -> list[NodeProto]:
         copy.CopyFrom(tensor)
         copy.name = names[name]
         graph.put_initializer(copy)
-    bodies = clone((branch.snapshot(n) for n in branch.nodes), names, graph.fresh)
-    inserted = [graph.insert(body, at=node) for body in bodies]
+    copies = clone((branch.snapshot(n) for n in branch.nodes), names, graph.fresh)
+    inserted = [graph.insert(copy, at=node) for copy in copies]
     for value, inner in zip(list(node.output), branch.outputs, strict=True):
         if not value:
             continue
@@ -88,4 +88,4 @@ def _inline(graph: Graph, node: NodeProto, branch: Graph) -> list[NodeProto]:
             graph.learn_type(inside, known)
         names[inner] = graph.replace(value, inside)
     graph.prune(node)
-    return [body for body in inserted if body in graph]
+    return [new for new in inserted if new in graph]

@@ -1,10 +1,10 @@
-"""What goes through a Loop unchanged is read from around it.
+"""Capture loop-invariant values of a Loop instead of carrying them.
 
     w1, ... = Loop (n, c, w, ...) <body (i, k, v, ...) => (k1, v, ...) { ... v ... }>
     ->  ... = Loop (n, c, ...) <body (i, k, ...) => (k1, ...) { ... w ... }>, and w for w1
 
-Exporters hand the weights of a recurrent layer from one step to the next. For the body these are
-values like any other; read from around it, they are the constants that they were.
+Exporters carry the weights of a recurrent layer from one iteration to the next, which hides that
+they are constants. Captured, they are constants inside the subgraph, too.
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ from toolkit.ir.node import is_op
 _T = TypeVar("_T")
 
 _CARRIED = 2
-"""Inputs of a Loop, and of its body, in front of the values that it carries."""
+"""Index of the first carried value among the inputs of a Loop and of its subgraph."""
 
 
-def read_around_loops(model: Model) -> None:
-    """Take out of every Loop what it carries and never changes."""
-    # Inner loops first: what these pass on unchanged, the outer ones may pass on too.
+def capture_invariants(model: Model) -> None:
+    """Capture the carried values that a Loop never changes."""
+    # Inner loops first: their invariants may be invariants of the outer loops, too.
     for graph in reversed(list(model.graph.walk())):
         for node in list(graph.nodes):
             unchanged = _unchanged(graph, node)
             if unchanged and graph.begin("unchanged-in-loop", node):
-                _read_around(graph, node, unchanged)
+                _capture(graph, node, unchanged)
 
 
 def _unchanged(graph: Graph, node: NodeProto) -> list[int]:
-    """Which of the values that a Loop carries its body only passes on, counted from 0."""
+    """Return the indices of the carried values that the subgraph of a Loop passes on unchanged."""
     if not is_op(node, "Loop"):
         return []
-    (body,) = graph.subgraphs(node)
-    if len(body.inputs) != len(node.input):
+    (subgraph,) = graph.subgraphs(node)
+    if len(subgraph.inputs) != len(node.input):
         return []
     carried = range(len(node.input) - _CARRIED)
-    found = [
-        at for at in carried if _origin(body, body.outputs[1 + at]) == body.inputs[_CARRIED + at]
-    ]
-    # As another output too, an input of the body must stay one: its name is in the interface.
-    others = [name for at, name in enumerate(body.outputs) if at - 1 not in found]
-    return [at for at in found if body.inputs[_CARRIED + at] not in others]
+    inputs, outputs = subgraph.inputs, subgraph.outputs
+    found = [at for at in carried if _origin(subgraph, outputs[1 + at]) == inputs[_CARRIED + at]]
+    # An input that is also another output of the subgraph must stay an input.
+    others = [name for at, name in enumerate(outputs) if at - 1 not in found]
+    return [at for at in found if inputs[_CARRIED + at] not in others]
 
 
-def _origin(body: Graph, value: str) -> str:
-    maker = body.producer(value)
-    while maker is not None and is_op(maker, "Identity"):
-        value = maker.input[0]
-        maker = body.producer(value)
+def _origin(subgraph: Graph, value: str) -> str:
+    """Return the value behind a chain of Identity nodes."""
+    producer = subgraph.producer(value)
+    while producer is not None and is_op(producer, "Identity"):
+        value = producer.input[0]
+        producer = subgraph.producer(value)
     return value
 
 
-def _read_around(graph: Graph, node: NodeProto, unchanged: list[int]) -> None:
-    (body,) = graph.subgraphs(node)
-    inputs, outputs = body.interface_inputs(), body.interface_outputs()
+def _capture(graph: Graph, node: NodeProto, unchanged: list[int]) -> None:
+    (subgraph,) = graph.subgraphs(node)
+    inputs, outputs = subgraph.interface_inputs(), subgraph.interface_outputs()
     for at in unchanged:
         if at < len(node.output) and node.output[at]:
             graph.replace(node.output[at], node.input[_CARRIED + at])
     passed_on = [outputs[1 + at].name for at in unchanged]
-    body.set_interface(outputs=_without(outputs, unchanged, before=1))
+    subgraph.set_interface(outputs=_without(outputs, unchanged, before=1))
     for at in unchanged:
-        body.replace(inputs[_CARRIED + at].name, node.input[_CARRIED + at])
-    body.set_interface(inputs=_without(inputs, unchanged, before=_CARRIED))
+        subgraph.replace(inputs[_CARRIED + at].name, node.input[_CARRIED + at])
+    subgraph.set_interface(inputs=_without(inputs, unchanged, before=_CARRIED))
     for value in passed_on:
-        maker = body.producer(value)
-        if maker is not None:
-            body.prune(maker)
+        producer = subgraph.producer(value)
+        if producer is not None:
+            subgraph.prune(producer)
     graph.set_inputs(node, _without(list(node.input), unchanged, before=_CARRIED))
     graph.set_outputs(node, _without(list(node.output), unchanged, before=0))
 
