@@ -1,11 +1,11 @@
-"""Quantized layers whose bias can be corrected, in any of their forms.
+"""Find quantized layers whose bias can be corrected, and read and write the bias.
 
     Conv, ConvTranspose, Gemm     weights behind a DequantizeLinear; the bias is input 2: int32
                                   behind a DequantizeLinear, or float, or absent
     MatMul, MatMulInteger, ...    the bias is a constant that an Add adds to the product
 
-`value` is the layer's output to observe, and `counterpart` the corresponding value of the float
-model: it has the name of the output, or of its dequantized copy.
+`value` is the layer's output to observe. Its `counterpart` in the float model has the name of the
+output, or of its dequantized copy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from passes.analysis.operands import given
 from passes.quantize.layers.weight_storage import drop_unused
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
+from toolkit.quantization.number_format import INT32
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _INTEGERS = ("MatMulInteger", "com.microsoft::MatMulIntegerToFloat", "com.microsoft::MatMulNBits")
-_MOST = 2**31 - 1
 _OWN_BIAS = 6
 """The bias slot of MatMulIntegerToFloat; a layer with such a bias is corrected already."""
 
@@ -49,7 +49,7 @@ class Biased:
         name = given(self.node, self.slot)
         if not name:
             return np.zeros(self.outputs, np.float32)
-        found = _integers(g, name)
+        found = _int32_bias(g, name)
         known = g.const(name) if found is None else found[0] * found[1]
         assert known is not None
         return np.broadcast_to(known.reshape(-1), (self.outputs,)).astype(np.float32)
@@ -61,8 +61,8 @@ class Biased:
             floats = wanted.astype(np.float32)
             return floats, floats
         steps = np.rint(wanted.astype(np.float64) / scale)
-        integers = np.clip(steps, -_MOST, _MOST).astype(np.int32)
-        return integers, (integers * scale).astype(np.float32)
+        codes = np.clip(steps, -INT32.limit, INT32.limit).astype(np.int32)
+        return codes, (codes * scale).astype(np.float32)
 
     def put(self, g: Graph, wanted: Array) -> None:
         """Replace the bias of the layer."""
@@ -94,11 +94,11 @@ class Biased:
         """Return the scale of an int32 bias, present or to be added; None for a float bias."""
         name = given(self.node, self.slot)
         if name:
-            found = _integers(g, name)
+            found = _int32_bias(g, name)
             return None if found is None else found[1]
         if not nd.is_op(self.node, *_WITH_BIAS):
             return None
-        scales = [_scale_behind(g, self.node.input[place]) for place in (0, 1)]
+        scales = [_scale_of(g, self.node.input[place]) for place in (0, 1)]
         if scales[0] is None or scales[1] is None or scales[0].size != 1:
             return None
         x, w = scales[0].reshape(()), scales[1]
@@ -130,12 +130,8 @@ def _is_quantized(g: Graph, node: NodeProto) -> bool:
         return not given(node, _OWN_BIAS)
     if not nd.is_op(node, "MatMul", *_WITH_BIAS):
         return False
-    producer = g.producer(node.input[1])
-    return (
-        nd.is_op(producer, "DequantizeLinear")
-        and producer is not None
-        and g.is_const(producer.input[0])
-    )
+    producer = _dequantizer(g, node.input[1])
+    return producer is not None and g.is_const(producer.input[0])
 
 
 def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
@@ -159,7 +155,7 @@ def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | No
 
 
 def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None:
-    """Return a product followed by Cast, scaling, and the Add of a constant."""
+    """Return a product whose Casts and scalings end in the Add of a constant."""
     value = node.output[0]
     while (user := g.sole_user(value)) is not None:
         if nd.is_op(user, "Add", "Sum") and len(user.input) == 2:
@@ -185,13 +181,13 @@ def _comparable(g: Graph, value: str, names: Container[str]) -> tuple[str, str] 
     A result with only quantized users is observed behind its DQ: a Relu may have been dropped there
     because the zero point replaces it.
     """
-    read = _in_8_bits(g, value)
+    copy = _dequantized_copy(g, value)
     if value in names:
-        return read or value, value
-    return (read, read) if read in names else None
+        return copy or value, value
+    return (copy, copy) if copy in names else None
 
 
-def _in_8_bits(g: Graph, value: str) -> str:
+def _dequantized_copy(g: Graph, value: str) -> str:
     """Return the dequantized copy of a value if its sole user is a QuantizeLinear."""
     users = g.users(value)
     if len(users) != 1 or not nd.is_op(users[0], "QuantizeLinear") or g.is_output(value):
@@ -202,17 +198,17 @@ def _in_8_bits(g: Graph, value: str) -> str:
 
 
 def _is_vector(g: Graph, name: str, outputs: int) -> bool:
-    found = _integers(g, name)
+    found = _int32_bias(g, name)
     known = g.const(name) if found is None else found[0]
     if known is None or (found is None and known.dtype != np.float32):
         return False
     return known.size == outputs and known.shape[-1] == outputs
 
 
-def _integers(g: Graph, name: str) -> tuple[Array, Array] | None:
+def _int32_bias(g: Graph, name: str) -> tuple[Array, Array] | None:
     """Return the codes and the scale of a bias behind a DequantizeLinear."""
-    producer = g.producer(name)
-    if producer is None or not nd.is_op(producer, "DequantizeLinear"):
+    producer = _dequantizer(g, name)
+    if producer is None:
         return None
     values, scale = g.const(producer.input[0]), g.const(producer.input[1])
     zero = g.const(producer.input[2]) if given(producer, 2) else None
@@ -221,8 +217,11 @@ def _integers(g: Graph, name: str) -> tuple[Array, Array] | None:
     return None if zero is not None and zero.any() else (values, scale)
 
 
-def _scale_behind(g: Graph, name: str) -> Array | None:
+def _scale_of(g: Graph, name: str) -> Array | None:
+    producer = _dequantizer(g, name)
+    return g.const(producer.input[1]) if producer is not None else None
+
+
+def _dequantizer(g: Graph, name: str) -> NodeProto | None:
     producer = g.producer(name)
-    if producer is None or not nd.is_op(producer, "DequantizeLinear"):
-        return None
-    return g.const(producer.input[1])
+    return producer if nd.is_op(producer, "DequantizeLinear") else None

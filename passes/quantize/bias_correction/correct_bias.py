@@ -6,9 +6,9 @@ Each layer is corrected on the outputs of the corrected layers before it. If all
 once, each would compensate the errors of its predecessors again. So the samples run through the
 quantized model once, step by step (see `stepwise_run`); means of the float model come first.
 
-A channel is corrected if its shift agrees in both halves of the samples. A layer is corrected if
-that lowers the error of its means. Of all corrected layers, only as many from the front are kept as
-lower the error of the model's outputs (see `output_error`). `biases` finds the layers.
+A channel is corrected if its shift agrees in both halves of the samples, and a layer if that lowers
+the error of its means. Corrections are undone from the last layer on until the error of the model's
+outputs is no larger than without any (see `output_error`). `biases` finds the layers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from passes.quantize.bias_correction.biases import Biased, biased_layers
 from passes.quantize.bias_correction.output_error import OutputError
-from passes.quantize.bias_correction.stepwise_run import RunStep, StepwiseRun, Stuck
+from passes.quantize.bias_correction.stepwise_run import CannotAdvance, RunStep, StepwiseRun
 from passes.quantize.layers.channel_means import SampleMeans
 from toolkit.calibrate.collector import Feeds, observable
 from toolkit.calibrate.observers import Collect
@@ -44,11 +44,12 @@ _MEMORY = 1 << 28
 """The most bytes of values to keep for all samples; beyond this, samples are dropped."""
 _FEWEST = 4
 _MOST, _SECONDS, _ENOUGH = 16, 0.5, 4
-"""Default number of samples, CPU seconds for one run of all of them, and fewest samples for a slow
-model. All samples run about ten times."""
+"""The default number of samples, the CPU seconds that one run of them may take, and the fewest
+samples of a slow model. Each sample runs about ten times."""
 _TRIES = 3
+"""The most iterations per layer."""
 _SETTLED = 0.9
-"""The last iteration is the one that leaves more than this share of the squared shift."""
+"""Iteration stops when it leaves more than this share of the squared shift."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,7 @@ class CorrectBias:
     tolerance: ClassVar[Tolerance] = QUANT
     samples: int | None = field(
         default=None,
-        metadata={
-            "help": "How many feeds of the calibration data are looked at; "
-            "none: 16, of a slow model fewer."
-        },
+        metadata={"help": "Calibration samples to use; none: 16, or fewer for a slow model."},
     )
 
     def __post_init__(self) -> None:
@@ -81,7 +79,7 @@ class CorrectBias:
         layers, left = biased_layers(model.graph, frozenset(observable(floats)))
         if left:
             names = first_of([nd.label(node) for node in left])
-            ctx.note(f"biases not corrected: {names} (no such value in the float model)")
+            ctx.note(f"biases not corrected: {names} (the float model has no such value)")
         if not layers:
             return
         data = ctx.calibration.first(
@@ -99,12 +97,12 @@ class CorrectBias:
         try:
             for _ in corrected(model, layers, wanted, feeds, ctx.settings.custom_ops):
                 ends.append(model.journal.position)
-        except (Stuck, RuntimeRefused) as stop:
-            ctx.note(f"biases corrected as far as it went: {stop}")
+        except (CannotAdvance, RuntimeRefused) as stop:
+            ctx.note(f"bias correction stopped early: {stop}")
         kept = _keep_best(model, ends, before, error)
         if kept < len(ends) - 1:
-            some = f"corrected in {kept} of {len(ends) - 1} layers: more"
-            ctx.note(f"biases {some if kept else 'stay: others'} would not lower the error")
+            state = f"corrected in {kept} of {len(ends) - 1} layers" if kept else "unchanged"
+            ctx.note(f"biases {state}: more corrections would not lower the error")
 
 
 def affordable_samples(model: Model, feeds: Feeds, custom_ops: tuple[str, ...]) -> int:
@@ -128,25 +126,25 @@ def corrected(
 ) -> Iterator[Biased]:
     """Correct the layers in order; yield each one that changed."""
     g = model.graph
-    walk = StepwiseRun(model, feeds, custom_ops)
+    run = StepwiseRun(model, feeds, custom_ops)
     for layer in layers:
         floats = wanted.get(layer.counterpart)
-        step = walk.step(layer.value, layer.node, layer.slot)
+        step = run.step(layer.value, layer.node, layer.slot)
         if step is None or floats is None:
             continue
         old = layer.bias(g)
         new = _corrected(g, layer, step, floats)
         changed = bool((new != old).any()) and g.begin("correct-bias", layer.layer)
-        step.go(new if changed else old)
+        step.advance(new if changed else old)
         if changed:
             layer.put(g, new)
             yield layer
-        while walk.nbytes() > _MEMORY and len(walk.kept) > _FEWEST:
-            walk.forget_from(max(_FEWEST, len(walk.kept) // 2))
+        while run.nbytes() > _MEMORY and len(run.kept) > _FEWEST:
+            run.forget_from(max(_FEWEST, len(run.kept) // 2))
 
 
 def _corrected(g: Graph, layer: Biased, step: RunStep, floats: SampleMeans) -> Array:
-    """Return the bias with the least shift, by iteration: a Relu hides a part of each change."""
+    """Return the bias with the least shift, by iteration: a Relu masks a part of each change."""
     bias = layer.bias(g)
     shift = _shift(layer, step.run(bias), floats)
     for _ in range(_TRIES):
@@ -181,7 +179,7 @@ def _shift(layer: Biased, values: list[Array], floats: SampleMeans) -> Shift:
         seen.update(value)
     count = min(len(seen.means), len(floats.means))
     if not count or seen.means[0].shape != floats.means[0].shape:
-        raise Stuck(f"'{layer.value}' is not what it is in the float model")
+        raise CannotAdvance(f"'{layer.value}' has another shape in the float model")
     off = np.array(seen.means[:count]) - np.array(floats.means[:count])
     return Shift(off, np.array(floats.counts[:count], np.float64))
 

@@ -15,7 +15,7 @@ from onnx import NodeProto
 
 from passes.analysis.axis_flow import carried_from
 from passes.analysis.operands import extra_outputs_used, given, whole
-from passes.quantize.schemes.static.quantizable_ops import bounds_of
+from passes.quantize.schemes.static.quantizable_ops import bounds_of, pads_zeros_or_copies
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import VIEWS
@@ -180,11 +180,7 @@ def _split(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | N
 
 def _pad(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
     """Pass a Pad with zeros, or with copies of elements."""
-    if nd.attr(node, "mode", "constant") == "constant":
-        filled = g.const(node.input[2]) if given(node, 2) else np.array(nd.attr(node, "value", 0.0))
-        if filled is None or filled.any():
-            return None
-    return _carried(g, node, slot, index)
+    return _carried(g, node, slot, index) if pads_zeros_or_copies(g, node) else None
 
 
 def _product(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:

@@ -2,7 +2,7 @@
 
 Only the plan and the graph are used, so a plan with some nodes set back to float needs no new
 calibration. Operators that combine or carry values (Add, Concat, MaxPool) stay float where their
-neighbours do. Each node is a rewrite of its own.
+neighbours do. Each node is one rewrite.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Literal
 from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.preconditions import lift
-from passes.quantize.schemes.static.int8_region import Int8Region, as_made, behind_limits, settle
+from passes.quantize.schemes.static.int8_region import (
+    Int8Region,
+    connected_region,
+    direct_results,
+    limited_results,
+)
 from passes.quantize.schemes.static.ort_fusion_guards import guard, join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.qop import write_operators
@@ -46,7 +51,7 @@ def apply_static(
 
     With the `means` of the layers' inputs, biases compensate the mean shift of rounded weights.
     """
-    if not any(map(_is_ours, plan.entries)):
+    if not any(map(_is_own, plan.entries)):
         return
     obstacle = lift_for_static(model, ctx)
     if obstacle:
@@ -61,35 +66,37 @@ def apply_static(
             ties.tie([*site.activations, *region.stored_results(site)])
     needed = [plan.tensor(name) for name in region.tensors()]
     writer = QdqWriter(qparams_of([entry for entry in needed if entry is not None], ties))
-    made = {id(site.node): region.stored_results(site) for site in region.sites}
-    mean = {id(site.node): (means or {}).get(site.node.input[0]) for site in region.sites}
+    # Resolved before the first edit: writing a site changes the operands and users of others.
+    pending = [
+        (site, region.stored_results(site), (means or {}).get(site.node.input[0]))
+        for site in region.sites
+    ]
     written: set[int] = set()
-    for site in region.sites:
+    for site, results, mean in pending:
         try:
-            key = id(site.node)
-            if writer.write(site, entries[key], made[key], mean[key]):
-                written.add(key)
+            if writer.write(site, entries[id(site.node)], results, mean):
+                written.add(id(site.node))
         except Unfit as unfit:
             ctx.note(f"{nd.label(site.node)} stays float: it has {unfit}")
     if form == "qop":
         sites = [site for site in region.sites if id(site.node) in written]
         write_operators(sites, standard=not ctx.target.runs(CONTRIB))
         for g in model.graphs():
-            writer.drop_unread(g)
+            writer.drop_unused_constants(g)
     guard(model, writer, written, ctx.target.fuses_qdq)
 
 
 def _planned(model: Model, plan: Plan) -> tuple[Int8Region, dict[int, Entry]]:
-    """Return the region of static entries, and each node's entry.
+    """Return the region of static entries, and the entries by node id.
 
     Raises UsageError for a node that cannot be static.
     """
     entries: dict[int, Entry] = {}
     sites: list[Int8Site] = []
-    waiting = {id(entry): entry for entry in plan.entries if _is_ours(entry)}
+    waiting = {id(entry): entry for entry in plan.entries if _is_own(entry)}
     for g, node in model.places():
         entry = plan.find(node)
-        if entry is None or not _is_ours(entry):
+        if entry is None or not _is_own(entry):
             continue
         waiting.pop(id(entry), None)
         try:
@@ -97,7 +104,7 @@ def _planned(model: Model, plan: Plan) -> tuple[Int8Region, dict[int, Entry]]:
         except MatchFailure as failure:
             raise UsageError(f"{entry.label} cannot be static: it has {failure}") from failure
         if site is None:
-            raise UsageError(f"{entry.label} cannot be static: there is no such kernel")
+            raise UsageError(f"{entry.label} cannot be static: it has no int8 kernel")
         if site.weight is not None:
             require_supported(entry, site.weight)
         if site.kind == "carry" and not entry.tied:
@@ -108,10 +115,10 @@ def _planned(model: Model, plan: Plan) -> tuple[Int8Region, dict[int, Entry]]:
         raise UsageError(f"{entry.label} cannot be static: it is not in the model")
 
     def results(site: Int8Site) -> list[str]:
-        made = as_made(site)
-        return made if plan.tensor(made[0]) is not None else behind_limits(site)
+        own = direct_results(site)
+        return own if plan.tensor(own[0]) is not None else limited_results(site)
 
-    region = settle(sites, results)
+    region = connected_region(sites, results)
     for site in region.sites:
         label = entries[id(site.node)].label
         kinds: set[str] = set()
@@ -121,10 +128,10 @@ def _planned(model: Model, plan: Plan) -> tuple[Int8Region, dict[int, Entry]]:
                 raise UsageError(f"{label} cannot be static: the plan has no tensor '{name}'")
             kinds.add(tensor.dtype)
         if len(kinds) > 1:
-            raise UsageError(f"{label} cannot be static: its tensors are of int8 and of uint8")
+            raise UsageError(f"{label} cannot be static: its tensors are int8 and uint8")
     return region, entries
 
 
-def _is_ours(entry: Entry) -> bool:
+def _is_own(entry: Entry) -> bool:
     """Whether `apply_static` writes the entry; `pointwise_conv` writes those with float results."""
     return entry.scheme == "static" and not entry.float_result

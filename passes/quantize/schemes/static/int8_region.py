@@ -1,8 +1,8 @@
 """The region of a graph that computes in int8.
 
-A product is worthwhile alone. Other sites are so only between int8 neighbours: every activation
-operand is produced by an int8 site, and an int8 site uses the result. Removing one site may isolate
-another, so sites are removed until none is isolated; a site is checked again when a neighbour goes.
+A product is worthwhile alone. Any other site is isolated unless int8 sites produce all of its
+activation operands and an int8 site uses its result. Removing one site may isolate its neighbours,
+so they are checked again, until no site is isolated.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Int8Region:
         """Return the results that are stored in 8 bits.
 
         Every int8 convolution kernel has an 8-bit result. MatMul and Gemm also have kernels with
-        float results, which are better as soon as one user needs floats.
+        float results, which are better if any user needs floats.
         """
         results = self.results(site)
         if site.kind != "product" or site.is_conv:
             return results
-        return [name for name in results if self._read_by_bytes_alone(site, name)]
+        return [name for name in results if self._has_only_int8_users(site, name)]
 
     def tensors(self) -> list[str]:
         """Return the names of all tensors stored in 8 bits."""
@@ -51,14 +51,14 @@ class Int8Region:
         )
         return {name: graph for name, graph in found if graph is not None}
 
-    def _read_by_bytes_alone(self, site: Int8Site, name: str) -> bool:
+    def _has_only_int8_users(self, site: Int8Site, name: str) -> bool:
         users = site.graph.users(name)
         if not users or site.graph.is_output(name) or site.graph.is_captured(name):
             return False
         return len(self.users.get(name, ())) == len(users)
 
 
-def behind_limits(site: Int8Site) -> list[str]:
+def limited_results(site: Int8Site) -> list[str]:
     """Return the results of a site, or of the Relu or Clip that is its sole user."""
     if site.kind == "carry":
         return nd.outputs_of(site.node)
@@ -66,21 +66,21 @@ def behind_limits(site: Int8Site) -> list[str]:
     return [limits.output if limits is not None else site.node.output[0]]
 
 
-def as_made(site: Int8Site) -> list[str]:
-    """Return the results of a site itself."""
+def direct_results(site: Int8Site) -> list[str]:
+    """Return the results of the site's own node."""
     return nd.outputs_of(site.node)
 
 
-def settle(sites: Iterable[Int8Site], results: Results) -> Int8Region:
+def connected_region(sites: Iterable[Int8Site], results: Results) -> Int8Region:
     """Return the region of the sites that are not isolated."""
-    alive = _without_limits(list(sites), results)
+    alive = _without_fused_limits(list(sites), results)
     producers = {name: site for site in alive.values() for name in results(site)}
     users: dict[str, dict[int, Int8Site]] = {}
     for site in alive.values():
         for name in site.activations:
             users.setdefault(name, {})[id(site.node)] = site
 
-    def holds(site: Int8Site) -> bool:
+    def is_connected(site: Int8Site) -> bool:
         if site.kind == "product":
             return True
         if not all(name in producers for name in site.activations):
@@ -90,7 +90,7 @@ def settle(sites: Iterable[Int8Site], results: Results) -> Int8Region:
     pending = list(alive.values())
     while pending:
         site = pending.pop()
-        if id(site.node) not in alive or holds(site):
+        if id(site.node) not in alive or is_connected(site):
             continue
         del alive[id(site.node)]
         for name in results(site):
@@ -104,7 +104,7 @@ def settle(sites: Iterable[Int8Site], results: Results) -> Int8Region:
     return Int8Region(list(alive.values()), results, producers, listed)
 
 
-def _without_limits(sites: list[Int8Site], results: Results) -> dict[int, Int8Site]:
-    """Return the sites by node id, without each Relu or Clip that belongs to its producer."""
-    passed = {s.node.output[0] for s in sites if s.node.output[0] not in results(s)}
-    return {id(s.node): s for s in sites if s.node.input[0] not in passed}
+def _without_fused_limits(sites: list[Int8Site], results: Results) -> dict[int, Int8Site]:
+    """Return the sites by node id, without each Relu or Clip that its producer absorbs."""
+    absorbed = {s.node.output[0] for s in sites if s.node.output[0] not in results(s)}
+    return {id(s.node): s for s in sites if s.node.input[0] not in absorbed}

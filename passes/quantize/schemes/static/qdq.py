@@ -1,11 +1,11 @@
-"""Static layers as float operators between QuantizeLinear and DequantizeLinear (Q/DQ pairs).
+"""Write static layers as float operators between QuantizeLinear and DequantizeLinear.
 
     x -> Q -> DQ -> Conv -> [Relu] -> Q -> DQ -> y
     W (int8) -> DQ -^   ^- DQ <- b (int32)
 
-A runtime fuses the pairs and the operator between them into an integer kernel; one that does not
-computes the same in float. A tensor has one Q and one DQ per graph. Equal scales and zero points
-are stored once, and so is a weight with several users.
+A runtime fuses the Q/DQ pairs and the operator between them into an integer kernel, or computes the
+same in float. A tensor has one Q and one DQ per graph. Equal scales, equal zero points and a weight
+with several users are stored once.
 
 All users of an int8 layer's result are behind its DQ: one user of the raw float result would
 prevent fusion. A tensor from a float layer stays float for its float users.
@@ -47,9 +47,9 @@ class QdqWriter:
     _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def write(
-        self, site: Int8Site, entry: Entry, made: Sequence[str], mean: Array | None = None
+        self, site: Int8Site, entry: Entry, results: Sequence[str], mean: Array | None = None
     ) -> bool:
-        """Write a site whose results `made` are stored in 8 bits; return False if vetoed.
+        """Write a site whose `results` are stored in 8 bits; return False if vetoed.
 
         `mean` holds the channel means of its input, if known. Raises Unfit.
         """
@@ -61,24 +61,24 @@ class QdqWriter:
         if site.weight is not None and x is not None:  # raises Unfit before any change
             coded = encode(site.weight, node, entry, float(x.scale), mean)
         for slot in site.operands:
-            g.set_input(node, slot, self._operand(site, slot, made))
+            g.set_input(node, slot, self._operand(site, slot, results))
         if site.weight is not None and coded is not None:
             self._layer(g, node, site.weight, entry, coded)
-        for name in made:
+        for name in results:
             self.store(g, name, self.qparams[name])
         return True
 
     # -- activations
 
-    def _operand(self, site: Int8Site, slot: int, made: Sequence[str]) -> str:
+    def _operand(self, site: Int8Site, slot: int, results: Sequence[str]) -> str:
         g, value = site.graph, site.node.input[slot]
-        if value in self.views:  # the same parameters in a subgraph give the same codes
+        if value in self.views:  # equal parameters give equal codes in a subgraph, too
             return value if g.is_defined(value) else self._view(g, value, self.views[value])
         known = g.const(value)
         if known is None:
             return self._view(g, value, self.qparams[value])
-        like = self.qparams[made[0]]
-        params = like if nd.is_op(site.node, "Concat") else _around(known, like)
+        like = self.qparams[results[0]]
+        params = like if nd.is_op(site.node, "Concat") else _params_of_constant(known, like)
         return self._constant_view(g, value, known, params)
 
     def _view(self, g: Graph, value: str, params: QParams) -> str:
@@ -140,7 +140,7 @@ class QdqWriter:
         for name in ("alpha", "beta"):
             if nd.attr(node, name, 1.0) != 1 and nd.is_op(node, "Gemm"):
                 g.del_attr(node, name)
-        if is_fused(node):  # its factor and transposes are part of weights and scales
+        if is_fused(node):  # weights and scales include its factor and transposes
             g.set_op(node, "MatMul")
             for name in nd.attrs(node):
                 g.del_attr(node, name)
@@ -185,15 +185,15 @@ class QdqWriter:
             self._constants[key] = g.constant(array, hint)
         return self._constants[key]
 
-    def drop_unread(self, g: Graph) -> None:
+    def drop_unused_constants(self, g: Graph) -> None:
         """Remove constants that a later rewrite has left unused."""
         for name in dict.fromkeys(self._constants.values()):
             if name in g.initializers and g.is_unused(name):
                 g.drop_initializer(name)
 
 
-def _around(known: Array, like: QParams) -> QParams:
-    """Return parameters for a constant: its own range, in the format of the other operands."""
+def _params_of_constant(known: Array, like: QParams) -> QParams:
+    """Return the parameters of a constant operand: its own range, in the format of `like`."""
     if not known.size:
         return like
     return QParams.from_range(float(known.min()), float(known.max()), like.format)

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
 from passes.quantize.schemes.static.quantizable_ops import Int8Site, bounds_of
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.quantization.number_format import FORMATS
+from toolkit.quantization.qparams import QParams
 
 _MICROSOFT = "com.microsoft"
 _BINARY = ("Add", "Mul")
@@ -169,19 +170,13 @@ def _quantizer(g: Graph, value: str) -> NodeProto | None:
     quantizer = g.sole_user(user.output[0]) if bounds is not None else None
     if bounds is None or quantizer is None or not nd.is_op(quantizer, "QuantizeLinear"):
         return None
-    low, high = _ends(g, quantizer)
-    slack = _SLACK * (high - low)
-    held = bounds[0] - slack <= low and high <= bounds[1] + slack
-    return quantizer if held else None
-
-
-def _ends(g: Graph, quantizer: NodeProto) -> tuple[float, float]:
-    """Return the range of the values that a Q can represent."""
     scale, zero = g.const(quantizer.input[1]), g.const(quantizer.input[2])
     assert scale is not None
     assert zero is not None
-    limits = np.iinfo(zero.dtype)
-    return float(scale) * (limits.min - int(zero)), float(scale) * (limits.max - int(zero))
+    codes = QParams(scale, zero, FORMATS[str(zero.dtype)])
+    slack = _SLACK * (codes.high - codes.low)
+    no_op = bounds[0] - slack <= codes.low and codes.high <= bounds[1] + slack
+    return quantizer if no_op else None
 
 
 def _codes_behind(g: Graph, view: str) -> _CodesNames:

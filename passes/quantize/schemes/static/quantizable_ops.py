@@ -4,7 +4,7 @@
               with weights is a MatMul with scaled or transposed weights
     combine   Add, Mul, Concat, Sigmoid, ...: the result has a range of its own
     carry     MaxPool, Reshape, Transpose, ...: the result consists of elements of the operand and
-              shares its range; the kernels support no other
+              shares its range, since the kernels do not rescale
 
 A Relu or Clip that is the sole user of a result is free if the range is calibrated behind it: the
 limits of the 8-bit range replace it.
@@ -80,10 +80,7 @@ class Limits:
 
 
 def site_of(g: Graph, node: NodeProto) -> Int8Site | None:
-    """Return the site of `node`, None if it is no such operator.
-
-    Raise MatchFailure if it must stay float.
-    """
+    """Return the site of `node`, or None; raise MatchFailure if it has a reason to stay float."""
     if nd.qualified(node) in ALL_PRODUCTS:
         return _product(g, node)
     if node.domain not in nd.STANDARD_DOMAINS:
@@ -129,15 +126,16 @@ def _product(g: Graph, node: NodeProto) -> Int8Site | None:
     if weight is not None:
         return Int8Site(g, node, "product", (0,), weight)
     if is_fused(node):
-        raise MatchFailure("two activations, which no int8 kernel multiplies so")
+        raise MatchFailure("two activations, scaled or transposed, without an int8 kernel")
     if not nd.is_op(node, "MatMul"):
         raise MatchFailure("weights that are computed")
-    _require_float32(g, node.input[0])
+    if not _is_float32(g, node.input[0]):
+        raise MatchFailure("activations that are not 32-bit floats")
     if g.is_const(node.input[1]):
         raise MatchFailure("weights that are no matrix of floats")
     producer = g.producer(node.input[1])
     if producer is not None and nd.is_op(producer, "Transpose") and g.is_const(producer.input[0]):
-        raise MatchFailure("weights that are turned at run time")
+        raise MatchFailure("weights that are transposed at run time")
     return Int8Site(g, node, "product", (0, 1))
 
 
@@ -149,25 +147,24 @@ def _combine(g: Graph, node: NodeProto) -> Int8Site | None:
         return None
     if nd.is_op(node, "Clip") and bounds_of(g, node) is None:
         return None
-    for slot in slots:
-        if g.dtype(node.input[slot]) not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
-            return None
+    if not all(_is_float32(g, node.input[slot]) for slot in slots):
+        return None
     return Int8Site(g, node, "combine", tuple(slots))
 
 
 def _carry(g: Graph, node: NodeProto) -> Int8Site | None:
-    if g.is_const(node.input[0]) or g.dtype(node.input[0]) not in (TensorProto.FLOAT, 0):
+    if g.is_const(node.input[0]) or not _is_float32(g, node.input[0]):
         return None
     if nd.is_op(node, "MaxPool") and len(nd.outputs_of(node)) > 1:
         return None  # the second output has indices
-    if nd.is_op(node, "Pad") and not _pads_with_range(g, node):
+    if nd.is_op(node, "Pad") and not pads_zeros_or_copies(g, node):
         return None
     if nd.is_op(node, "Resize") and nd.attr(node, "mode", "nearest") != "nearest":
         return None
     return Int8Site(g, node, "carry", (0,))
 
 
-def _pads_with_range(g: Graph, node: NodeProto) -> bool:
+def pads_zeros_or_copies(g: Graph, node: NodeProto) -> bool:
     """Whether a Pad adds only zeros, or copies of elements."""
     if nd.attr(node, "mode", "constant") != "constant":
         return True
@@ -177,6 +174,6 @@ def _pads_with_range(g: Graph, node: NodeProto) -> bool:
     return nd.attr(node, "value", 0.0) == 0
 
 
-def _require_float32(g: Graph, value: str) -> None:
-    if g.dtype(value) not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
-        raise MatchFailure("activations that are no 32-bit floats")
+def _is_float32(g: Graph, value: str) -> bool:
+    """Whether a value has this type, as far as it is known."""
+    return g.dtype(value) in (TensorProto.FLOAT, TensorProto.UNDEFINED)

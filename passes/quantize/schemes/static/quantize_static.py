@@ -33,9 +33,9 @@ from passes.quantize.schemes.static.apply import Format, apply_static, lift_for_
 from passes.quantize.schemes.static.int8_region import (
     Int8Region,
     Results,
-    as_made,
-    behind_limits,
-    settle,
+    connected_region,
+    direct_results,
+    limited_results,
 )
 from passes.quantize.schemes.static.quantizable_ops import (
     CARRIERS,
@@ -74,11 +74,11 @@ DEFAULT_OPS = (
     *("MaxPool", "Resize", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice"),
     *("Split", "Gather", "Expand", "Identity", "DepthToSpace"),
 )
-"""Operators whose int8 kernels are worthwhile between two others."""
+"""Operators whose int8 kernels are worthwhile between int8 neighbours."""
 
 
-_WITHOUT_KERNEL = ("ConvTranspose",)
-"""Operators that can be written in int8 but have no int8 kernel: only on request."""
+_NO_KERNEL = ("ConvTranspose",)
+"""Operators that have a Q/DQ form but no int8 kernel, quantized on request only."""
 
 _PERCENT = 99.99
 _NEVER_RAN = "it never ran on the calibration data"
@@ -94,7 +94,8 @@ class QuantizeStatic:
         default="qdq", metadata={"help": "Q/DQ pairs around operators, or quantized operators."}
     )
     observer: ObserverName = field(
-        default="minmax", metadata={"help": "How the range of an activation is found."}
+        default="minmax",
+        metadata={"help": "The observer of activation ranges."},
     )
     percent: float = field(
         default=_PERCENT, metadata={"help": "The share of values that observer=percentile keeps."}
@@ -103,7 +104,7 @@ class QuantizeStatic:
         default="uint8", metadata={"help": "The type of activations."}
     )
     symmetric: bool = field(
-        default=False, metadata={"help": "Activations around zero, without a zero point."}
+        default=False, metadata={"help": "Symmetric activations, without a zero point."}
     )
     weights: Literal["int8", "uint8"] = field(
         default="int8", metadata={"help": "The type of weights."}
@@ -122,7 +123,7 @@ class QuantizeStatic:
     plan: Path | Plan | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
-        Percentile(self.percent)  # which knows what a percentile can be
+        Percentile(self.percent)  # raises for an invalid percentile
         if self.percent != _PERCENT and self.observer != "percentile":
             raise UsageError(f"{self.name}: percent is for observer=percentile")
         if self.activations == "int8" and self.weights == "uint8":
@@ -131,7 +132,7 @@ class QuantizeStatic:
         strange = next((op for op in self.ops if op not in known), None)
         if strange is not None:
             hint = suggestion(strange, known) or f": there are {', '.join(known)}"
-            raise UsageError(f"{self.name}: '{strange}' is no operator to quantize{hint}")
+            raise UsageError(f"{self.name}: '{strange}' is not an operator to quantize{hint}")
 
     def run(self, model: Model, ctx: Context) -> None:
         start = model.journal.position
@@ -160,19 +161,18 @@ class QuantizeStatic:
         if ctx.calibration is None:
             raise UsageError("static quantization needs calibration data: --calib SOURCE")
         sites, left = self.candidates(model)
-        results: Results = as_made if self.symmetric else behind_limits
-        region = settle(sites, results)
+        results: Results = direct_results if self.symmetric else limited_results
+        region = connected_region(sites, results)
         tensors = region.scopes()
-        names = (*tensors, *(_ran(site) for site in region.sites if site.is_inner))
+        names = (*tensors, *(_own_result(site) for site in region.sites if site.is_inner))
         found = ctx.calibration.collect(model, dict.fromkeys(names, self._observer()))
         note_troubles((t for t in range_troubles(found) if t.tensor in tensors), ctx)
         while True:
-            bad = [s for s in region.sites if _without_range(s, region, found)]
-            for site in bad:
-                left[id(site.node)] = _without_range(site, region, found)
-            if not bad:
+            missing = [(s, why) for s in region.sites if (why := _without_range(s, region, found))]
+            left.update((id(site.node), why) for site, why in missing)
+            if not missing:
                 break
-            region = settle([s for s in region.sites if id(s.node) not in left], results)
+            region = connected_region([s for s in region.sites if id(s.node) not in left], results)
         return self._plan(model, region, found, left)
 
     def _observer(self) -> Observer:
@@ -188,7 +188,7 @@ class QuantizeStatic:
         inner = inner_values(model)
         for graph, node in model.places():
             if not self._takes(node):
-                if nd.is_op(node, *_WITHOUT_KERNEL) and self.ops == DEFAULT_OPS:
+                if nd.is_op(node, *_NO_KERNEL) and self.ops == DEFAULT_OPS:
                     left[id(node)] = "onnxruntime has no int8 kernel for it"
                 continue
             try:
@@ -198,7 +198,7 @@ class QuantizeStatic:
                 continue
             if site is None:
                 continue
-            reason = self._refusal(site, selection) or _hidden(site, inner)
+            reason = self._refusal(site, selection) or _unobservable(site, inner)
             if not reason:
                 sites.append(site)
             elif site.kind == "product":
@@ -216,7 +216,7 @@ class QuantizeStatic:
                 return "" if self.products else "a product of two activations"
             small = site.weight.size < self.min_elements
             return f"fewer than {self.min_elements} weights" if small else ""
-        if site.kind == "combine" and any(map(_is_linear, _makers(site))):
+        if site.kind == "combine" and any(map(_is_linear, _computing_producers(site))):
             return "behind a linear layer"
         return ""
 
@@ -266,26 +266,27 @@ def _range(region: Int8Region, name: str, found: Calibration) -> Range:
 
 
 def _without_range(site: Int8Site, region: Int8Region, found: Calibration) -> str:
+    """Return why a tensor of the site has no range, or an empty string."""
     names = (*site.activations, *region.stored_results(site))
     failed = next((name for name in names if name in found.failed), None)
     if failed is not None:
         return found.failed[failed]
-    return _NEVER_RAN if found.unseen.intersection((*names, _ran(site))) else ""
+    return _NEVER_RAN if found.unseen.intersection((*names, _own_result(site))) else ""
 
 
-def _ran(site: Int8Site) -> str:
-    """Return a value that exists once a site has run; all its operands may be captured."""
+def _own_result(site: Int8Site) -> str:
+    """Return a value that exists once a site has run; its operands may all be captured."""
     return site.node.output[0]
 
 
-def _hidden(site: Int8Site, inner: Mapping[str, Graph]) -> str:
-    """Return why a site in a subgraph cannot have ranges with any data, or an empty string."""
+def _unobservable(site: Int8Site, inner: Mapping[str, Graph]) -> str:
+    """Return why the tensors of a site in a subgraph cannot be observed, or an empty string."""
     if not site.is_inner:
         return ""
     for name in (*site.activations, *nd.outputs_of(site.node)):
         scope = site.graph.scope_of(name)
         if scope is not None and scope.parent is not None and name not in inner:
-            return obstacle(scope) or f"in a subgraph that is not the only one with a '{name}'"
+            return obstacle(scope) or f"in a subgraph, and others define '{name}' too"
     return ""
 
 
@@ -293,8 +294,8 @@ def _is_linear(node: NodeProto) -> bool:
     return nd.is_op(node, "MatMul", "Gemm") or is_fused(node)
 
 
-def _makers(site: Int8Site) -> Iterator[NodeProto]:
-    """Yield the producers of a site's operands, looking through data movement, Relu and Clip."""
+def _computing_producers(site: Int8Site) -> Iterator[NodeProto]:
+    """Yield the producers of a site's operands behind data movement, Relu and Clip."""
     pending = list(site.activations)
     seen: set[str] = set()
     while pending:

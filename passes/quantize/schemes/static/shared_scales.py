@@ -2,8 +2,8 @@
 
 With one scale a Concat copies codes; with several it is slower than in float. The result has the
 widest range anyway, so an operand without other users loses nothing. An operand with other users
-may lose one bit at most. One behind a Relu or Clip must stay within its bounds, because only then
-the Relu or Clip is fused.
+may lose one bit at most. The range of an operand behind a Relu or Clip must stay within the bounds,
+because only then is the Relu or Clip fused.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from toolkit.quantization.plan import TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class _TiedRange:
-    """The range of tied tensors, its bounds, and the narrowest one with other users."""
+    """The range that tied tensors share, and its limits."""
 
     low: float
     high: float
     least: float = -math.inf
     most: float = math.inf
+    """The bounds that a fused Relu or Clip sets."""
     narrowest: float = math.inf
+    """The width of the narrowest own range of a tensor with other users."""
 
     def __or__(self, other: _TiedRange) -> _TiedRange:
         return _TiedRange(
@@ -39,7 +41,7 @@ class _TiedRange:
         )
 
     @property
-    def is_fine(self) -> bool:
+    def is_allowed(self) -> bool:
         inside = self.least <= self.low and self.high <= self.most
         return inside and self.high - self.low <= 2 * self.narrowest
 
@@ -56,7 +58,7 @@ def tied_sites(region: Int8Region, tensors: Mapping[str, TensorEntry]) -> set[in
         joined = groups[members[0]]
         for member in members[1:]:
             joined |= groups[member]
-        if always or joined.is_fine:
+        if always or joined.is_allowed:
             ties.tie(names)
             groups[ties.group(names[0])] = joined
             tied.add(id(site.node))
@@ -81,5 +83,5 @@ def _alone(region: Int8Region, name: str, entry: TensorEntry) -> _TiedRange:
     if producer.kind != "carry" and limits is not None and limits.output == name:
         least, most = limits.low, limits.high
     joined = nd.is_op(producer.graph.sole_user(name), "Concat")
-    minds = producer.kind != "carry" and not joined
-    return _TiedRange(low, high, least, most, high - low if minds else math.inf)
+    sensitive = producer.kind != "carry" and not joined
+    return _TiedRange(low, high, least, most, high - low if sensitive else math.inf)

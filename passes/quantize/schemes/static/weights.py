@@ -3,12 +3,12 @@
     y = s_x s_w sum (q_x - z_x)(q_w - z_w) + s_x s_w q_b,     q_b = round(b / (s_x s_w)), int32
 
 Kernels add q_b to the sum of products, so its scale must equal s_x s_w in float32. If the weights
-of a channel are tiny relative to its bias, q_b overflows: s_w is increased until q_b and the sum
-fit. A channel of zero weights gets a scale that resolves its bias. If the means of the layer's
-input are known, the bias also compensates the mean shift of rounded weights (see `channel_means`).
+of a channel are tiny relative to its bias, q_b would overflow: s_w grows until q_b and the sum fit.
+A channel of zero weights has a scale that resolves its bias. If the means of the layer's input are
+known, the bias also compensates the mean shift of rounded weights (see `channel_means`).
 
 Weights stored as symmetric int8 behind a DequantizeLinear are kept; others are dequantized and
-quantized again, some rows at a time.
+quantized again by blocks of rows.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from toolkit.quantization.qparams import QParams, QTensor
 from toolkit.rewriting.match_failure import MatchFailure
 
 _RESOLUTION = 2**23
-"""Steps of the bias of a channel whose weights are all zero."""
+"""Quantization steps of the largest bias of a channel whose weights are all zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeight:
-    """The constant weight of a layer; `axis` is that of its outputs.
-
-    `graph` is the layer's; the weight may be in an outer graph. Each index of the axis belongs to
-    `groups` outputs (of a grouped ConvTranspose), and an output is a sum of `depth` products.
-    `alpha` is the factor of a Gemm or FusedMatMul; `turned`: a FusedMatMul whose weight is stored
-    with outputs first.
-    """
+    """The constant weight of a layer."""
 
     graph: Graph
+    """The graph of the layer; the weight may be in an outer one."""
     name: str
     source: RowSource
     axis: int
+    """The axis of the outputs."""
     depth: int
+    """The number of products that an output sums."""
     groups: int = 1
+    """The outputs that share an index of the axis, in a grouped ConvTranspose."""
     alpha: float = 1.0
+    """The factor of a Gemm or FusedMatMul."""
     turned: bool = False
+    """Whether this is the weight of a FusedMatMul, stored with outputs first."""
 
     @property
     def size(self) -> int:
@@ -101,12 +101,12 @@ def weight_of(g: Graph, node: NodeProto) -> LayerWeight | None:
         axis = 0
     alpha = nd.attr(node, "alpha", 1.0)
     if not (math.isfinite(alpha) and alpha > 0):
-        raise MatchFailure("a factor that is not above zero")
+        raise MatchFailure("a factor that is not positive")
     depth = math.prod(source.shape) // source.shape[axis] // groups
     turned = is_fused(node) and axis == 0
     found = LayerWeight(g, name, source, axis, depth, groups, alpha, turned)
     if bias and _bias_of(g, node, found.outputs) is None:
-        raise MatchFailure("a bias that is not one number for each output")
+        raise MatchFailure("a bias that is not one number per output")
     return found
 
 
@@ -122,19 +122,19 @@ def encode(
     if bias is not None and not np.isfinite(bias).all():
         raise Unfit("a bias that is not finite")
     limit = limit_of(entry.reduce_range)
-    kept = _kept(weight, entry, limit, bias, x_scale)
-    if kept is not None:
-        return QLayer(kept, _bias(weight, kept.params.scale, bias, x_scale), is_stored=True)
+    reused = _reusable(weight, entry, limit, bias, x_scale)
+    if reused is not None:
+        return QLayer(reused, _bias(weight, reused.params.scale, bias, x_scale), is_stored=True)
     if entry.symmetric:
         most = int8_weights.largest(weight.source, entry.axis) * np.float32(weight.alpha)
-        scale = _with_room(weight, int8_weights.scale_of(most, limit), most, bias, x_scale)
+        scale = _scale_with_room(weight, int8_weights.scale_of(most, limit), most, bias, x_scale)
         unscaled = scale / np.float32(weight.alpha)
         found = int8_weights.quantize_by(weight.source, entry.axis, unscaled, limit)
     else:
         found = int8_weights.quantize_affine(weight.source, limit)
         scale = found.params.scale * np.float32(weight.alpha)
     found = QTensor(found.codes, replace(found.params, scale=scale))
-    bias = _moved(weight, node, found, bias, mean)
+    bias = _compensated(weight, node, found, bias, mean)
     if entry.symmetric and entry.weight == UINT8.name:
         found = int8_weights.unsigned(found)
     return QLayer(
@@ -143,16 +143,16 @@ def encode(
 
 
 def require_supported(entry: Entry, weight: LayerWeight) -> None:
-    """Raise UsageError for weights without a kernel."""
-    if entry.weight not in ("int8", "uint8"):
+    """Raise UsageError for a weight format without a kernel."""
+    if entry.weight not in (INT8.name, UINT8.name):
         raise UsageError(f"{entry.label} cannot be static with {entry.weight} weights: they are "
                          "int8 or uint8")  # fmt: skip
     if entry.axis not in (None, weight.axis):
         raise UsageError(f"{entry.label} cannot be static with scales along axis {entry.axis}: "
                          f"its outputs are along axis {weight.axis}")  # fmt: skip
-    if not entry.symmetric and (entry.weight == "int8" or entry.axis is not None):
-        raise UsageError(f"{entry.label} cannot be static with these weights: those that are not "
-                         "symmetric are uint8, with one scale")  # fmt: skip
+    if not entry.symmetric and (entry.weight == INT8.name or entry.axis is not None):
+        raise UsageError(f"{entry.label} cannot be static with these weights: asymmetric weights "
+                         "are uint8 with one scale")  # fmt: skip
 
 
 def floats_of(g: Graph, name: str) -> Array | None:
@@ -191,19 +191,19 @@ def _stored(g: Graph, node: NodeProto | None) -> QTensor | None:
         zero = known
     fmt = FORMATS.get(str(values.dtype))
     if fmt not in (INT8, UINT8, INT32) or scale.dtype != np.float32:
-        raise MatchFailure(f"weights of {values.dtype}, and only bytes are quantized again")
+        raise MatchFailure(f"weights of {values.dtype}, which are not quantized again")
     if scale.size == 1:
         return QTensor(values, QParams(scale.reshape(()), zero.reshape(()), fmt))
     if nd.attr(node, "block_size", 0) or scale.ndim != 1:
-        raise MatchFailure("weights with scales for blocks")
+        raise MatchFailure("weights with scales per block")
     axis = nd.attr(node, "axis", 1) % values.ndim
     return QTensor(values, QParams(scale, zero, fmt, axis))
 
 
-def _kept(
+def _reusable(
     weight: LayerWeight, entry: Entry, limit: int, bias: Array | None, x_scale: float
 ) -> QTensor | None:
-    """Return the stored codes if they can be used unchanged."""
+    """Return the stored codes if the layer can use them unchanged."""
     stored = weight.source
     if not isinstance(stored, QTensor) or stored.params.zero_point.any():
         return None
@@ -214,34 +214,36 @@ def _kept(
         return None
     if limit < FULL_LIMIT and (stored.codes.max() > limit or stored.codes.min() < -limit):
         return None
-    if bias is not None and np.any(_needed(weight, params.scale, bias, x_scale) > params.scale):
+    if bias is not None and np.any(
+        _least_scale(weight, params.scale, bias, x_scale) > params.scale
+    ):
         return None
     return stored
 
 
-def _with_room(
+def _scale_with_room(
     weight: LayerWeight, scale: Array, most: Array, bias: Array | None, x_scale: float
 ) -> Array:
-    """Return scales with which the bias fits into int32, too."""
+    """Return scales large enough for the bias to fit into int32."""
     if bias is None:
         return scale
-    needed = _needed(weight, scale, bias, x_scale)
-    resolving = np.maximum(_by_scale(weight, scale, bias) / x_scale / _RESOLUTION, 2.0**-100)
-    empty = (most == 0) & (_by_scale(weight, scale, bias) > 0)
+    needed = _least_scale(weight, scale, bias, x_scale)
+    resolving = np.maximum(_largest_bias(weight, scale, bias) / x_scale / _RESOLUTION, 2.0**-100)
+    empty = (most == 0) & (_largest_bias(weight, scale, bias) > 0)
     scale = np.where(empty, resolving.astype(np.float32), scale)
     # Round up: the product of two rounded scales may be slightly too small.
     wider = np.nextafter(needed.astype(np.float32), np.float32(np.inf))
     return np.where(needed > scale, wider, scale).astype(np.float32)
 
 
-def _needed(weight: LayerWeight, scale: Array, bias: Array, x_scale: float) -> Array:
+def _least_scale(weight: LayerWeight, scale: Array, bias: Array, x_scale: float) -> Array:
     """Return the least weight scale with which bias and sum together fit into int32."""
     most = weight.depth * UINT8.steps * -INT8.low
     room = INT32.high - min(most, INT32.high // 2)
-    return _by_scale(weight, scale, bias) / x_scale / room
+    return _largest_bias(weight, scale, bias) / x_scale / room
 
 
-def _by_scale(weight: LayerWeight, scale: Array, bias: Array) -> Array:
+def _largest_bias(weight: LayerWeight, scale: Array, bias: Array) -> Array:
     """Return the largest |bias| that each scale applies to, in float64."""
     most = np.abs(bias.astype(np.float64))
     if not scale.ndim:
@@ -249,10 +251,10 @@ def _by_scale(weight: LayerWeight, scale: Array, bias: Array) -> Array:
     return most.reshape(weight.groups, -1).max(axis=0)
 
 
-def _moved(
+def _compensated(
     weight: LayerWeight, node: NodeProto, found: QTensor, bias: Array | None, mean: Array | None
 ) -> Array | None:
-    """Return the bias with the mean shift of rounding subtracted, or None if there is neither."""
+    """Return the bias plus the mean shift (a W - W^) E[x]; None without both."""
     if mean is None:
         return bias
     scale, zero_point = found.params.laid_along(found.codes.ndim)

@@ -189,7 +189,7 @@ def test_a_correction_that_does_not_help_the_outputs_is_undone(
     start = written(subject)
     ctx = Context()
     Fed(CorrectBias(), feeds(), float_model()).run(subject, ctx)
-    assert "biases stay: others would not lower the error" in ctx.notes[0]
+    assert "biases unchanged: more corrections would not lower the error" in ctx.notes[0]
     subject.graph.verify()
     assert written(subject) == start
 

@@ -128,8 +128,8 @@ def test_in_a_body() -> None:
     ("node", "signature", "said"),
     [
         (fused("transA = 1"), "g (float[16, N] x) => (float[N, 8] y)", "a transposed input"),
-        (fused("alpha = -1.0"), "", "a factor that is not above zero"),
-        (fused("alpha = 0.0"), "", "a factor that is not above zero"),
+        (fused("alpha = -1.0"), "", "a factor that is not positive"),
+        (fused("alpha = 0.0"), "", "a factor that is not positive"),
         (fused("transBatchA = 1"), "g (float[16, N, 16] x) => (y)", "a transposed input"),
         (fused("alpha = 1.0", weight="k"), "g (float[3, N, 16] x) => (y)", "are no matrix"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import numpy as np
 import onnx
@@ -58,7 +59,7 @@ def test_an_output_does_not_keep_the_runtime_from_it(op: str, move: str) -> None
     Calibrated(QuantizeStatic(exclude=("keep",))).run(subject, Context())
     fed = random_feeds(subject)
     proto = subject.inlined_proto()
-    as_deployed = InferenceSession(proto.SerializeToString()).run(["c"], fed)[0]
+    as_deployed: Any = InferenceSession(proto.SerializeToString()).run(["c"], fed)[0]
     np.testing.assert_allclose(as_deployed, ort.run(proto, fed, ["c"])[0], atol=1e-5)
 
 

@@ -107,13 +107,13 @@ def test_a_product_of_other_floats_stays() -> None:
     signature = "g (float16[N, 4, 8] x, float16[N, 8, 4] z) => (float16[N, 4, 4] y)"
     nodes = "a = Relu (x) b = Relu (z) y = MatMul (a, b)"
     notes = stays(signature, "", nodes, QuantizeStatic(products=True), run=False)
-    assert "no 32-bit floats" in notes[0]
+    assert "not 32-bit floats" in notes[0]
 
 
 def test_weights_behind_a_transpose_are_no_activations() -> None:
     nodes = "t = Transpose (m) y = MatMul (x, t)"
     notes = stays(ROWS, floats("m", 8, 16), nodes, QuantizeStatic(products=True))
-    assert "turned at run time" in notes[0]
+    assert "transposed at run time" in notes[0]
 
 
 def test_a_transposed_convolution_when_asked_for() -> None:
@@ -352,8 +352,11 @@ def test_options(options: dict[str, Any], form: Any) -> None:
     [
         ({"percent": 0}, "percent is 0; it must be above 0"),
         ({"activations": "int8", "weights": "uint8"}, "no kernel takes activations=int8 with"),
-        ({"ops": ("Conv", "Maxpool")}, "'Maxpool' is no operator to quantize: did you mean 'MaxP"),
-        ({"ops": ("LSTM",)}, "'LSTM' is no operator to quantize: there are Conv, "),
+        (
+            {"ops": ("Conv", "Maxpool")},
+            "'Maxpool' is not an operator to quantize: did you mean 'M",
+        ),
+        ({"ops": ("LSTM",)}, "'LSTM' is not an operator to quantize: there are Conv, "),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:

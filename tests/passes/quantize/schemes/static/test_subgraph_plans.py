@@ -69,7 +69,8 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 def test_a_plan_of_shared_names_is_read_by_the_same_names(tmp_path: Path) -> None:
     text, feeds = wide(BRANCHES.replace(" q", " p").replace("(q", "(p"))
-    for item in (QuantizeStatic(), *parse_passes("quantize:mode=static:correct_bias=false")):
+    items: list[Any] = [QuantizeStatic(), *parse_passes("quantize:mode=static:correct_bias=false")]
+    for item in items:
         ctx = context(model(text), feeds)
         first = model(text)
         item.run(first, ctx)
@@ -102,7 +103,7 @@ def test_a_plan_for_what_is_behind_a_loop_in_a_scan(tmp_path: Path) -> None:
                 => (bool so, float[?, 32, 16, 16] u) {{ so = Identity (go) u = Tanh (v) }}>
             z = Conv <pads = [1, 1, 1, 1]> (h, w, b) }}> (x) }}"""
     feeds = [{"x": normal(2, 1, 32, 16, 16)}]
-    (item,) = parse_passes("quantize:mode=static")
+    item: Any = parse_passes("quantize:mode=static")[0]
     ctx, first, second = context(model(text), feeds), model(text), model(text)
     item.run(first, ctx)
     path = tmp_path / "plan.json"

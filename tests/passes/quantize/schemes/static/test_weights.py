@@ -126,7 +126,7 @@ def test_lopsided_bytes_cover_what_is_there() -> None:
     [
         ({"axis": 1}, "its outputs are along axis 0"),
         ({"weight": "int4"}, "they are int8 or uint8"),
-        ({"symmetric": False}, "not symmetric are uint8"),
+        ({"symmetric": False}, "asymmetric weights are uint8"),
         ({"symmetric": False, "weight": "uint8", "axis": 0}, "with one scale"),
     ],
 )

@@ -29,7 +29,7 @@ from toolkit.quantization.plan_json import parse_plan
 from toolkit.runtime import session
 from toolkit.settings import Settings
 
-ANY = {"min_elements": 1, "block_size": 16}
+ANY: dict[str, Any] = {"min_elements": 1, "block_size": 16}
 NBITS = QuantizeWeights(**ANY, accuracy_level=0)
 QDQ = QuantizeWeights(**ANY, form="qdq")
 EXACT8 = QuantizeWeights(**ANY, weights="int8", accuracy_level=0)
