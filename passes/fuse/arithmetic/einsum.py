@@ -36,31 +36,26 @@ class EinsumLabels:
     left: str
     right: str
     result: str
+    batch: list[str]
+    summed: list[str]
+    rows: list[str]
+    columns: list[str]
 
     @classmethod
     def of(cls, equation: str) -> EinsumLabels:
         found = _EQUATION.fullmatch(equation.replace(" ", ""))
         if found is None:
             raise MatchFailure(f"'{equation}' does not name all axes of two operands and a result")
-        if any(len(set(labels)) != len(labels) for labels in found.groups()):
+        left, right, result = found.groups()
+        if any(len(set(labels)) != len(labels) for labels in (left, right, result)):
             raise MatchFailure(f"'{equation}' repeats a label within an operand or the result")
-        return cls(*found.groups())
-
-    @property
-    def batch(self) -> list[str]:
-        return [label for label in self.result if label in self.left and label in self.right]
-
-    @property
-    def summed(self) -> list[str]:
-        return [label for label in self.left if label in self.right and label not in self.result]
-
-    @property
-    def rows(self) -> list[str]:
-        return [label for label in self.left if label not in self.right]
-
-    @property
-    def columns(self) -> list[str]:
-        return [label for label in self.right if label not in self.left]
+        return cls(
+            *(left, right, result),
+            batch=[label for label in result if label in left and label in right],
+            summed=[label for label in left if label in right and label not in result],
+            rows=[label for label in left if label not in right],
+            columns=[label for label in right if label not in left],
+        )
 
 
 @rewrite(op.Einsum(var("a"), const("w", dtype=tuple(FLOATS)), equation=var("equation")), opset=12)

@@ -86,13 +86,14 @@ def _leading(shape: Shape | None, columns: int) -> list[Shape]:
     """Return the leading axes of `shape`, two or more, followed by `columns`; longest first."""
     found: list[Shape] = []
     total = 1
-    for place in reversed(range(2, len(shape or ()))):
-        last = (shape or ())[place]
-        if not isinstance(last, int):
+    sizes = shape or ()
+    for axis in reversed(range(2, len(sizes))):
+        size = sizes[axis]
+        if not isinstance(size, int):
             break
-        total *= last
+        total *= size
         if total == columns:
-            found.append((shape or ())[:place])
+            found.append(sizes[:axis])
     return found
 
 

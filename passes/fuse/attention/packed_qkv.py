@@ -17,6 +17,7 @@ from math import prod
 from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
+from passes.analysis.axis_flow import BROADCAST, carried_from
 from passes.analysis.operands import (
     int_operand,
     int_vector,
@@ -59,15 +60,14 @@ def packed_heads(g: Graph, x: str, apart: NodeProto, node: NodeProto) -> str:
 @rewrite(op.Split(op.Unsqueeze(var("x"), ...).named("view"), ...), opset=13)
 def split_before_view(g: Graph, x: str, view: NodeProto, node: NodeProto) -> Sequence[str]:
     """Split(Unsqueeze(x)) = Unsqueeze(each part of x)"""
-    shape, rank = g.shape(x), g.rank(view.output[0])
-    axes = positive_axes(int_operand(g, view, "axes", 1), rank)
-    along = positive_axes([nd.attr(node, "axis", 0)], rank)
-    if shape is None or not axes or not along or along[0] in axes:
+    sources = carried_from(g, view)
+    along = positive_axes([nd.attr(node, "axis", 0)], g.rank(view.output[0]))
+    if sources is None or not along or sources[along[0]] == BROADCAST:
         raise MatchFailure("a shape is not known, or the new axis is split")
     if g.sole_user(view.output[0]) is None:
         raise MatchFailure("the Unsqueeze has other users")
-    axis = along[0] - sum(one < along[0] for one in axes)
-    attributes = {**nd.attrs(node), "axis": axis}
+    axes = [axis for axis, source in enumerate(sources) if source == BROADCAST]
+    attributes = {**nd.attrs(node), "axis": sources[along[0]]}
     parts = g.add("Split", [x, *node.input[1:]], len(node.output), attributes, at=node).output
     results: list[str] = []
     for old, part in zip(node.output, parts, strict=True):

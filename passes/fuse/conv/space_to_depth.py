@@ -74,10 +74,9 @@ def _from_slices(g: Graph, stack: NodeProto) -> _Blocks:
     image, sizes, offsets = "", set[int](), list[tuple[int, ...]]()
     for name in stack.input:
         piece = g.producer(name)
-        if piece is None or not nd.is_op(piece, "Slice"):
-            raise MatchFailure("not all pieces are Slices")
-        if image and piece.input[0] != image:
-            raise MatchFailure("the pieces are not slices of one image")
+        is_slice = piece is not None and nd.is_op(piece, "Slice")
+        if piece is None or not is_slice or piece.input[0] != (image or piece.input[0]):
+            raise MatchFailure("the pieces are not Slices of one image")
         image = piece.input[0]
         rank = g.rank(image)
         if rank is None or rank < 3:

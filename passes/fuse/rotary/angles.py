@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.operands import given
+from passes.analysis.axis_flow import BROADCAST, axis_flow
 from passes.analysis.view_algebra import Trace, leaves, size_of
 from passes.fuse.rotary.last_axis_elements import last_size
-from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import Shape
 from toolkit.rewriting.match_failure import MatchFailure
@@ -21,7 +20,6 @@ from toolkit.symbolic import Dim, Expr, minimum, substitute
 _MAX_CHAIN = 12
 _FAR = 1 << 40
 """A length larger than any table."""
-_ELEMENTWISE = ("Cos", "Sin", "Neg", "Cast", "Identity")
 
 
 def heads_axis(g: Graph, cos: str, sin: str, shape: Shape) -> int:
@@ -67,9 +65,7 @@ def is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
         if _is_repeated(g, value, interleaved):
             return True
         node = g.producer(value)
-        if node is None or node.domain not in nd.STANDARD_DOMAINS:
-            return False
-        following = _angle_source(g, node)
+        following = None if node is None else _angle_source(g, node)
         if following is None or last_size(g, following) != size:
             return False
         value = following
@@ -77,23 +73,14 @@ def is_doubled(g: Graph, value: str, interleaved: bool) -> bool:
 
 
 def _angle_source(g: Graph, node: NodeProto) -> str | None:
-    """Return the operand with the same last axis, or None for operators that may change it."""
-    if node.op_type in _ELEMENTWISE:
-        return node.input[0]
-    if node.op_type in ("Mul", "Div", "Add", "Sub"):
-        numbers = [g.const(name) for name in node.input]
-        for index, number in enumerate(numbers):
-            if number is not None and number.size == 1:
-                return node.input[1 - index]
+    """Return the only operand that varies along the last axis, if the result carries that axis."""
+    flow = axis_flow(g, node)
+    found = () if flow is None else flow.operands.items()
+    varying = [(i, axes) for i, axes in found if axes.sources[-1:] not in ((), (BROADCAST,))]
+    if len(varying) != 1:
         return None
-    if node.op_type == "Gather":
-        rank = g.rank(node.input[0])
-        axis = nd.attr(node, "axis", 0)
-        return None if rank is None or axis % rank == rank - 1 else node.input[0]
-    if node.op_type in ("Squeeze", "Unsqueeze", "Reshape", "Slice", "Expand"):
-        # The last axis keeps its size, as the caller checks, and so its elements.
-        return node.input[0] if given(node, 1) or node.op_type == "Squeeze" else None
-    return None
+    [(index, axes)] = varying
+    return node.input[index] if axes.sources[-1] + 1 == g.rank(node.input[index]) else None
 
 
 def _is_repeated(g: Graph, value: str, interleaved: bool) -> bool:

@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.axes import positive_axes
+from passes.analysis.axis_flow import carried_from
 from passes.analysis.const_eval import evaluate
-from passes.analysis.operands import int_operand, whole
+from passes.analysis.operands import whole
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.op_traits import VIEWS
@@ -88,11 +88,8 @@ def _is_along_elements(g: Graph, node: NodeProto) -> bool:
     """Return whether a Slice, Split, Gather or Concat leaves the first three axes as they are."""
     if not nd.is_op(node, *_SELECTING, "Concat"):
         return False
-    axes: list[int] | None = [nd.attr(node, "axis", 0)]
-    if nd.is_op(node, "Slice"):
-        axes = int_operand(g, node, "axes", 3, absent=[0])
-    found = positive_axes(axes, g.rank(node.input[0]))
-    return found is not None and min(found) >= _LEADING
+    sources = carried_from(g, node)
+    return sources is not None and sources[:_LEADING] == tuple(range(_LEADING))
 
 
 def _unviewed(g: Graph, value: str) -> str:
