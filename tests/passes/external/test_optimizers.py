@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import onnx
@@ -111,7 +112,7 @@ def ops(result) -> list[str]:
     ],
     ids=["graphsurgeon", "function", "onnxscript rule", "onnxscript rules", "onnxscript set"],
 )
-def test_a_right_one_stays(source, item, left):
+def test_a_correct_result_is_kept(source, item, left):
     result = run(source, item)
     assert [(p.status, p.reason) for p in result.passes] == [("applied", "")]
     assert ops(result) == left
@@ -170,7 +171,7 @@ def test_nothing_to_do_is_unchanged(source, item):
 @pytest.mark.parametrize(
     "item", [relu_once, adapters.from_onnxscript(relu_rule()), drop_identity, OrtOptimizer()]
 )
-def test_what_is_not_its_business_stays(source, item):
+def test_the_description_of_the_model_is_kept(source, item):
     result = run(source, item)
     proto = result.model.to_proto()
     assert (proto.producer_name, proto.doc_string) == ("exporter", "a model")
@@ -188,7 +189,7 @@ def test_a_failing_function_costs_only_itself(source):
         raise KeyError("no such node")
 
     @adapters.from_function
-    def returns_nonsense(proto):
+    def returns_nonsense(proto) -> Any:
         return 3
 
     result = run(source, fails, returns_nonsense, drop_identity)
@@ -224,7 +225,7 @@ def test_inputs_with_a_default_keep_it(source):
     assert run(proto, relu_once).model.graph.inputs == ["x", "w"]
 
 
-def test_over_two_gigabytes_is_said(source, monkeypatch):
+def test_a_model_over_two_gigabytes_is_reported(source, monkeypatch):
     monkeypatch.setattr("toolkit.storage.serialize.PROTOBUF_LIMIT", 1000)
     for item in (relu_once, OrtOptimizer()):
         result = run(source, item)

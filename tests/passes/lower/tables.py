@@ -1,4 +1,4 @@
-"""Tables of costs made up for tests: one in which every choice is clear."""
+"""Artificial cost tables in which the fastest candidate is clear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def table(**computations: tuple[Spelling, ...]) -> Costs:
 
 
 class _All(dict[str, tuple[Spelling, ...]]):
-    """Every computation, with one spelling besides the usual."""
+    """Every computation, with one candidate besides the usual form."""
 
     def __init__(self, cost: float, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _All(dict[str, tuple[Spelling, ...]]):
 
 
 def choice(name: str, cost: float = 0.5) -> CostQuery:
-    """A choice in which `name`, where it exists, costs `cost` of the usual spelling."""
+    """Return a query in which the candidate `name` costs `cost` times the usual form."""
     return CostQuery(Costs("1.0", "any", "none", _All(cost, (name,))), 1)
 
 
@@ -48,13 +48,13 @@ def typed(text: str) -> str:
 
 
 def lowered(rules: Factory, name: str, signature: str, nodes: str, after: str) -> None:
-    """The rules, where `name` is the fastest spelling, write `after`; where it is not, nothing."""
+    """Check that the rules write `after` if the candidate `name` is fastest, and nothing if not."""
     before = typed(f"{signature} {{ {nodes} }}")
     check(Rules("test", rules(choice(name))), before, f"{HEADER}{signature} {{ {after} }}")
     check(Rules("test", rules(choice(name, cost=1.2))), before, near_miss=True)
 
 
 def stays(rules: Factory, name: str, signature: str, nodes: str, run: bool = True) -> None:
-    """A near miss, even though `name` would be the fastest spelling."""
+    """Check that nothing matches even though the candidate `name` is fastest."""
     before = typed(f"{signature} {{ {nodes} }}")
     check(Rules("test", rules(choice(name))), before, near_miss=True, run=run)

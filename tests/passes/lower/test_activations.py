@@ -1,4 +1,4 @@
-"""Activations by vectorized operators: the formulas, their limits, and what must stay."""
+"""Activations as vectorized operators: the formulas, their limits, and near misses."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_other_alphas_stay(alpha: float) -> None:
         QUICK.replace("y = Mul (s, x)", "t = Add (s, z) y = Mul (t, x)"),
     ],
 )
-def test_what_is_no_quick_gelu_stays(nodes: str) -> None:
+def test_near_misses_of_quick_gelu_stay(nodes: str) -> None:
     stays(activations.rules, "silu", X, nodes)
 
 

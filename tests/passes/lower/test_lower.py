@@ -1,4 +1,4 @@
-"""`lower` as a pass: its target, its table, and that the spellings it writes are what runs."""
+"""`lower` as a pass: its target, its table, and candidates that the runtime keeps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_this_machines_own_table_is_preferred() -> None:
     check(Lower(), typed(POST_NORM), near_miss=True)
 
 
-def test_a_table_that_is_broken_is_passed_over() -> None:
+def test_a_broken_table_is_ignored() -> None:
     cache_path().parent.mkdir(parents=True)
     cache_path().write_text("{")
     found, origin = costs_in_use(SHIPPED)
@@ -72,13 +72,13 @@ def test_it_is_proven_like_any_pass() -> None:
     assert result.passes[0].rules == {"residual-sum": 1, "mish-by-exp": 1}
 
 
-# -- spellings
+# -- candidates
 
 ALL = [(one, name) for one in COMPUTATIONS for name in one.candidates]
 
 
 @pytest.mark.parametrize(("computation", "name"), ALL, ids=lambda v: getattr(v, "name", v))
-def test_spellings_mean_the_same_and_are_not_undone(computation: Computation, name: str) -> None:
+def test_candidates_are_equivalent_and_not_undone(computation: Computation, name: str) -> None:
     tokens, width = min(computation.regimes)
     regime = Regime(tokens, width, 1)
     feeds = contents(computation, computation.inputs, regime)
@@ -94,7 +94,7 @@ def test_spellings_mean_the_same_and_are_not_undone(computation: Computation, na
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
-def test_every_spelling_is_in_the_shipped_tables(path: Path) -> None:
+def test_every_candidate_is_in_the_shipped_tables(path: Path) -> None:
     shipped = Costs.load(path)
     listed = {name: [s.name for s in found] for name, found in shipped.computations.items()}
     assert listed == {one.name: list(one.candidates) for one in COMPUTATIONS}
@@ -114,7 +114,7 @@ def test_measuring() -> None:
     assert other.runs == ("Add", "Div", "Exp", "Min", "Mul")
 
 
-def test_a_spelling_that_the_runtime_changes_is_marked() -> None:
+def test_a_candidate_that_the_runtime_changes_is_marked() -> None:
     fused = Computation(
         "fused",
         {"usual": "y = Neg (x)", "sum": "s = Sigmoid (x) y = Mul (x, s)"},
@@ -130,12 +130,12 @@ def test_it_can_be_tuned() -> None:
     assert isinstance(Lower(), Tunable)
 
 
-def test_a_number_of_threads_below_zero_is_refused() -> None:
+def test_a_negative_number_of_threads_is_rejected() -> None:
     with pytest.raises(UsageError, match="threads=-1"):
         Lower(threads=-1)
 
 
-def test_a_spelling_leaves_no_factors_beside_a_matmul() -> None:
+def test_a_candidate_leaves_no_factors_beside_a_matmul() -> None:
     """The SiLU of 1.702 x, by 1.702: both factors go into weights, in the same run of the group."""
     table(quick_gelu=(spelling("quick", 1.0), spelling("silu", 0.5))).save(cache_path())
     weights = ", ".join(str(i % 7 - 3) for i in range(32))

@@ -1,4 +1,4 @@
-"""Masks with a floor: what is written, and where it would be wrong."""
+"""Masks with a floor: the replacement, and masks where it would change the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLOORS = Rules("test", mask_floor.rules())
 LOW = [-1e4, float(np.finfo(np.float32).min), -np.inf]
 
 
-# -- what is written
+# -- replacement
 
 
 @pytest.mark.parametrize("low", LOW)
@@ -43,7 +43,7 @@ def test_one_mask_gets_one_floor(low: float) -> None:
 
 
 @pytest.mark.parametrize("low", LOW)
-def test_a_row_that_is_masked_as_a_whole_stays(low: float) -> None:
+def test_a_fully_masked_row_stays(low: float) -> None:
     allowed = CAUSAL.copy()
     allowed[1] = False
     check(FLOORS, typed(f"{SIGNATURE} {{ {TWO} }}"), inputs=feeds(low_at(allowed, low)), atol=1e-6)
@@ -135,7 +135,7 @@ def test_a_branch_has_its_own_floor() -> None:
         (PLAIN, f"y = Attention <{HEADS}> (q, k, v)"),
         (SIGNATURE, f"y = Attention <{HEADS}, softcap = 5.0> (q, k, v, m) z = Neg (y)"),
         (SIGNATURE, f"y = Attention <{HEADS}, is_causal = 1> (q, k, v, m) z = Neg (y)"),
-        # as many keys as queries are not known
+        # there may be more keys than queries
         (
             PLAIN.replace("[N, 4, 8] q", "[N, S, 8] q").replace("[N, 4, 8] y", "[N, S, 8] y"),
             f"y = Attention <{HEADS}, is_causal = 1> (q, k, v)",
@@ -150,7 +150,7 @@ def test_a_branch_has_its_own_floor() -> None:
             PLAIN + " <float[4, 4] m = {0,-9,0,0, 0,0,0,0, 7,0,0,0, 0,0,-50,0}>",
             f"y = Attention <{HEADS}> (q, k, v, m)",
         ),
-        # keys that are left out may be all that is not masked
+        # keys beyond the real ones may be the only ones that are not masked
         (
             SIGNATURE.replace("float[4, 4] m", "float[4, 4] m, int64[N] n"),
             f"y = Attention <{HEADS}> (q, k, v, m, , , n) z = Neg (y)",
@@ -191,7 +191,7 @@ TABLE = "float[5, 2] t = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}"
 BUCKETS = "int64[4, 4] b = {0,1,2,3, 1,2,3,4, 0,0,1,1, 2,2,3,3}"
 
 
-def test_a_bias_beside_what_is_masked_stays_as_it_is() -> None:
+def test_a_bias_added_to_the_mask_stays() -> None:
     """As relative positions are written: the part that masks is small, and it gets the floor."""
     low = "float lowest = {-3.4e38}"
     bias = "p = Gather (t, b) h = Transpose <perm = [2, 0, 1]> (p)"
@@ -226,7 +226,7 @@ def test_what_may_mask_is_no_bias(bias: str) -> None:
 
 
 def test_windows_that_are_stored_and_spread() -> None:
-    """As Swin has them: the same windows for every image, beside a bias for each head."""
+    """As in Swin: the same windows for every image, plus a bias per head."""
     bias = "float[2, 4, 4] h = {" + ", ".join(str(i % 5) for i in range(32)) + "}"
     constants = f"<{STORED.replace('[4, 4]', '[1, 1, 1, 4, 4]')}, {bias}>"
     nodes = f"""e = Expand (m, s) v = Reshape (e, r) a = Add (v, h)
@@ -293,7 +293,7 @@ def test_numbers_of_another_type_are_not_taken_for_these() -> None:
         ("(q, k, v, m)", "masked-attention is not faster here as 'finite'"),
     ],
 )
-def test_the_reason_why_it_stays(nodes: str, said: str) -> None:
+def test_the_reason_of_a_match_failure(nodes: str, said: str) -> None:
     text = typed(f"{SIGNATURE} {{ y = Attention <{HEADS}> {nodes} z = Neg (y) }}")
     found = explain(model(text), mask_floor.rules(choice("finite", cost=1.0), only=()))
     assert [miss.reason for miss in found] == [said]

@@ -1,4 +1,4 @@
-"""Masks with a floor: what runs have to show before they are written."""
+"""Trial runs that decide which masks get a floor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from toolkit.runtime.cost_table import cache_path
 
 
 class Runs:
-    """Whether a model gives the same on these feeds; how often it was asked."""
+    """Returns whether the outputs on these feeds stay the same; counts its calls."""
 
     def __init__(self, original: str, *feeds: dict[str, Any]) -> None:
         self.proto, self.feeds, self.asked = parse(original), feeds, 0
@@ -75,7 +75,7 @@ def test_inputs_that_mask_nothing_show_nothing() -> None:
 
 
 def test_a_bias_is_no_mask_that_is_in_use() -> None:
-    """It makes a difference, and has nothing to show of what is masked at other inputs."""
+    """It makes a difference but masks nothing, so it proves nothing about other inputs."""
     bias = np.random.default_rng(1).uniform(-20, 20, (4, 4)).astype(np.float32)
     found, trials, _ = shown(BEFORE, feeds(bias))
     assert found == []
@@ -116,7 +116,7 @@ def test_a_branch_has_to_be_taken(taken: bool, sites: list[str], mask: str) -> N
 
 
 def scaled(sign: float, low: float = -1e4) -> dict[str, Any]:
-    """Scores of 40 at the diagonal's right, which is masked: 30 more than at what is not."""
+    """Masked scores right of the diagonal are 30 higher than the others."""
     fed = feeds(low_at(CAUSAL, low))
     q, k = np.zeros((2, 2, 4, 8), np.float32)
     q[..., :2], k[:, 1:, :2] = 4.0, sign * 7.0
@@ -125,7 +125,7 @@ def scaled(sign: float, low: float = -1e4) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("sign", "kept"), [(-1.0, ["y"]), (1.0, [])])
 def test_masked_scores_that_are_large_are_left_alone(sign: float, kept: list[str]) -> None:
-    """Where masked keys score 30 more, they weigh exp(30 - 25); at 50 nobody would have seen it."""
+    """Masked keys with scores 30 higher weigh exp(30 - 25), but nothing with a floor of 50."""
     nodes = f"y = Attention <{HEADS}> (q, k, v, m) z = Attention <{HEADS}> (q, w, v, m)"
     signature = SIGNATURE.replace("float[4, 4] m", "float[N, 4, 8] w, float[4, 4] m")
     text = typed(f"{signature} {{ {nodes} }}")

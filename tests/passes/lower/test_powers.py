@@ -41,7 +41,7 @@ def test_powers_by_name(exponent: float, name: str, after: str) -> None:
         "e = Constant <value = float {2.5}> () y = Pow (x, e)",
         "e = Constant <value = float[4] {2, 2, 3, 2}> () y = Pow (x, e)",
         "e = Constant <value = float {2.0}> () y = Pow (e, x)",
-        # what the runtime makes a LayerNormalization or a FastGelu of
+        # parts that the runtime fuses to LayerNormalization or FastGelu
         "e = Constant <value = float {2.0}> () p = Pow (x, e) m = ReduceMean (p) y = Sub (x, m)",
         "e = Constant <value = float {3.0}> () p = Pow (x, e) y = Mul (p, x)",
     ],

@@ -47,7 +47,7 @@ def test_the_bias_of_a_linear_layer_stays_with_it() -> None:
     )
 
 
-def test_a_sum_that_is_read_elsewhere_stays() -> None:
+def test_a_sum_with_other_users_stays() -> None:
     kept(signature(), f"s = Add (x, r) n = {NORM} y = Mul (n, s)")
 
 
@@ -56,7 +56,7 @@ def test_a_sum_that_is_an_output_stays() -> None:
     kept(outputs, f"s = Add (x, r) y = {NORM}")
 
 
-def test_a_sum_that_a_subgraph_reads_stays() -> None:
+def test_a_sum_that_a_subgraph_captures_stays() -> None:
     inputs = signature().replace("g (", "g (bool c, ").replace(" y)", " y, float[N, S, 8] z)")
     branches = "then_branch = t () => (float[N, S, 8] p) { p = Neg (s) }"
     branches += ", else_branch = e () => (float[N, S, 8] q) { q = Abs (s) }"
@@ -91,7 +91,7 @@ def test_a_difference_stays() -> None:
     kept(signature(), f"s = Sub (x, r) y = {NORM}")
 
 
-# -- what the runtime makes of it
+# -- what the runtime executes
 
 STATIC = signature("2, 3, 8", "2, 3, 8", "2, 3, 8")
 

@@ -1,4 +1,4 @@
-"""Attention with a cap, written out: the formula, grouped heads, masks, and what must stay."""
+"""Decomposed Attention with a softcap: the formula, grouped heads, masks, and near misses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LIMITED = "floor = Constant <value = float {-1e30}> () limited = Max (mask, floo
         ((8, 8, 8), masked("-inf") + LIMITED + attention(mask=", limited")),
     ],
 )
-def test_capped_attention_is_written_out(sizes: tuple[int, int, int], nodes: str) -> None:
+def test_capped_attention_is_decomposed(sizes: tuple[int, int, int], nodes: str) -> None:
     before = typed(f"{signature(*sizes)} {{ {nodes} }}")
     found = check(Rules("test", softcap_attention.rules(choice("decomposed"))), before)
     count = Counter(node.op_type for node in found.graph.nodes)
@@ -67,7 +67,7 @@ def test_capped_attention_is_written_out(sizes: tuple[int, int, int], nodes: str
         FINITE + attention().replace("scale = 0.5, ", ""),
         attention(rest=", is_causal = 1", mask=""),
         attention(mask=", seen"),
-        attention(mask=", m"),  # whatever the caller says, minus infinity too
+        attention(mask=", m"),  # the caller may pass minus infinity
         masked("-inf") + attention(),
         masked(LOWEST) + attention(),
     ],
@@ -96,7 +96,7 @@ def test_half_precision_stays() -> None:
 
 
 @pytest.mark.parametrize("heads", ["", "q_num_heads = 2, kv_num_heads = 0, "])
-def test_heads_that_are_not_said_are_left_to_the_runtime(heads: str) -> None:
+def test_heads_without_a_number_stay(heads: str) -> None:
     nodes = attention(mask="").replace("q_num_heads = 2, kv_num_heads = 2, ", heads)
     rules = Rules("test", softcap_attention.rules(choice("decomposed")))
     check(rules, typed(f"{signature()} {{ {nodes} }}"), near_miss=True, run=False)

@@ -1,4 +1,4 @@
-"""What an Expand repeats: computed before, and where it is not."""
+"""`sink_expand`: computing before values are repeated, and near misses."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_a_cast_keeps_its_type() -> None:
     )
 
 
-def test_a_repeated_value_that_others_read_stays() -> None:
+def test_an_expand_with_other_users_stays() -> None:
     kept(X.replace("y)", "y, float[N, 7, 16] e)"), f"{FEATURES} y = Sqrt (e)", run=False)
     kept(X.replace("y)", "y, float[N, 7, 16] z)"), f"{FEATURES} y = Neg (e) z = Cos (e)")
 
 
-def test_what_is_no_expand_stays() -> None:
+def test_other_operators_than_expand_stay() -> None:
     kept(X, "r = Constant <value_ints = [1, 1, 16]> () e = Tile (x, r) y = Neg (e)")
 
 

@@ -1,4 +1,4 @@
-"""`rows`: what is computed for selected rows alone, and what is left as it is."""
+"""`rows`: operators that compute selected rows alone, and near misses."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def stays(text: str, **more: Any) -> None:
     check(Ready(), text, near_miss=True, **more)
 
 
-# -- what selects
+# -- selections
 
 
 def test_a_linear_map_is_of_one_row() -> None:
@@ -182,7 +182,7 @@ def test_different_entries_are_selected_together() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        # a row twice, or in an order that cannot be told from twice
+        # a row twice, or in an order that may repeat one at some sizes
         "i = Constant <value_ints = [0, 0]> () m = MatMul (x, w) y = Gather <axis = 1> (m, i)",
         "i = Constant <value_ints = [0, -1]> () m = MatMul (x, w) y = Gather <axis = 1> (m, i)",
         # all rows but one
@@ -238,7 +238,7 @@ def test_a_row_that_is_not_there_is_still_an_error() -> None:
             session.run(None, {"x": np.ones((1, rows, 4), np.float32)})
 
 
-# -- what they pass
+# -- operators that selections move above
 
 
 LAYER = """
@@ -348,7 +348,7 @@ def test_the_last_row_of_a_causal_attention_reads_all_keys(cut: str) -> None:
     [("Gather <axis = 1> (a, first)", "x"), ("Gather <axis = 1> (a, last)", "k")],
 )
 def test_other_rows_of_a_causal_attention(cut: str, keys: str) -> None:
-    """Another row does not read all keys, and the last of fewer queries does not either."""
+    """Only the last of as many queries as keys attends to all keys."""
     nodes = f"q = MatMul (x, w) {CAUSAL.format(kv=keys)} y = {cut}"
     inputs = "float[B, L, 4] x, float[B, K, 4] k"
     random = np.random.default_rng(0)
@@ -362,7 +362,7 @@ def test_the_last_rows_of_a_causal_attention_from_the_back() -> None:
     stays(graph(nodes, "float[B, 6, 4] x", "float[B, 2, 4] y", stored))
 
 
-def test_an_attention_that_is_spelled_out() -> None:
+def test_decomposed_attention() -> None:
     nodes = """q = MatMul (x, w) k = Transpose <perm = [0, 2, 1]> (x) s = MatMul (q, k)
         p = Softmax (s) a = MatMul (p, x) y = Gather <axis = 1> (a, first)"""
     found = moves(graph(nodes))
@@ -559,7 +559,7 @@ MOVED = [
 @pytest.mark.parametrize("batch", ["1", "B"])
 @pytest.mark.parametrize("views", MOVED)
 def test_one_row_for_each_behind_views(views: str, batch: str) -> None:
-    """Some views are passed and some are not; with a batch of one, axes look alike."""
+    """Selections move above some views only; with a batch of one, axes are ambiguous."""
     nodes = f"""c = MatMul (x, w) m = MatMul (c, w) {PLACES} {views} k = MatMul (n, w)
         p = Concat <axis = -1> (left, right) y = GatherND (k, p)"""
     stored = "int64[1] two = {2}, int64[3] back = {0, 0, 4}"
@@ -674,7 +674,7 @@ def test_fuse_selects_before_the_last_attention(target: str) -> None:
     assert_same_outputs(parse(text), subject, [{"x": x, "mask": mask}])
 
 
-def test_explain_says_where_it_stopped() -> None:
+def test_explain_shows_the_obstacle() -> None:
     misses = NearMisses()
     nodes = "m = MatMul (x, w) y = Gather <axis = 1> (m, first)"
     subject = Model.from_proto(parse(graph(nodes, outputs="float[B, 4] y, float[B, L, 4] m")))
@@ -724,7 +724,7 @@ def selects_nothing(node: NodeProto) -> bool:
     selection=st.tuples(st.sampled_from(("gather", "slice", "one-each")), st.just(0), small, small),
 )
 def test_random_operators(opset: int, before: list[Step], selection: Step) -> None:
-    """As if every operator were worth it, but for other selections: those could change for ever."""
+    """Treat all operators but selections as worth saving; selections could alternate endlessly."""
     each = selection[0] == "one-each"
     proto = build(opset, before if each else [*before, selection])
     assume(proto is not None)
@@ -762,7 +762,7 @@ def test_rows_that_are_several_outputs(index: str, shape: str) -> None:
     assert few(found, "MatMul")
 
 
-def test_a_bias_that_is_one_number_stays_with_its_map() -> None:
+def test_a_linear_map_with_a_scalar_bias_stays() -> None:
     stays(
         graph(
             """m = MatMul (x, w) a = Add (m, all) q, k = Split <axis = 2, num_outputs = 2> (a)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -99,7 +100,7 @@ def test_a_norm_of_root_mean_squares_does_so_too() -> None:
     [
         ("[0, 2, 1]", "[0, 2, 1]", -1),  # another axis is the last
         ("[2, 0, 1]", "[1, 2, 0]", -1),
-        ("[1, 0, 2]", "[1, 0, 2]", 1),  # one of those that are normalized over moves
+        ("[1, 0, 2]", "[1, 0, 2]", 1),  # a normalized axis moves
     ],
 )
 def test_other_norms_keep_their_transposes(before: str, after: str, axis: int) -> None:
@@ -140,7 +141,7 @@ def test_a_linear_map_of_the_last_axis_lets_a_transpose_of_the_others_pass() -> 
 @pytest.mark.parametrize(
     "nodes",
     [
-        # The map reads the first axis of x, or is not the same for every row.
+        # The product is along the first axis of x, or differs between rows.
         "a = Transpose <perm = [1, 2, 0]> (x) m = MatMul (a, v) y = Transpose <perm = [2, 0, 1]> "
         "(m)",
         f"a = {BATCH_FIRST} (x) m = MatMul (a, k) y = {BATCH_FIRST} (m)",
@@ -195,7 +196,7 @@ def test_a_reduction_takes_the_permuted_dimensions_away() -> None:
     check(LAYOUT, typed(text), f"{after} y = ReduceMean <keepdims = 0> (b, i)")
 
 
-def test_a_reduction_that_leaves_them_out_of_order_stays() -> None:
+def test_a_reduction_that_leaves_axes_out_of_order_stays() -> None:
     text = f"""g (float[N, 3, 4, 5] x) => (float[4, 5, 3] y) <int64[1] n = {{0}}> {{
         a = {TO_NHWC} (x)
         y = ReduceMean <keepdims = 0> (a, n)
@@ -265,7 +266,7 @@ def test_a_residual_chain_of_convolutions() -> None:
     ("nodes", "near_miss"),
     [
         ("b = Relu (a) y = MatMul (b, w)", True),  # nothing to meet at the other end
-        ("b = Relu (a) c = Reshape (b, s) y = MatMul (c, w)", False),  # the Reshape is in vain
+        ("b = Relu (a) c = Reshape (b, s) y = MatMul (c, w)", False),  # the Reshape is a no-op
         ("b = Add (a, z) y = MatMul (b, w)", True),
     ],
 )
@@ -279,7 +280,7 @@ def test_a_single_transpose_does_not_wander(nodes: str, near_miss: bool) -> None
     assert census(subject)["Transpose"] == before
 
 
-def test_another_reader_outside_keeps_both() -> None:
+def test_another_user_outside_keeps_both() -> None:
     signature = "g (float[N, 3, 4, 5] x) => (float[N, 3, 4, 5] y, float[N, 4, 5, 3] b)"
     text = f"{signature} {{ a = {TO_NHWC} (x) b = Relu (a) y = {TO_NCHW} (b) }}"
     subject = check(LAYOUT, typed(text), f"y = Relu (x) b = {TO_NHWC} (y)")
@@ -348,7 +349,7 @@ def test_a_constant_is_copied_when_others_read_it() -> None:
 
 
 def test_a_transpose_that_vanishes_is_not_there_for_others() -> None:
-    # Mul could read x in place of t, but Relu would then need t after all: nothing is gained.
+    # Mul could use x instead of t, but Relu would still need t: nothing is gained.
     text = """g (float[2, 3, 2] x) => (float[2, 3, 2] y) {
         r = Relu (x)
         t = Transpose <perm = [2, 1, 0]> (x)
@@ -441,7 +442,7 @@ def test_random_graphs_keep_their_meaning(steps: list[tuple[str, int, int]]) -> 
             nodes.append(helper.make_node("ReduceMax", [source, f"axis{axis}"], [result]))
             shape = tuple(1 if j == axis else s for j, s in enumerate(shape))
         else:
-            attributes = {"axis": axis} if op_type == "Softmax" else {}
+            attributes: dict[str, Any] = {"axis": axis} if op_type == "Softmax" else {}
             nodes.append(helper.make_node(op_type, [source], [result], **attributes))
         if np.prod(shape) > 5000:
             nodes.pop()

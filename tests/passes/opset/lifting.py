@@ -1,4 +1,4 @@
-"""Models lifted to many opsets, each of which must compute what the original does."""
+"""Lift models to many opsets and compare each with the original."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check(
     relative: float = 1e-6,
     upto: int = 26,
 ) -> None:
-    """Lift the model to many opsets; each must compute what the original does.
+    """Lift the model to many opsets; each result must compute the same as the original.
 
     The original runs in onnxruntime; where that has no kernel so old, `reference` computes it.
     """

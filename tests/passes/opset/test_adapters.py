@@ -10,7 +10,7 @@ from tests.passes.opset.lifting import assert_same, check, check_structure, lift
 from toolkit.ir.model import Model
 from toolkit.runtime.session import Session
 
-# -- opsets 1 to 7, most of which no runtime runs any more: numpy says what is right
+# -- opsets 1 to 7, which few runtimes run: numpy computes the expected outputs
 
 
 def softplus(x):
@@ -138,7 +138,8 @@ LEGACY = {
         "{ p = LpPool <p = 2.0, kernel_shape = [2, 2]> (x) y = GlobalLpPool <p = 2.0> (p) }",
         lambda x: [
             np.sqrt(
-                sum(x[..., i : i + 3, j : j + 3] ** 2 for i in (0, 1) for j in (0, 1)).sum(
+                np.sum(
+                    sum(x[..., i : i + 3, j : j + 3] ** 2 for i in (0, 1) for j in (0, 1)),
                     (2, 3), keepdims=True
                 )
             )
@@ -387,7 +388,7 @@ def test_later_opsets(name: str) -> None:
 
 
 def test_dropout_mask_of_numbers() -> None:
-    """Below opset 10 the mask had the data's type; below 12 nobody said what inference puts in."""
+    """Below opset 10 the mask had the data's type; below 12 it was undefined at inference."""
     text = "(float[2,3] x) => (float[2,3] y, float[2,3] mask) { y, mask = Dropout (x) }"
     check(7, text, upto=11)
     model, notes = lift(model_of(7, text), 13)
@@ -428,7 +429,7 @@ def test_softmax_stays_one_node_where_it_can() -> None:
 
 
 def test_constants_have_the_type_of_the_data() -> None:
-    """Nothing declares what the sum is: inference does."""
+    """The type of the sum is not declared; shape inference finds it."""
     text = """(float16[2,3] x) => (float16[2,3] y)
         { s = Add (x, x) y = Pad <pads = [0,0,0,0], value = 2.0> (s) }"""
     model, _ = lift(model_of(7, text), 13)

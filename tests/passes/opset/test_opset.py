@@ -1,4 +1,4 @@
-"""`opset` as a whole: how far it goes, what it leaves behind, and ONNX's own old models."""
+"""`opset` as a pass: the opset reached, nodes that stop it, and ONNX's own old models."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_each_version_is_one_rewrite_and_every_prefix_runs() -> None:
 
 
 @pytest.mark.parametrize("to", [0, MAX_OPSET + 1])
-def test_opsets_that_nobody_loads(to: int) -> None:
+def test_opsets_that_onnxruntime_does_not_load(to: int) -> None:
     with pytest.raises(UsageError, match="out of range"):
         Opset(to=to)
 

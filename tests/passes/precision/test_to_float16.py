@@ -68,7 +68,7 @@ def test_one_cast_in_and_one_out() -> None:
     assert kinds == {TensorProto.FLOAT16}
 
 
-def test_a_value_is_cast_once_for_all_its_readers() -> None:
+def test_a_value_is_cast_once_for_all_its_users() -> None:
     signature = "g (float[N, 16] x) => (float[N, 16] y, float[N, 16] z)"
     changed = halved(signature, "", "a = Relu (x) b = Neg (x) y = Tanh (a) z = Tanh (b)",
                      "Cast Relu Neg Tanh Tanh Cast Cast")  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_constant_that_both_kinds_read_is_there_twice() -> None:
     assert len(changed.graph.initializers) == 2
 
 
-def test_what_only_moves_data_stays_with_its_neighbours() -> None:
+def test_data_movement_has_the_type_of_its_neighbours() -> None:
     signature = "g (float[4, 16] x) => (float[16, 4] y)"
     nodes = "a = CumSum (x, k) t = Transpose <perm = [1, 0]> (a) y = CumSum (t, k)"
     item_notes = notes_of(signature, "int64 k = {0}", nodes)
@@ -142,7 +142,7 @@ def test_a_transpose_that_the_runtime_crashes_with_stays(
     assert any("crashes" in note for note in notes_of(*parts)) == kept
 
 
-# -- what would lose its numbers
+# -- overflow and underflow
 
 
 def test_constants_that_16_bits_do_not_hold() -> None:

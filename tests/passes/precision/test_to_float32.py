@@ -1,4 +1,4 @@
-"""16-bit models in 32 bits: what is widened, where the casts are, and what stays."""
+"""`fp32`: types that are widened, Casts at inputs and outputs, and models that stay."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def widened(signature: str, constants: str, nodes: str, wanted: str, **options: 
     return changed
 
 
-# -- what is widened
+# -- types that are widened
 
 
 def test_casts_at_the_ends_and_32_bits_between() -> None:
@@ -224,7 +224,7 @@ def test_other_floats_stay(kind: str) -> None:
     check(WIDE, text, near_miss=True)
 
 
-def test_what_is_no_tensor_stays() -> None:
+def test_a_model_with_other_values_than_tensors_stays() -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
         g (float16[8] x) => (seq(float16[8]) y) { y = SequenceConstruct (x) }"""
     check(WIDE, text, near_miss=True, run=False)
@@ -289,5 +289,5 @@ class Spoil:
 def test_a_pass_after_it_that_breaks_the_model_is_undone() -> None:
     done = Pipeline([WIDE, Spoil()]).run(bfloats()).passes
     assert [result.status for result in done] == ["applied", "reverted"]
-    # Before it nobody can tell: the original does not run.
+    # Without it the result cannot be compared: the original does not run.
     assert Pipeline([Spoil()]).run(bfloats()).passes[0].status == "applied"

@@ -1,4 +1,4 @@
-"""`mask-outputs`: zeros at padding, what the proof makes of it, and what it leaves alone."""
+"""`mask-outputs`: zeros at padding, their verification, and outputs that stay."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rows_of_padding_are_zero_and_others_are_what_they_were() -> None:
     assert np.all(before[MASK == 0].any(axis=-1))
 
 
-def test_numbers_that_are_none_do_not_come_through() -> None:
+def test_nan_at_padding_becomes_zero() -> None:
     feed = _feed()
     feed["x"][1, 3] = np.nan
     feed["x"][1, 4] = np.inf
@@ -79,7 +79,7 @@ def test_no_tokens_at_all() -> None:
     assert after.shape == (2, 0, 4)
 
 
-def test_what_the_model_itself_reads_of_an_output_stays() -> None:
+def test_users_within_the_model_keep_the_original_output() -> None:
     text = TAGGER.replace("(float[N, L, 4] y)", "(float[N, L, 4] y, float[N, 4] last)").replace(
         "y = Add (h, b)", "y = Add (h, b) last = ReduceMax <axes = [1], keepdims = 0> (y)"
     )
@@ -110,7 +110,7 @@ agraph (float[N, L, 4] x, int64[N, L] attention_mask) => (float[N, L, 4] y)
     { f = Cast <to = 1> (attention_mask) u = Unsqueeze (f, last) y = Mul (x, u) }"""
 
 
-def test_what_a_model_masks_itself_stays() -> None:
+def test_an_output_that_the_model_masks_stays() -> None:
     ctx = Context()
     assert not len(_masked(MASKS_ITSELF, ctx).journal)
     assert not ctx.notes

@@ -1,4 +1,4 @@
-"""`unpad`: what is computed for real tokens alone, and what is left as it is."""
+"""`unpad`: operators that compute real tokens alone, and near misses."""
 
 from __future__ import annotations
 
@@ -84,8 +84,7 @@ def fed(mask: Any, seed: int = 0, dtype: Any = np.int64) -> dict[str, Any]:
 
 def moves(text: str, dtype: Any = np.int64, products: int = 3) -> Model:
     """So many products are of real rows alone, and the answers are the same for all masks."""
-    for seed, mask in enumerate(MASKS):
-        found = check(Ready(), text, inputs=fed(mask, seed, dtype))
+    found = [check(Ready(), text, inputs=fed(m, seed, dtype)) for seed, m in enumerate(MASKS)][-1]
     shapes = [found.graph.shape(n.output[0]) for n in found.graph.nodes if n.op_type == "MatMul"]
     assert sum(shape is not None and shape[0] == 1 for shape in shapes) == products
     return found
@@ -95,13 +94,13 @@ def stays(text: str, target: str = "ort-cpu", **inputs: Any) -> None:
     check(Ready(target), text, near_miss=True, inputs=inputs or fed(MASKS[0]))
 
 
-# -- what is left out
+# -- padding that is removed
 
 
 def test_a_mean_over_real_tokens() -> None:
     found = moves(graph(BIAS + LAYER + MEAN))
     kinds = [node.op_type for node in found.graph.nodes]
-    # x is packed, and what attention gives; key, value and what is pooled are unpacked
+    # x and the result of attention are packed; key, value and the operand of pooling are unpacked
     assert kinds.count("GatherND") == 5
 
 
@@ -274,7 +273,7 @@ def test_real_keys_that_are_masked_too(low: float) -> None:
 
 
 def test_queries_without_a_key_stay() -> None:
-    """What is before the first token is nothing: it reads all keys that are masked, then."""
+    """If no key precedes the first token, it attends to all masked keys."""
     stored = "bool[1, 1, 5, 5] earlier = {0,0,0,0,0, 1,0,0,0,0, 1,1,0,0,0, 1,1,1,0,0, 1,1,1,1,0}"
     bias = BIAS.replace("(seen, zero, low)", "(both, zero, low)").replace(
         "narrow =", "both = And (seen, earlier) narrow ="
@@ -328,12 +327,12 @@ def test_numbers_that_are_no_flags(narrow: str, dtype: str) -> None:
         check(Ready(), text, inputs=fed([[0.5, 0, 0], [1, 0.25, 0], [1, 0, 0]], 3, kind))
 
 
-def test_a_mask_that_takes_out_the_others_stays() -> None:
+def test_a_mask_of_the_real_tokens_stays() -> None:
     stays(graph(BIAS.replace("zero, low", "low, zero") + LAYER + MEAN))
 
 
-def test_what_the_mask_is_made_of_is_computed_before() -> None:
-    """The first row of t says how long the text is; t itself is read by attention alone."""
+def test_ancestors_of_the_mask_are_not_packed() -> None:
+    """The first row of t is the length of the text; otherwise only attention uses t."""
     mask = """t = MatMul (x, u) begin = Gather <axis = 1> (t, first) long = ReduceMax (begin, rows)
         numbers = Cast <to = 1> (mask) place = CumSum (numbers, along)
         near = Less (place, long) """
@@ -342,7 +341,7 @@ def test_what_the_mask_is_made_of_is_computed_before() -> None:
     moves(graph(mask + text + MEAN.replace("(mask)", "(near)"), stored="int64 along = {1}"))
 
 
-def test_a_choice_that_takes_too_long_to_tell_stays() -> None:
+def test_a_mask_beyond_the_depth_of_the_analysis_stays() -> None:
     """Whichever number is chosen: the other keeps the key."""
     steps = "c0 = Unsqueeze (real, heads) " + " ".join(
         f"c{i + 1} = Identity (c{i})" for i in range(60)
@@ -376,7 +375,7 @@ def test_masks_that_may_be_otherwise_stay(seen: str) -> None:
 
 
 def test_a_mask_that_is_text_in_between() -> None:
-    """What is no number is not looked into; whole numbers of flags are."""
+    """NaN is not analysed; integers computed from booleans are."""
     mean = MEAN.replace(
         "kept = Mul (h, column)",
         """word = Cast <to = 8> (mask) same = Equal (word, word) wide = Unsqueeze (same, columns)
@@ -391,14 +390,14 @@ def test_a_mask_that_is_text_in_between() -> None:
     [("a, keys, values", "float[B, 2, L, 2] keys"), ("a, , , scores", "float[B, 2, L, L] scores")],
     ids=["keys", "scores"],
 )
-def test_attention_that_gives_more_reads_all_rows(given: str, more: str) -> None:
+def test_attention_with_more_outputs_needs_all_rows(given: str, more: str) -> None:
     layer = LAYER.replace("a = Attention", f"{given} = Attention")
     moves(graph(BIAS + layer + MEAN), products=3)
     moves(graph(BIAS + layer + MEAN, outputs=f"float[B, 4] y, {more}"), products=1)
 
 
 def test_many_masks_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is made by itself, and none of them takes a key out."""
+    """Masks with separate ancestors, none of which masks keys."""
     asked: list[str] = []
     bounds = MaskedValues.bounds
 
@@ -425,7 +424,7 @@ def test_many_masks_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_mask_of_another_length_stays() -> None:
-    """Keys of a memory with a mask of its own: the mask of the texts says nothing of those."""
+    """Keys of a memory have a mask of their own, unrelated to the mask of the texts."""
     layer = LAYER.replace("MatMul (x, u) v", "MatMul (c, u) v").replace("(x, w)", "(c, w)")
     bias = BIAS.replace("Cast <to = 9> (mask)", "Cast <to = 9> (other)")
     inputs = "float[B, L, 4] x, int64[B, L] mask, float[B, M, 4] c, int64[B, M] other"
@@ -491,7 +490,7 @@ def test_rows_without_products_stay() -> None:
 
 @pytest.mark.parametrize("odd", ["{nan, 1, 1, 1}", "{inf, 1, 1, 1}", "{inf, 1, -inf, 1}"])
 @pytest.mark.parametrize("made", ["f = Identity (odd)", "f = Add (odd, odd)", "f = Neg (odd)"])
-def test_padding_times_what_is_not_finite_may_be_no_number(odd: str, made: str) -> None:
+def test_zero_times_a_value_that_may_be_infinite_may_be_nan(odd: str, made: str) -> None:
     """0 times infinity, and infinity less itself."""
     nodes = f"{made} flags = Cast <to = 1> (mask) column = Unsqueeze (flags, columns) "
     nodes += "weight = Mul (column, f) pooled = Mul (x, weight) y = ReduceSum (pooled, rows)"
