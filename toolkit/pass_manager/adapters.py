@@ -1,4 +1,4 @@
-"""Other people's rewriters as passes, under the same proof as our own.
+"""Adapters: rewriters of other tools as passes, verified like any other pass.
 
     @from_graphsurgeon
     def drop_dropout(graph): ...                    # onnx_graphsurgeon.Graph, edited in place
@@ -6,12 +6,12 @@
     relu_twice = from_onnxscript([my_rule])         # onnxscript rewrite rules
 
     @from_function
-    def tidy(proto): ...                            # onnx.ModelProto, edited or returned anew
+    def tidy(proto): ...                            # onnx.ModelProto, edited in place or returned
 
-Each of these is a pass: in Python it goes into a list of passes, on the command line it is named
-`./my.py:drop_dropout`. The other tool sees the whole model with its weights inside, which ONNX
-limits to 2 GiB. What comes back replaces the model in one edit, so that the proof keeps or undoes
-it as a whole; weights that kept name and contents stay the bytes of the original file.
+Each of these is a pass, for a list of passes in Python or as `./my.py:drop_dropout` on the command
+line. The tool gets the whole model including its weights, which protobuf limits to 2 GiB. Its
+result replaces the model as one edit, which is kept or undone as a whole. Weights with unchanged
+name and contents remain references to the original file.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Editor = Callable[[ModelProto], ModelProto | None]
 """Edits a model in place and returns None, or returns another one."""
 
 Rewriter = Callable[[ModelProto], ModelProto | None]
-"""Returns the new model, or None when there is nothing to change; may spoil what it was given."""
+"""Returns the new model, or None if unchanged; may modify its argument."""
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """A pass around a function on a ModelProto."""
+class AdapterPass:
+    """A pass that runs a function on a ModelProto."""
 
     name: str
     tolerance: Tolerance
@@ -49,40 +49,40 @@ class Foreign:
         apply(self.rewriter, model)
 
 
-def from_function(function: Editor, *, name: str = "", tolerance: Tolerance = FLOAT) -> Foreign:
-    """A pass from a function on an `onnx.ModelProto`; also usable as a decorator.
+def from_function(function: Editor, *, name: str = "", tolerance: Tolerance = FLOAT) -> AdapterPass:
+    """Make a pass of a function on an `onnx.ModelProto`; also usable as a decorator.
 
     The function edits the model in place and returns None, or returns another one.
     """
-    return Foreign(name or _name_of(function), tolerance, observed(function))
+    return AdapterPass(name or _name_of(function), tolerance, observed(function))
 
 
 def from_graphsurgeon(
     function: Callable[[Any], Any], *, name: str = "", tolerance: Tolerance = FLOAT
-) -> Foreign:
-    """A pass from a function on an `onnx_graphsurgeon.Graph`; also usable as a decorator.
+) -> AdapterPass:
+    """Make a pass of a function on an `onnx_graphsurgeon.Graph`; also usable as a decorator.
 
-    The function edits the graph in place, or returns another one. Cleaning up and sorting the
-    graph is its own business.
+    The function edits the graph in place, or returns another one. It must clean up and sort the
+    graph itself, if necessary.
     """
 
     def run(proto: ModelProto) -> ModelProto | None:
         surgeon = require("onnx_graphsurgeon", "adapters", "onnx-graphsurgeon is not installed")
         graph = surgeon.import_onnx(proto)
-        # Going through the tool already changes the spelling of things: what counts as the
-        # function's work is the difference to an export without it.
+        # Importing and exporting alone changes the protobuf: compare with an export of the
+        # unmodified graph.
         untouched = _fingerprint(surgeon.export_onnx(graph))
         returned = function(graph)
         exported: ModelProto = surgeon.export_onnx(graph if returned is None else returned)
         return None if _fingerprint(exported) == untouched else _complete(exported, proto)
 
-    return Foreign(name or _name_of(function), tolerance, run)
+    return AdapterPass(name or _name_of(function), tolerance, run)
 
 
 def from_onnxscript(
     rules: Any, *, name: str = "onnxscript", tolerance: Tolerance = FLOAT
-) -> Foreign:
-    """A pass from onnxscript rewrite rules: one, a sequence of them, or a RewriteRuleSet."""
+) -> AdapterPass:
+    """Make a pass of onnxscript rewrite rules: one, a sequence of them, or a RewriteRuleSet."""
 
     def run(proto: ModelProto) -> ModelProto | None:
         rewriter = require("onnxscript.rewriter", "adapters", "onnxscript is not installed")
@@ -95,18 +95,18 @@ def from_onnxscript(
         model = ir.from_proto(proto)
         return ir.to_proto(model) if rule_set.apply_to_model(model) else None
 
-    return Foreign(name, tolerance, run)
+    return AdapterPass(name, tolerance, run)
 
 
 def apply(rewriter: Rewriter, model: Model) -> None:
-    """Run `rewriter` over the whole model; the model that it returns becomes one edit."""
+    """Run `rewriter` on the whole model; its result replaces the model as one edit."""
     changed = rewriter(model.inlined_proto())
     if changed is not None:
         model.replace(changed)
 
 
 def observed(function: Editor) -> Rewriter:
-    """A function that says nothing about its changes, watched for whether there are any."""
+    """Make a rewriter of an editor by detecting whether it changed the model."""
 
     def run(proto: ModelProto) -> ModelProto | None:
         before = _fingerprint(proto)
@@ -120,7 +120,7 @@ def observed(function: Editor) -> Rewriter:
 
 
 def keep_description(changed: ModelProto, original: ModelProto) -> None:
-    """Let `changed` say of itself what `original` says: producer, version, metadata, training."""
+    """Copy the producer, version, metadata and training info of `original` to `changed`."""
     if changed is original:
         return
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
@@ -135,9 +135,9 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _fingerprint(proto: ModelProto) -> bytes:
-    """Equal for models that compute the same in the same spelling.
+    """Return a digest of nodes, initializers, interface, opsets and functions.
 
-    Types and shapes of intermediate values are left out: most tools infer them anew.
+    Types of intermediate values are excluded, because most tools infer them again.
     """
     digest = hashlib.blake2b()
     graph = proto.graph
@@ -150,10 +150,10 @@ def _fingerprint(proto: ModelProto) -> bytes:
 
 
 def _complete(exported: ModelProto, original: ModelProto) -> ModelProto:
-    """Give back what an onnx-graphsurgeon graph does not carry."""
+    """Restore the parts of a model that an onnx-graphsurgeon graph does not have."""
     keep_description(exported, original)
     if exported.ir_version < 4:
-        # There, every initializer had to be declared as an input, and the tool drops those.
+        # Every initializer must be an input there, and the tool drops those inputs.
         exported.ir_version = 4
     elif original.ir_version >= 4:
         stored = {tensor.name for tensor in exported.graph.initializer}

@@ -1,12 +1,12 @@
-"""A pass's dataclass fields as options: listed for a user, and read from text.
+"""Options of passes: the fields of their dataclasses, described and parsed.
 
-`fold:max_bytes=4096` sets the field `max_bytes` of the pass `fold`. The field's annotation says how
-the text is read:
+`fold:max_bytes=4096` sets the field `max_bytes` of the pass `fold`. The text is parsed according to
+the field's annotation:
 
     int, float, str, Path       as usual (`1_000` is an int too)
     bool                        true/false, yes/no, on/off, 1/0
     Literal["a", "b"], an Enum  one of the values
-    tuple[X, ...]               `x+y+z`; nothing at all is the empty tuple
+    tuple[X, ...]               `x+y+z`; the empty text is the empty tuple
     X | None                    `none`, or an X
 
 A field's help comes from `field(metadata={"help": ...})`.
@@ -36,7 +36,7 @@ _SEQUENCES: tuple[Any, ...] = (tuple, list, frozenset)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """One option of a pass. `default` is spelled as a user would type it; None: must be given."""
+    """One option of a pass. `default` is the text that a user would type; None: it is required."""
 
     name: str
     type: str
@@ -45,12 +45,12 @@ class OptionInfo:
 
 
 def option_names(target: object) -> list[str]:
-    """Names of the options of a pass class or a pass instance; none when it is no dataclass."""
+    """Return the names of the options of a pass or a pass class; none for other classes."""
     return [field.name for field in _fields(target)]
 
 
 def describe_options(target: object) -> list[OptionInfo]:
-    """The options of a pass class, or of an instance with its present values as defaults."""
+    """Return the options of a pass class, or of a pass with its values as defaults."""
     return [
         OptionInfo(
             name=field.name,
@@ -63,7 +63,7 @@ def describe_options(target: object) -> list[OptionInfo]:
 
 
 def read_options(target: object, texts: Mapping[str, str], label: str) -> dict[str, object]:
-    """Convert the texts of options that `target` is known to have; `label` names it in errors."""
+    """Parse the texts of options of `target`, which `label` names in errors."""
     values: dict[str, object] = {}
     for name, text in texts.items():
         annotation = _annotation(target, name)
@@ -81,10 +81,9 @@ def _fields(target: object) -> list[dataclasses.Field[Any]]:
 
 
 def _annotation(target: object, name: str) -> Any:
-    """The evaluated annotation of a field, or its source text when it cannot be evaluated.
+    """Return the evaluated annotation of a field, or its source text if evaluation fails.
 
-    Only this one annotation is evaluated: a name that a class imports for type checkers alone, in
-    another annotation, does no harm.
+    Other annotations, which may use names imported for type checkers only, are not evaluated.
     """
     cls = target if isinstance(target, type) else type(target)
     for base in cls.__mro__:
@@ -106,7 +105,7 @@ def _annotation(target: object, name: str) -> Any:
 
 
 def _convert(text: str, annotation: Any) -> object:
-    """Read `text` as the annotated type; ValueError with the reason when it is none."""
+    """Parse `text` as the annotated type; raises ValueError with the reason."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is bool:
         if text.lower() not in _TRUTH:
@@ -143,7 +142,7 @@ def _convert_union(text: str, members: tuple[object, ...]) -> object:
     if types.NoneType in members and text.lower() == "none":
         return None
     reasons: list[str] = []
-    # str takes any text, so it comes last
+    # str accepts any text, and comes last
     for member in sorted((m for m in members if m is not types.NoneType), key=lambda m: m is str):
         try:
             return _convert(text, member)
@@ -164,7 +163,7 @@ def _convert_items(text: str, kind: object, arguments: tuple[object, ...]) -> li
 
 
 def _type_text(annotation: Any) -> str:
-    """How the type reads in a help text: `int`, `a|b`, `str+...`, `int|none`."""
+    """Return a type for help texts: `int`, `a|b`, `str+...`, `int|none`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return "|".join(str(value) for value in arguments)

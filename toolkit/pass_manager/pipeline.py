@@ -1,4 +1,4 @@
-"""The pass manager: passes in order, with a proof behind each one and behind the result."""
+"""The pass manager: run passes in order, and verify each of them and the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from toolkit.rewriting.match_failure import NearMisses
     from toolkit.verification.validator import Validator, Verdict
 
-_UNEVALUATED = "what quantizing costs is not known: name samples that it runs on by --calib"
+_UNEVALUATED = "the loss of accuracy by quantization is unknown: give samples by --calib"
 
 
 class Pipeline:
@@ -59,7 +59,7 @@ class Pipeline:
         self.passes = [_checked_pass(item, self.settings) for item in passes]
 
     def run(self, model: Model) -> Result:
-        """Apply the passes to `model`, in place. Raises NotProven when the end does not hold."""
+        """Apply the passes to `model`, in place; raises NotProven if verification fails."""
         from toolkit.verification.structure import check_input
 
         started = time.perf_counter()
@@ -114,7 +114,7 @@ class Pipeline:
             notes=_notes_on(data),
         )
 
-    # -- the ends
+    # -- setup and final verification
 
     def _data(self, model: Model) -> CalibrationData | None:
         if self.settings.calib is None:
@@ -158,7 +158,7 @@ class Pipeline:
     def _prove_end(
         self, model: Model, validator: Validator | None, results: list[PassResult]
     ) -> tuple[str, Quality | None]:
-        """What the end result was shown to be, in one line; raises when it does not hold."""
+        """Verify the result and summarize the proof; raises NotProven."""
         if validator is None:
             return "not validated", None
         from toolkit.runtime.session import packing_note
@@ -187,7 +187,7 @@ def _checked_pass(item: object, settings: Settings) -> Pass:
     if isinstance(item, type):
         raise UsageError(f"{item.__name__} is a class: write {item.__name__}()")
     if not isinstance(item, Pass):
-        raise UsageError(f"{item!r} is no pass: it needs name, tolerance and run(model, ctx)")
+        raise UsageError(f"{item!r} is not a pass: it needs name, tolerance and run(model, ctx)")
     if isinstance(item, Incomparable) and item.incomparable and settings.validate != "off":
         raise UsageError(f"{item.name}: {item.incomparable}: it takes --validate off")
     return item
@@ -203,7 +203,7 @@ def _foreign_operators(model: Model, target: Target) -> str:
 
 
 def _notes_on(data: CalibrationData | None) -> list[str]:
-    """What the user should know of the calibration data."""
+    """Return notes on the calibration data for the user."""
     if data is None:
         return []
     return [*data.notes, *([] if data.used else ["no pass made use of the calibration data"])]

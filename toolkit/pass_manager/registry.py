@@ -1,15 +1,15 @@
-"""Names to passes.
+"""The registry of passes, and the parser of pipelines.
 
-Passes are found through the entry points of the group `toolkit.passes`. Each loads to a mapping of
-a name to `"module:Class"`, imported only when asked for, or to a list of names: a group. Written
-out, a pipeline is
+Passes are discovered through entry points of the group `toolkit.passes`. Each is a mapping from a
+name to `"module:Class"`, imported on demand, or to a list of names, a group. The syntax of a
+pipeline is
 
     passes  = item ("," item)*
     item    = target (":" option "=" value)*
     target  = name | path/to/file.py:Object | package.module:Object
 
 as in `fold:max_bytes=4096,./my_pass.py:MyRule,cleanup`. An object is a pass class, a pass, a
-rewrite rule, or a list of those. An option given to a group goes to every member that has it.
+rewrite rule, or a list of those. An option of a group applies to every member that has it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _PROTOCOL = "a pass has a `name`, a `tolerance` and a method `run(model, ctx)`"
 class PassInfo:
     """One name of the catalogue.
 
-    `broken` is a name that cannot be used (two plugins offer it, or its module fails to import),
-    or a plugin that failed to load; `summary` then says why. `origin` is the distribution.
+    A name is `broken` if two plugins offer it, its module cannot be imported, or its plugin cannot
+    be loaded; `summary` is the reason then. `origin` is the distribution.
     """
 
     name: str
@@ -59,15 +59,15 @@ class PassInfo:
 
 
 def parse_passes(text: str) -> list[Pass]:
-    """The passes that `text` names, in order, with their options set."""
+    """Return the passes that `text` names, in order, with their options set."""
     if not text.strip():
-        raise UsageError("no passes are named: `toolkit passes` lists them")
+        raise UsageError("no pass is named: `toolkit passes` lists them")
     resolver = _Resolver(_discover())
     return [built for item in text.split(",") for built in resolver.build(item.strip())]
 
 
 def catalogue() -> list[PassInfo]:
-    """Everything that the installed plugins offer, groups first; broken names come last."""
+    """Return all names of the installed plugins: groups, passes, broken names."""
     found = _discover()
     resolver = _Resolver(found)
     rows = [_describe(name, resolver, found) for name in found.names()]
@@ -80,7 +80,7 @@ def catalogue() -> list[PassInfo]:
 
 
 def find(name: str) -> PassInfo:
-    """The row of the catalogue under this name."""
+    """Return the row of the catalogue for this name."""
     for row in catalogue():
         if row.name == name:
             return row
@@ -92,7 +92,7 @@ def find(name: str) -> PassInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Plugin:
-    """One entry point: what it offers, or why it could not be loaded."""
+    """One entry point: its names, or why it could not be loaded."""
 
     name: str
     origin: str
@@ -108,10 +108,10 @@ class _Plugins:
         return list(dict.fromkeys(name for plugin in self.plugins for name in plugin.offers))
 
     def offering(self, name: str, prefer: _Plugin | None = None) -> _Plugin:
-        """The one plugin that offers `name`.
+        """Return the only plugin that offers `name`.
 
-        A group looks for its members in its own plugin first, so that somebody else's pass of the
-        same name neither replaces them nor breaks the group.
+        The members of a group are preferably those of its own plugin, so that a pass of the same
+        name in another plugin neither replaces them nor breaks the group.
         """
         if prefer is not None and name in prefer.offers:
             return prefer
@@ -127,9 +127,9 @@ class _Plugins:
         return offering[0]
 
     def unknown(self, name: str) -> str:
-        """What to say of a name that nobody offers."""
+        """Return the message for an unknown name."""
         if not self.plugins:
-            return f"unknown pass {name!r}: no passes are installed, reinstall the toolkit"
+            return f"unknown pass {name!r}: no pass is installed, reinstall the toolkit"
         known = sorted(self.names())
         close = suggestion(name, known)
         hint = f"{close} see `toolkit passes`" if close else f": known: {', '.join(known)}"
@@ -149,7 +149,7 @@ def _discover() -> _Plugins:
 
 @lru_cache(maxsize=8)
 def _discover_in(_: tuple[str, ...]) -> _Plugins:
-    """Looked up once for each search path: it reads a file of every installed distribution."""
+    """Load the plugins, once per search path: this reads a file of every distribution."""
     found = sorted(entry_points(group=GROUP), key=lambda e: (_origin(e), e.name))
     return _Plugins(tuple(_load_plugin(entry) for entry in found))
 
@@ -159,7 +159,7 @@ def _origin(entry: EntryPoint) -> str:
 
 
 def _load_plugin(entry: EntryPoint) -> _Plugin:
-    """Load one entry point; a third party's failure must not take the others down with it."""
+    """Load one entry point; a failure does not affect the others."""
     try:
         with redirect_stdout(sys.stderr):  # standard output is for reports
             offers = entry.load()
@@ -190,8 +190,8 @@ def _is_offer(offer: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A pass class or a pass, found but not yet built."""
+class _Unbuilt:
+    """A pass class with the texts of its options, or a pass."""
 
     label: str
     target: object
@@ -223,7 +223,7 @@ class _Candidate:
 
 
 class _Resolver:
-    """Resolves the items of one text; a file that is named twice is run once."""
+    """Resolves the items of a pipeline; a file that is named twice is loaded once."""
 
     def __init__(self, found: _Plugins) -> None:
         self._found = found
@@ -234,8 +234,8 @@ class _Resolver:
 
     def expand(
         self, item: str, plugin: _Plugin | None = None, groups: tuple[str, ...] = ()
-    ) -> list[_Candidate]:
-        """The candidates that an item stands for. `groups` are those being expanded around it."""
+    ) -> list[_Unbuilt]:
+        """Return the passes of an item; `groups` are the groups that contain it."""
         target, options = self._split(item)
         if ":" in target:
             candidates = list(_flatten(self.load(target), target))
@@ -255,7 +255,7 @@ class _Resolver:
         return _distribute(options, candidates, target)
 
     def _split(self, item: str) -> tuple[str, dict[str, str]]:
-        """`target:key=value:...` into the target and its options."""
+        """Split `target:key=value:...` into the target and its options."""
         if not item:
             raise UsageError("an empty item between commas: write --passes fold,cleanup")
         if item.endswith(".py"):
@@ -265,7 +265,7 @@ class _Resolver:
         target = f"{path}.py:{head}" if dot_py else head
         if not dot_py and "=" in head:
             raise UsageError(
-                f"{item!r} is no pass: write an option behind its pass, as pass:{item}"
+                f"{item!r} is not a pass: write an option behind its pass, as pass:{item}"
             )
         if not dot_py and parts and "=" not in parts[0]:
             if head in self._found.names():
@@ -282,7 +282,7 @@ class _Resolver:
         return target, options
 
     def _half_an_option(self, name: str, part: str) -> str:
-        """What to say of `fold:max_bytes` and of `fold:4096`."""
+        """Return the message for an option without a value, as `fold:max_bytes` or `fold:4096`."""
         known = list(dict.fromkeys(o for c in self.expand(name) for o in option_names(c.target)))
         if part in known or suggestion(part, known):
             return f"option {part!r} has no value: write {name}:{part}=value"
@@ -293,7 +293,7 @@ class _Resolver:
         return f"{part!r} is not an option: write name=value; its options: {', '.join(known)}"
 
     def load(self, address: str) -> object:
-        """The object at `file.py:Object` or `module:Object`."""
+        """Return the object at `file.py:Object` or `module:Object`."""
         place, _, dotted = address.rpartition(":")
         if not dotted:
             raise UsageError(f"{address} names no object: write {place}:MyRule")
@@ -304,8 +304,8 @@ class _Resolver:
         return get_object(self._files[place], dotted, place)
 
 
-def _flatten(target: object, label: str) -> Iterator[_Candidate]:
-    """A list of passes becomes its members; anything else must look like a pass."""
+def _flatten(target: object, label: str) -> Iterator[_Unbuilt]:
+    """Yield the members of a list of passes, or a single pass."""
     if isinstance(target, (list, tuple)):
         for index, member in enumerate(cast("Sequence[object]", target)):
             yield from _flatten(member, f"{label}[{index}]")
@@ -313,37 +313,32 @@ def _flatten(target: object, label: str) -> Iterator[_Candidate]:
     if inspect.isfunction(target):
         raise UsageError(f"{label} is a plain function, not a pass or a rewrite rule: {_PROTOCOL}")
     if not callable(getattr(target, "run", None)):
-        raise UsageError(f"{label} is no pass, it has no method `run`: {_PROTOCOL}")
-    yield _Candidate(label, target, {})
+        raise UsageError(f"{label} is not a pass, it has no method `run`: {_PROTOCOL}")
+    yield _Unbuilt(label, target, {})
 
 
 def _require_pass(built: object, label: str) -> None:
     if not isinstance(getattr(built, "name", None), str):
-        raise UsageError(f"{label} is no pass, it has no `name`: {_PROTOCOL}")
+        raise UsageError(f"{label} is not a pass, it has no `name`: {_PROTOCOL}")
     if not hasattr(built, "tolerance"):
-        raise UsageError(f"{label} is no pass, it has no `tolerance`: {_PROTOCOL}")
+        raise UsageError(f"{label} is not a pass, it has no `tolerance`: {_PROTOCOL}")
 
 
 def _distribute(
-    options: Mapping[str, str], candidates: list[_Candidate], label: str
-) -> list[_Candidate]:
-    """Give each option to the candidates that have it; the outermost value wins."""
+    options: Mapping[str, str], candidates: list[_Unbuilt], label: str
+) -> list[_Unbuilt]:
+    """Set each option of the candidates that have it; the outermost value takes precedence."""
     for name in options:
         if not any(candidate.takes(name) for candidate in candidates):
             known = sorted({o for c in candidates for o in option_names(c.target)})
             has = f"its options: {', '.join(known)}" if known else "it has none"
             hint = suggestion(name, known) or ":"
             raise UsageError(f"{label} has no option {name!r}{hint} {has}")
-    return [
-        dataclasses.replace(
-            candidate,
-            options={
-                **candidate.options,
-                **{name: value for name, value in options.items() if candidate.takes(name)},
-            },
-        )
-        for candidate in candidates
-    ]
+    distributed: list[_Unbuilt] = []
+    for candidate in candidates:
+        own = {name: value for name, value in options.items() if candidate.takes(name)}
+        distributed.append(dataclasses.replace(candidate, options={**candidate.options, **own}))
+    return distributed
 
 
 # The catalogue -----------------------------------------------------------------------------------
@@ -353,7 +348,7 @@ def _describe(name: str, resolver: _Resolver, found: _Plugins) -> PassInfo:
     origin = " and ".join(plugin.origin for plugin in found.plugins if name in plugin.offers)
     try:
         offer = found.offering(name).offers[name]
-        resolver.expand(name)  # raises where something in it cannot be used
+        resolver.expand(name)  # raises UsageError for a broken member
         if not isinstance(offer, str):
             return PassInfo(name, "group", ", ".join(offer), (), tuple(offer), origin)
         target = resolver.load(offer)
@@ -364,7 +359,7 @@ def _describe(name: str, resolver: _Resolver, found: _Plugins) -> PassInfo:
 
 
 def _summary(target: object) -> str:
-    """First line of the docstring; not the signature that dataclasses put in its place."""
+    """Return the first line of the docstring, if it is not one generated by `dataclass`."""
     cls = target if isinstance(target, type) else type(target)
     text = inspect.getdoc(target) or ""
     if text.startswith(f"{cls.__name__}("):

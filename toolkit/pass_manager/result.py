@@ -1,10 +1,11 @@
-"""What an optimization did: the model, each pass's outcome, and the numbers around them."""
+"""The result of an optimization: the model, the outcome of each pass, and statistics."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ Status = Literal["applied", "unchanged", "reverted", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """One rewrite that did not hold and was taken back alone."""
+    """One rewrite that failed verification and was undone."""
 
     rule: str
     site: str
@@ -36,10 +37,10 @@ class Undone:
 class PassResult:
     """The outcome of one pass.
 
-    `rules` counts the rewrites that stayed, by rule, and `places` are the values where they were
-    made; `undone` are those that did not hold; `reason` says why a pass was reverted or skipped;
-    `notes` are what the pass itself had to say; `quality` is the accuracy of a model that the pass
-    has quantized.
+    `rules` counts the rewrites that were kept, by rule, and `places` are the values at their sites;
+    `undone` are the rewrites that failed verification; `reason` explains why a pass was reverted or
+    skipped; `notes` are those of the pass; `quality` is the accuracy of a model that the pass has
+    quantized.
     """
 
     name: str
@@ -74,13 +75,13 @@ class PassResult:
 
 
 def _quality_json(quality: Quality | None) -> dict[str, Any]:
-    """The figures of a model that was quantized; of others there are none."""
+    """Return the accuracy of a quantized model as a JSON member."""
     return {} if quality is None else {"quality": quality.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStats:
-    """Size of a model: bytes as one file, nodes (subgraphs and functions too), ops by type."""
+    """The size of a model: bytes as one file, nodes with those of subgraphs and functions, ops."""
 
     bytes: int
     nodes: int
@@ -88,6 +89,7 @@ class ModelStats:
 
     @classmethod
     def of(cls, model: Model) -> ModelStats:
+        """Return the statistics of a model."""
         return cls(
             bytes=serialize.size_of(serialize.inflate(model.to_proto(), model.weights)),
             nodes=model.node_count(),
@@ -95,24 +97,24 @@ class ModelStats:
         )
 
     def to_json(self, path: Path | None) -> dict[str, Any]:
-        """The figures of the model that was read from, or written to, `path`."""
+        """Return the statistics of the model at `path` as plain data."""
         shown = None if path is None else str(path)
         return {"path": shown, "bytes": self.bytes, "nodes": self.nodes, "ops": self.ops}
 
 
 def count_ops(model: Model) -> dict[str, int]:
-    """Nodes by operator in all graphs and functions, the most frequent first."""
-    bodies = (*(g.nodes for g in model.graphs()), *(f.node for f in model.functions))
-    counts = Counter(nd.qualified(node) for nodes in bodies for node in nodes)
+    """Count the nodes of all graphs and functions by operator, the most frequent first."""
+    nodes = chain(model.nodes(), *(function.node for function in model.functions))
+    counts = Counter(map(nd.qualified, nodes))
     return dict(counts.most_common())
 
 
 @dataclass(slots=True)
 class Result:
-    """What `optimize` hands back. `proof` says in one line what was shown about the model.
+    """The result of `optimize`. `proof` summarizes the verification in one line.
 
-    `quality` are the figures behind it where the model was quantized, `plans` what was applied, as
-    JSON, and `notes` what is to be said of the run as a whole.
+    `quality` is the accuracy of a quantized model, `plans` are the applied quantization plans as
+    JSON, and `notes` concern the run as a whole.
     """
 
     model: Model
@@ -130,12 +132,12 @@ class Result:
         self.after = ModelStats.of(self.model)
 
     def save(self, path: str | os.PathLike[str], external_data: bool = False) -> Path:
-        """Write the model to `path`; whole or not at all, never over the input."""
+        """Write the model atomically to `path`, which must not be the input."""
         self.saved = self.model.save(path, external_data)
         return self.saved
 
     def to_json(self) -> dict[str, Any]:
-        """The report, as plain data for `json.dump`."""
+        """Return the report as plain data for `json.dump`."""
         return {
             "input": self.before.to_json(self.model.path),
             "output": self.after.to_json(self.saved),

@@ -1,11 +1,11 @@
-"""What a subgraph looks like: patterns that read like the formula they stand for.
+"""Patterns of subgraphs that read like formulas.
 
     x = var("x")
     gelu = product(x, 0.5, op.Erf(product(x, 1 / sqrt(2))) + 1)
 
-`dsl` and `formulas` hold what a rule's author writes. `compiling` turns it into steps, with
-`leaves`, `operators` and `flat` (products and sums in any order) for the parts; `search` is the
-state of one attempt.
+`dsl` and `associative_dsl` are the pattern language. `compile` translates patterns into matchers,
+with `leaf_matchers`, `op_matchers` and `associative` (products and sums in any order) for the
+parts. `backtracking` is the state of one attempt to match.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Products and sums: operands in any order and association.
+"""Match products and sums with operands in any order and association.
 
-Of the tree of Mul, Div, Reciprocal and Neg above a value (or Add, Sub, Sum and Neg), a *cut* is one
-way to stop: the operands where it stops, and the scalar constants on the way. Only values that are
-read once are looked through. Cuts are tried from the deepest up, pruned to those with as many
-operands as the pattern has.
+A *cut* through the tree of Mul, Div, Reciprocal and Neg (or Add, Sub, Sum and Neg) that computes a
+value consists of the operands below it, and the combined scalar constants above it. Only values
+with one use lie above a cut. Cuts are tried from the deepest up, if they have as many operands as
+the pattern.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from onnx import NodeProto, TensorProto
 from toolkit.ir import node as nd
 from toolkit.ir.tensor_type import FLOATS
 from toolkit.pattern import dsl
+from toolkit.pattern.associative_dsl import combine
 from toolkit.pattern.backtracking import Search, close
 from toolkit.pattern.leaf_matchers import scalar_binder
 
@@ -24,12 +25,12 @@ _PRODUCT = frozenset(("Mul", "Div", "Reciprocal", "Neg"))
 _TOTAL = frozenset(("Add", "Sub", "Sum", "Neg"))
 _DIVIDING = ("Div", "Reciprocal")
 _MOST_LEVELS = 12
-"""Operators that a cut may look through: deep enough for any formula, and a bound on the work."""
+"""The largest number of operators above a cut: enough for any formula, and a bound on the work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """What a product or sum asks of a cut. `absorbs`: scalar constants count as the constant."""
+class FlatSpec:
+    """The cuts that match a product or sum. `absorbs`: scalar constants join the constant."""
 
     is_product: bool
     direct: int
@@ -39,10 +40,11 @@ class Spec:
     absorbs: bool
     operators: frozenset[str]
     may_be_bare: bool
-    """Whether a value without any operator can be this: one operand, times 1 or plus 0."""
+    """Whether a value without an operator matches: one operand, times 1 or plus 0."""
 
     @classmethod
-    def of(cls, pattern: dsl.Flat) -> Spec:
+    def of(cls, pattern: dsl.Flat) -> FlatSpec:
+        """Return the specification of a pattern."""
         neutral = 1.0 if pattern.is_product else 0.0
         stated = pattern.scalar is not None or pattern.constant != neutral
         asks = any(_asks_for_constant(part) for part in (*pattern.direct, *pattern.inverse))
@@ -60,10 +62,12 @@ class Spec:
 
     @property
     def neutral(self) -> float:
+        """The neutral element."""
         return 1.0 if self.is_product else 0.0
 
     @property
     def text(self) -> str:
+        """A description for near misses."""
         count = self.direct + self.inverse
         what = "product" if self.is_product else "sum"
         return f"a {what} of {count} operand{'s' * (count > 1)}, constants aside"
@@ -71,7 +75,7 @@ class Spec:
 
 @dataclass(slots=True)
 class Cut:
-    """Operands, the constant with the slack of its rounding, and the nodes looked through."""
+    """Operands, the constant and its tolerance, and the nodes above the cut."""
 
     direct: tuple[str, ...]
     inverse: tuple[str, ...]
@@ -81,12 +85,12 @@ class Cut:
 
 
 _Operand = tuple[str, bool]
-"""A value, and whether it counts inversely (divides, is subtracted)."""
+"""A value, and whether it is inverted (a divisor or subtrahend)."""
 
 
 @dataclass(slots=True)
 class _Level:
-    """One node of a product or sum: its operands, and its scalar constants combined."""
+    """One node of a product or sum: its operands, and its combined scalar constants."""
 
     node: NodeProto
     operands: tuple[_Operand, ...]
@@ -94,8 +98,8 @@ class _Level:
     slack: float
 
 
-def cuts(s: Search, value: str, spec: Spec) -> Iterator[Cut]:
-    """The cuts below `value` with the right number of operands."""
+def cuts(s: Search, value: str, spec: FlatSpec) -> Iterator[Cut]:
+    """Yield the cuts below `value` with the right number of operands."""
     top = _open(s, value, spec, top=True)
     if top is not None:
         start = _through(Cut((), (), spec.neutral, 0.0, ()), top, spec, inverted=False)
@@ -105,7 +109,7 @@ def cuts(s: Search, value: str, spec: Spec) -> Iterator[Cut]:
 
 
 def enter(s: Search, value: str, cut: Cut, shared: bool) -> bool:
-    """Note the nodes of a cut as matched."""
+    """Record the nodes above a cut as matched; return False if one cannot be."""
     if cut.nodes and not shared and not s.is_inner(value):
         return False
     for index, node in enumerate(cut.nodes):
@@ -113,8 +117,8 @@ def enter(s: Search, value: str, cut: Cut, shared: bool) -> bool:
     return True
 
 
-def constant_fits(s: Search, value: str, spec: Spec, cut: Cut) -> bool:
-    """Compare the constant of a cut with the one that is asked for, or bind it."""
+def constant_fits(s: Search, value: str, spec: FlatSpec, cut: Cut) -> bool:
+    """Compare the constant of a cut with that of the pattern, or bind it."""
     if spec.bind is not None:
         return spec.bind(s, value, cut.constant, cut.slack)
     if spec.is_product:
@@ -129,8 +133,8 @@ def constant_fits(s: Search, value: str, spec: Spec, cut: Cut) -> bool:
     )
 
 
-def _cut(s: Search, spec: Spec, undecided: tuple[_Operand, ...], cut: Cut) -> Iterator[Cut]:
-    """Decide the first of `undecided`, then the others: looked through if possible, or kept."""
+def _cut(s: Search, spec: FlatSpec, undecided: tuple[_Operand, ...], cut: Cut) -> Iterator[Cut]:
+    """Yield the cuts with the first of `undecided` above them, then those with it below."""
     s.steps -= 1
     if s.steps < 0:
         return
@@ -147,29 +151,24 @@ def _cut(s: Search, spec: Spec, undecided: tuple[_Operand, ...], cut: Cut) -> It
     if level is not None:
         below = tuple((one, flipped != inverted) for one, flipped in level.operands)
         yield from _cut(s, spec, (*below, *rest), _through(cut, level, spec, inverted))
-    if inverted:
-        kept = Cut(cut.direct, (*cut.inverse, value), cut.constant, cut.slack, cut.nodes)
-    else:
-        kept = Cut((*cut.direct, value), cut.inverse, cut.constant, cut.slack, cut.nodes)
-    yield from _cut(s, spec, rest, kept)
+    direct = cut.direct if inverted else (*cut.direct, value)
+    inverse = (*cut.inverse, value) if inverted else cut.inverse
+    yield from _cut(s, spec, rest, Cut(direct, inverse, cut.constant, cut.slack, cut.nodes))
 
 
-def _through(cut: Cut, level: _Level, spec: Spec, inverted: bool) -> Cut:
-    """The cut with one more node looked through."""
-    if spec.is_product:
-        constant = cut.constant / level.constant if inverted else cut.constant * level.constant
-    else:
-        constant = cut.constant - level.constant if inverted else cut.constant + level.constant
-    slack = cut.slack + level.slack
-    return Cut(cut.direct, cut.inverse, constant, slack, (*cut.nodes, level.node))
+def _through(cut: Cut, level: _Level, spec: FlatSpec, inverted: bool) -> Cut:
+    """Return the cut with one more node above it."""
+    constant = combine(spec.is_product, cut.constant, level.constant, inverted)
+    nodes = (*cut.nodes, level.node)
+    return Cut(cut.direct, cut.inverse, constant, cut.slack + level.slack, nodes)
 
 
-def _open(s: Search, value: str, spec: Spec, top: bool = False) -> _Level | None:
-    """The node of a product or sum that gives `value`, if it can be looked through."""
+def _open(s: Search, value: str, spec: FlatSpec, top: bool = False) -> _Level | None:
+    """Return the producer of `value`, if it may lie above a cut."""
     node = s.producer(value)
     if node is None or node.op_type not in spec.operators:
         return None
-    if node.domain not in nd.STANDARD_DOMAINS or not (top or s.is_read_once(value)):
+    if node.domain not in nd.STANDARD_DOMAINS or not (top or s.graph.is_used_once(value)):
         return None
     if node.op_type in _DIVIDING and _is_integer(s, (value, *node.input)):
         return None
@@ -181,12 +180,10 @@ def _open(s: Search, value: str, spec: Spec, top: bool = False) -> _Level | None
         found = _absorbable(s, one, node, spec) if spec.absorbs else None
         if found is None:
             operands.append((one, inverted))
-        elif spec.is_product:
-            constant = constant / found[0] if inverted else constant * found[0]
-            slack += found[1]
-        else:
-            constant = constant - found[0] if inverted else constant + found[0]
-            slack += found[1] * abs(found[0])
+            continue
+        number, tolerance = found
+        constant = combine(spec.is_product, constant, number, inverted)
+        slack += tolerance if spec.is_product else tolerance * abs(number)
     return _Level(node, tuple(operands), constant, slack)
 
 
@@ -202,8 +199,10 @@ def _operands(node: NodeProto, is_product: bool) -> tuple[_Operand, ...]:
             return tuple((one, False) for one in node.input)
 
 
-def _absorbable(s: Search, value: str, node: NodeProto, spec: Spec) -> tuple[float, float] | None:
-    """A scalar constant that can be moved about: finite, invertible, and of no higher rank."""
+def _absorbable(
+    s: Search, value: str, node: NodeProto, spec: FlatSpec
+) -> tuple[float, float] | None:
+    """Return a scalar constant and its tolerance if it is finite, invertible and keeps the rank."""
     found = s.scalar(value)
     if found is None or not math.isfinite(found[0]) or (spec.is_product and not found[0]):
         return None
@@ -211,13 +210,13 @@ def _absorbable(s: Search, value: str, node: NodeProto, spec: Spec) -> tuple[flo
 
 
 def _is_integer(s: Search, values: tuple[str, ...]) -> bool:
-    """Whether these values, all of one type, are integers; unknown types are taken for floats."""
+    """Return whether these values, all of one type, are integers; unknown types count as floats."""
     dtype = next((d for d in map(s.graph.dtype, values) if d), TensorProto.FLOAT)
     return dtype not in FLOATS
 
 
 def _asks_for_constant(pattern: dsl.Pattern) -> bool:
-    """Whether an operand asks for a constant, so that scalar ones must be left to it."""
+    """Return whether an operand matches constants, which the product must not absorb."""
     if isinstance(pattern, (dsl.Const, dsl.Vector)):
         return True
     if isinstance(pattern, dsl.Either):

@@ -1,7 +1,7 @@
-"""Products and sums as patterns: what `product(...)` and `total(...)` make of their operands.
+"""The pattern functions `product(...)` and `total(...)`.
 
-Numbers are combined into one constant, `1 / p` and `-p` count inversely, products among the factors
-of a product dissolve, and so do those among alternatives: `product(a | product(b, c), d)` is
+Numbers are combined into one constant, `1 / p` and `-p` become inverse operands, and nested
+products are flattened, also in alternatives: `product(a | product(b, c), d)` is
 `product(a, d) | product(b, c, d)`.
 """
 
@@ -14,17 +14,23 @@ from toolkit.pattern.dsl import Either, Flat, Node, Number, Pattern, Scalar, lif
 
 
 def product(*factors: Pattern | float) -> Pattern:
-    """The product of `factors`, in any order and association."""
+    """Match the product of `factors`, in any order and association."""
     return _collect(True, [lift(factor) for factor in factors])
 
 
 def total(*terms: Pattern | float) -> Pattern:
-    """The sum of `terms`, in any order and association."""
+    """Match the sum of `terms`, in any order and association."""
     return _collect(False, [lift(term) for term in terms])
 
 
+def combine(is_product: bool, constant: float, number: float, inverted: bool) -> float:
+    """Multiply (or add) a constant and a number, or divide (subtract) if it is inverted."""
+    if is_product:
+        return constant / number if inverted else constant * number
+    return constant - number if inverted else constant + number
+
+
 def _collect(is_product: bool, operands: list[Pattern]) -> Pattern:
-    """A product or sum of operands. Products among the factors, also as alternatives, dissolve."""
     for index, operand in enumerate(operands):
         if isinstance(operand, Either) and any(_is_flat(o, is_product) for o in operand.options):
             before, after = operands[:index], operands[index + 1 :]
@@ -37,7 +43,7 @@ def _collect(is_product: bool, operands: list[Pattern]) -> Pattern:
 
 
 class _Collection:
-    """Sorts operands into those that count directly, inversely, and the constant."""
+    """Collects direct operands, inverse operands and the constant."""
 
     def __init__(self, is_product: bool) -> None:
         self.is_product = is_product
@@ -48,17 +54,19 @@ class _Collection:
 
     def add(self, operand: Pattern, inverted: bool) -> None:
         if isinstance(operand, Number):
-            self._count(operand.value, inverted)
+            self._combine(operand.value, inverted)
         elif isinstance(operand, Scalar):
             self._bind(operand, inverted)
         elif _is_flat(operand, self.is_product):
-            self._dissolve(operand, inverted)
+            self._flatten(operand, inverted)
         elif _is_plain(operand, "Neg") and self.is_product:
             self.constant = -self.constant
             self.add(operand.inputs[0], inverted)
         elif _is_plain(operand, "Neg"):
             self.add(operand.inputs[0], not inverted)
-        elif self.is_product and _is_plain(operand, "Div") and _is_number(operand.inputs[0]):
+        elif (
+            self.is_product and _is_plain(operand, "Div") and isinstance(operand.inputs[0], Number)
+        ):
             self.add(operand.inputs[0], inverted)
             self.add(operand.inputs[1], not inverted)
         else:
@@ -70,28 +78,27 @@ class _Collection:
         if not self.direct and not self.inverse:
             raise ValueError(f"a {what} of constants only is a constant: use a number")
         if not math.isfinite(self.constant) or (self.is_product and not self.constant):
-            raise ValueError(f"the constant of a {what} is {self.constant}: it would hide the rest")
+            raise ValueError(
+                f"the constant of a {what} is {self.constant}: it must be finite and nonzero"
+            )
         if self.scalar is not None and self.constant != neutral:
             raise ValueError(f"a {what} either names its constants, with number(), or states them")
         direct, inverse = tuple(self.direct), tuple(self.inverse)
         return Flat(self.is_product, direct, inverse, self.constant, self.scalar)
 
-    def _count(self, value: float, inverted: bool) -> None:
-        if self.is_product:
-            self.constant = self.constant / value if inverted else self.constant * value
-        else:
-            self.constant = self.constant - value if inverted else self.constant + value
+    def _combine(self, value: float, inverted: bool) -> None:
+        self.constant = combine(self.is_product, self.constant, value, inverted)
 
     def _bind(self, scalar: Scalar, inverted: bool) -> None:
         if self.scalar is not None or inverted:
             other = self.scalar.name if self.scalar is not None else "1"
             raise ValueError(
-                f"all constants are one: '{other}' and '{scalar.name}' are not told apart"
+                f"all constants are combined: '{other}' and '{scalar.name}' cannot be distinguished"
             )
         self.scalar = scalar
 
-    def _dissolve(self, operand: Flat, inverted: bool) -> None:
-        self._count(operand.constant, inverted)
+    def _flatten(self, operand: Flat, inverted: bool) -> None:
+        self._combine(operand.constant, inverted)
         if operand.scalar is not None:
             self._bind(operand.scalar, inverted)
         for part in operand.direct:
@@ -102,10 +109,6 @@ class _Collection:
 
 def _is_flat(pattern: Pattern, is_product: bool) -> TypeGuard[Flat]:
     return isinstance(pattern, Flat) and pattern.is_product == is_product
-
-
-def _is_number(pattern: Pattern) -> bool:
-    return isinstance(pattern, Number)
 
 
 def _is_plain(pattern: Pattern, op_type: str) -> TypeGuard[Node]:

@@ -1,10 +1,9 @@
-"""The state of one attempt to match, and how it backtracks.
+"""The state of one attempt to match, with backtracking.
 
-What remains to be matched is a linked list of goals, `(step, value, rest)`. A step looks at its
-value and returns the goals that remain after it, or False. Where there is a choice it tries each
-possibility with the whole remainder (`solve`), takes back what that bound, and returns the last
-possibility as if it were the only one. So a pattern without choices is a loop, and every attempt is
-bounded by a number of steps.
+The remaining work is a linked list of goals, `(step, value, rest)`. A step examines its value and
+returns the goals that remain, or False. To choose, a step solves each alternative with all
+remaining goals, undoes its bindings if that fails, and returns the last alternative as its goals. A
+pattern without choices is thus a loop. The number of steps of an attempt is bounded.
 """
 
 from __future__ import annotations
@@ -22,27 +21,30 @@ from toolkit.ir.graph import Array, Graph
 
 Goal: TypeAlias = "tuple[Step, str, Goals]"
 Goals: TypeAlias = Goal | Literal[False] | None
-"""What remains to be matched; None: all is matched; False: it does not match."""
+"""The goals that remain; None: everything matched; False: no match."""
 
 Step: TypeAlias = Callable[["Search", str, Goals], Goals]
 
 MAX_STEPS = 2000
-"""Goals that one attempt may look at. Rules need some dozens; only adversarial graphs need more."""
+"""The largest number of steps of an attempt; rules need dozens, adversarial graphs more."""
 
 UNBOUND: Any = object()
+
+FLOAT_ROUNDING = 1e-5
+"""The relative tolerance for float constants and attributes, which exporters round."""
 
 _ROUNDING: dict[int, float] = {
     TensorProto.FLOAT16: 2e-3,
     TensorProto.BFLOAT16: 1.6e-2,
-    TensorProto.FLOAT: 1e-5,
-    TensorProto.DOUBLE: 1e-5,
+    TensorProto.FLOAT: FLOAT_ROUNDING,
+    TensorProto.DOUBLE: FLOAT_ROUNDING,
 }
-"""Relative difference within which a constant of this type is the number that was meant."""
+"""The relative tolerance for constants of each type; others must be equal."""
 
 
 @dataclass(slots=True)
-class Found:
-    """A node that matched; `shared` ones may be read elsewhere, `counted` ones measure progress."""
+class MatchedNode:
+    """A matched node; a `shared` one may have other users, `counted` ones measure progress."""
 
     node: NodeProto
     shared: bool
@@ -51,10 +53,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where an attempt ended: how many nodes had matched, at which value, and why.
+    """A failure: the number of nodes matched before, the value, and the reason.
 
-    `weight` decides between two of the same depth: 2 for an exact reason, 1 for another operator
-    than expected, 0 for a constant or an input in place of an operator.
+    Of two with the same number, the one of larger `weight` counts: 2 for an exact reason, 1 for the
+    wrong operator, 0 for a constant or an input instead of an operator.
     """
 
     matched: int
@@ -66,8 +68,8 @@ class Stop:
 class Search:
     """Bindings, matched nodes and budget of one attempt; reused from attempt to attempt.
 
-    `bound` holds three kinds of keys: names, identities of matched nodes (to Found), and pattern
-    objects that occur more than once (to the value or node that they stand for).
+    `bound` maps names to values, identities of matched nodes to MatchedNodes, and pattern objects
+    that occur more than once to the value or node that they matched.
     """
 
     __slots__ = (
@@ -94,7 +96,7 @@ class Search:
         self._scalars: dict[str, tuple[TensorProto | None, tuple[float, float] | None]] = {}
 
     def attempt(self, root: NodeProto, goals: Goals) -> bool:
-        """Try from scratch to reach all goals, with `root` as the node that will be replaced."""
+        """Start a new attempt to solve the goals; `root` is the node to be replaced."""
         self.bound.clear()
         self.trail.clear()
         self.steps = MAX_STEPS
@@ -103,6 +105,7 @@ class Search:
         return self.solve(goals)
 
     def solve(self, goals: Goals) -> bool:
+        """Return whether all goals succeed."""
         while isinstance(goals, tuple):
             step, value, rest = goals
             self.steps -= 1
@@ -112,26 +115,30 @@ class Search:
         return goals is None
 
     def bind(self, key: Any, value: Any) -> None:
+        """Bind a key until it is undone."""
         self.bound[key] = value
         self.trail.append(key)
 
     def undo(self, mark: int) -> None:
-        """Take back what was bound since the trail was `mark` long."""
+        """Undo the bindings since the trail had the length `mark`."""
         trail, bound = self.trail, self.bound
         while len(trail) > mark:
             del bound[trail.pop()]
 
     def found(self, node: NodeProto, shared: bool, counted: bool = True) -> None:
-        """Note that `node` is part of the match."""
+        """Record `node` as matched."""
         if id(node) not in self.bound:
-            self.bind(id(node), Found(node, shared, counted))
+            self.bind(id(node), MatchedNode(node, shared, counted))
 
     def nodes(self) -> list[NodeProto]:
-        """The nodes matched so far, root first."""
-        return [item.node for item in self.bound.values() if isinstance(item, Found)]
+        """Return the nodes matched so far, root first."""
+        return [item.node for item in self._matched()]
+
+    def _matched(self) -> list[MatchedNode]:
+        return [item for item in self.bound.values() if isinstance(item, MatchedNode)]
 
     def is_inner(self, value: str) -> bool:
-        """Whether `value` can lie inside a match: neither a graph output nor captured."""
+        """Return whether `value` may be inside a match: not an output, not captured."""
         if self.graph.is_output(value):
             return self.recording and self.fail(value, f"'{value}' is a graph output", exact=True)
         if self.graph.is_captured(value):
@@ -140,25 +147,21 @@ class Search:
             )
         return True
 
-    def is_read_once(self, value: str) -> bool:
-        """Whether a single input of a single node reads `value`, and nothing else."""
-        return self.graph.reader_count(value) == 1 and self.graph.use_count(value) == 1
-
     def is_closed(self) -> bool:
-        """Whether all that lies inside the match is read only there."""
+        """Return whether the values inside the match have no users outside."""
         graph, bound = self.graph, self.bound
-        for item in list(bound.values()):
-            if not isinstance(item, Found) or item.shared or item.node is self.root:
+        for item in self._matched():
+            if item.shared or item.node is self.root:
                 continue
             for value in nd.outputs_of(item.node):
                 if not self.recording and graph.reader_count(value) > len(bound):
-                    return False  # certainly, without a look at thousands of readers
+                    return False  # without examining thousands of users
                 outside = [user for user in graph.users(value) if id(user) not in bound]
                 if outside or graph.is_output(value) or graph.is_captured(value):
-                    readers = f" by {nd.label(outside[0])}" if outside else ""
+                    user = f" by {nd.label(outside[0])}" if outside else ""
                     return self.recording and self.fail(
                         value,
-                        f"{nd.label(item.node)} is read outside the match{readers}",
+                        f"{nd.label(item.node)} is read outside the match{user}",
                         exact=True,
                     )
         return True
@@ -166,13 +169,12 @@ class Search:
     # -- near misses
 
     def fail(self, value: str, reason: str, exact: bool = False) -> Literal[False]:
-        """Give up this path. `exact` reasons (a constant, a guard) tell more than a wrong operator.
+        """Record a failure, if it is the deepest, and return False.
 
-        The deepest failure is kept. Steps look at `recording` before they call this, so that no
-        text is made for nothing.
+        `exact` reasons (a constant, a guard) are more specific than a wrong operator. Steps check
+        `recording` before the call, to avoid formatting the reason.
         """
-        found = (item for item in self.bound.values() if isinstance(item, Found))
-        matched = sum(item.counted for item in found)
+        matched = sum(item.counted for item in self._matched())
         weight = 2 if exact else int(self.producer(value) is not None)
         best = self.deepest
         if best is None or (matched, weight) > (best.matched, best.weight):
@@ -180,7 +182,7 @@ class Search:
         return False
 
     def describe(self, value: str) -> str:
-        """What `value` is, in words."""
+        """Describe `value` for a near miss."""
         if not value:
             return "nothing"
         node = self.producer(value)
@@ -192,7 +194,7 @@ class Search:
     # -- constants
 
     def scalar(self, value: str) -> tuple[float, float] | None:
-        """The number in a constant of one element, and its relative tolerance."""
+        """Return the number in a constant of one element, and its relative tolerance, or None."""
         node = self.producer(value)
         if not value or (node is not None and node.op_type != "Constant"):
             return None
@@ -211,7 +213,7 @@ class Search:
         return float(array.reshape(-1)[0]), _ROUNDING.get(tensor.data_type, 0.0)
 
     def keeps_rank(self, value: str, others: list[str]) -> bool:
-        """Whether the rank of the scalar constant `value` is not above that of what it meets."""
+        """Return whether a scalar constant has at most the rank of the other operands."""
         tensor = self.graph.tensor(value)
         rank = len(tensor.dims) if tensor is not None else 0
         if not rank:
@@ -221,7 +223,7 @@ class Search:
         return rank <= (max(known, 1) if None in ranks or not ranks else known)
 
     def same(self, one: str, other: str) -> bool:
-        """Whether two values are one, or constants of equal type and contents."""
+        """Return whether two values are identical, or constants of equal type and contents."""
         if one == other:
             return True
         first, second = self.graph.tensor(one), self.graph.tensor(other)
@@ -234,12 +236,12 @@ class Search:
 
 
 def close(found: float, wanted: float, tolerance: float) -> bool:
-    """Whether `found` is `wanted` but for rounding; an expected zero is exact."""
+    """Return whether `found` equals `wanted` up to rounding; zero must be exact."""
     return math.isclose(found, wanted, rel_tol=tolerance)
 
 
 def contents(array: Array) -> list[float] | None:
-    """The numbers of a vector; None for other ranks and types."""
+    """Return the numbers of a vector; None for other ranks and types."""
     if array.ndim != 1 or array.dtype.kind in "OSUc":
         return None
     return array.tolist()

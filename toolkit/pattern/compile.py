@@ -1,7 +1,7 @@
-"""Patterns into steps: each pattern becomes a closure that looks at one value.
+"""Compile patterns into matchers, closures that examine one value.
 
-The heads of the root, the operators that it can be, are a rule's index key; those of the values
-below it reject early.
+The operators of a pattern's root are the index keys of a rule. Those of the values below the root
+reject most nodes early.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from toolkit.ir import node as nd
 from toolkit.pattern import associative, dsl, leaf_matchers, op_matchers
 from toolkit.pattern.backtracking import UNBOUND, Goals, Search
 from toolkit.pattern.leaf_matchers import Breadth, Heads, Matcher
-from toolkit.pattern.op_matchers import Operands, assign_goal, head
+from toolkit.pattern.op_matchers import UnorderedOperands, assign_goal, head
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A pattern ready to be tried on a node whose `head` is among `heads`."""
+    """A compiled pattern for nodes whose operator is among `heads`."""
 
     matcher: Matcher
     output: int
     heads: frozenset[str]
     below: tuple[frozenset[str], ...]
-    """Sets of heads, each of which must meet one of the operators that the root reads from."""
+    """Sets of operators, each of which must contain a producer of one of the root's operands."""
     through: frozenset[str]
-    """Operators that the root looks through to its operands: those of a product or sum."""
+    """The operators of a product or sum, whose operands are those of the root."""
     size: int
-    """How many nodes a whole match has at least; of alternatives the largest counts."""
+    """The smallest number of nodes of a match; the largest of alternatives."""
 
 
 def compile_roots(pattern: dsl.Pattern) -> list[Root]:
-    """One root for every alternative; ValueError when the root may be anything."""
+    """Return a root for every alternative; raises ValueError if a root matches any value."""
     compiler = _Compiler(pattern)
     return [_root(option, compiler) for option in _alternatives(pattern)]
 
 
 def names_of(pattern: dsl.Pattern) -> dict[str, str]:
-    """Every name that the pattern binds and what it is bound to, in words."""
+    """Return every name that the pattern binds, with a description of its kind."""
     kinds: dict[str, str] = {}
     for part in _walk(pattern):
         for name, kind in _names(part):
@@ -48,11 +48,11 @@ def names_of(pattern: dsl.Pattern) -> dict[str, str]:
     return kinds
 
 
-# Looking at patterns -----------------------------------------------------------------------------
+# Analysis of patterns ----------------------------------------------------------------------------
 
 
 def _walk(pattern: dsl.Pattern) -> Iterator[dsl.Pattern]:
-    """The pattern and its parts; a part that is used twice comes twice, its own parts once."""
+    """Yield the pattern and its parts; a part that is used twice is yielded twice."""
     pending, seen = [pattern], set[int]()
     while pending:
         part = pending.pop()
@@ -104,13 +104,13 @@ def _alternatives(pattern: dsl.Pattern) -> Iterator[dsl.Pattern]:
 
 
 def _size(pattern: dsl.Pattern, counted: set[int]) -> int:
-    """Nodes of a match, each pattern object once; a product counts as one node."""
+    """Return the number of nodes of a match; a product counts as one, a reused pattern once."""
     if id(pattern) in counted:
         return 0
     counted.add(id(pattern))
     if isinstance(pattern, dsl.Either):
         return max(_size(option, set(counted)) for option in pattern.options)
-    bare = isinstance(pattern, dsl.Flat) and associative.Spec.of(pattern).may_be_bare
+    bare = isinstance(pattern, dsl.Flat) and associative.FlatSpec.of(pattern).may_be_bare
     own = isinstance(pattern, (dsl.Node, dsl.Flat)) and not bare
     return own + sum(_size(part, counted) for part in _parts(pattern))
 
@@ -121,7 +121,7 @@ def _root(pattern: dsl.Pattern, compiler: _Compiler) -> Root:
         core = core.inner
     through: frozenset[str] = frozenset()
     if isinstance(core, dsl.Flat):
-        through = associative.Spec.of(core).operators
+        through = associative.FlatSpec.of(core).operators
         compiler.forbid_bare(core)
     matcher = compiler.compile(pattern, shared=True)
     if matcher.heads is None:
@@ -132,13 +132,13 @@ def _root(pattern: dsl.Pattern, compiler: _Compiler) -> Root:
 
 
 def _below(pattern: dsl.Pattern, compiler: _Compiler) -> tuple[frozenset[str], ...]:
-    """What the inputs of the root must come from, where that can be told."""
+    """Return the operators of the root's operands, as far as the pattern determines them."""
     match pattern:
         case dsl.Output():
             parts = pattern.node.inputs
         case dsl.Node():
             parts = pattern.inputs
-        case dsl.Flat() if not associative.Spec.of(pattern).may_be_bare:
+        case dsl.Flat() if not associative.FlatSpec.of(pattern).may_be_bare:
             parts = (*pattern.direct, *pattern.inverse)
         case _:
             parts = ()
@@ -150,7 +150,7 @@ def _below(pattern: dsl.Pattern, compiler: _Compiler) -> tuple[frozenset[str], .
 
 
 class _Compiler:
-    """Compiles the parts of one pattern, each once."""
+    """Compiles the parts of one pattern, each of them once."""
 
     def __init__(self, pattern: dsl.Pattern) -> None:
         self._uses = Counter(id(part) for part in _walk(pattern))
@@ -158,12 +158,12 @@ class _Compiler:
         self._never_bare: set[int] = set()
 
     def forbid_bare(self, root: dsl.Flat) -> None:
-        """At the root, `product(x, number("s"))` must be a product: anything is 1 times itself."""
+        """Require a product at the root: any value is 1 times itself."""
         if root.direct and self.compile(root.direct[0]).heads is None:
             self._never_bare.add(id(root))
 
     def compile(self, pattern: dsl.Pattern, shared: bool = False) -> Matcher:
-        """`shared` values, the root's above all, may be read outside of the match."""
+        """Compile a part; a `shared` value, as the root's, may have users outside the match."""
         key = id(pattern), shared
         if key not in self._made:
             self._made[key] = self._compile(pattern, shared)
@@ -202,7 +202,7 @@ class _Compiler:
             case dsl.Flat():
                 direct = [self.compile(part) for part in pattern.direct]
                 inverse = [self.compile(part) for part in pattern.inverse]
-                spec = associative.Spec.of(pattern)
+                spec = associative.FlatSpec.of(pattern)
                 bare = None
                 if spec.may_be_bare and id(pattern) in self._never_bare:
                     spec = replace(spec, may_be_bare=False)
@@ -219,17 +219,17 @@ class _Compiler:
             case dsl.Named():
                 return _named(pattern, self.compile(pattern.inner, shared))
             case _:
-                raise TypeError(f"{pattern!r} is no pattern")
+                raise TypeError(f"{pattern!r} is not a pattern")
 
 
 def _flat(
-    spec: associative.Spec,
+    spec: associative.FlatSpec,
     direct: list[Matcher],
     inverse: list[Matcher],
     bare: Matcher | None,
     shared: bool,
 ) -> Matcher:
-    divisors, factors = Operands(inverse), Operands(direct)
+    divisors, factors = UnorderedOperands(inverse), UnorderedOperands(direct)
 
     def step(s: Search, value: str, rest: Goals) -> Goals:
         for cut in associative.cuts(s, value, spec):
@@ -243,7 +243,7 @@ def _flat(
         def compare(s: Search, value: str, rest: Goals) -> Goals:
             return rest if associative.constant_fits(s, value, spec, cut) else False
 
-        if s.recording:  # the constant last: a near miss should tell how far the operands matched
+        if s.recording:  # the constant last, so that a near miss counts the matched operands
             rest = (compare, value, rest)
         elif not associative.constant_fits(s, value, spec, cut):
             return False
@@ -282,7 +282,7 @@ def _either(options: list[Matcher]) -> Matcher:
 
 
 def _optional(pattern: dsl.Optional, inner: Matcher, bare: Matcher, shared: bool) -> Matcher:
-    """Through the wrapper first, so that `maybe_cast(x)` binds what was cast."""
+    """Try the wrapper first, so that `maybe_cast(x)` binds the operand of the Cast."""
     wrappers = frozenset(op_matchers.keys(pattern.wrapper))
 
     def through(s: Search, value: str, rest: Goals) -> Goals:
@@ -339,7 +339,7 @@ def _named(pattern: dsl.Named, inner: Matcher) -> Matcher:
 
 
 def _once(pattern: dsl.Pattern, inner: Matcher) -> Matcher:
-    """A pattern that occurs more than once stands for the same value everywhere."""
+    """Match a pattern object that occurs more than once to the same value everywhere."""
 
     def step(s: Search, value: str, rest: Goals) -> Goals:
         seen = s.bound.get(pattern)

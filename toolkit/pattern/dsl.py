@@ -1,35 +1,35 @@
-"""The words of the pattern language.
+"""The pattern language.
 
-    op.Erf(x)                   the value that an Erf of ONNX's own domain gives
+    op.Erf(x)                   the result of an Erf of ONNX's own domain
     op("com.microsoft").Gelu(x) the same of another domain
-    op.any("Relu", "Clip")(x)   of one of several types
-    op.Split(x, ...)[1]         its second output; a last `...` allows further inputs
-    op.Clip(x, None, 6)         None is an input left out, a number a constant by value
+    op.any("Relu", "Clip")(x)   one of several operators
+    op.Split(x, ...)[1]         the second result; a final `...` allows further operands
+    op.Clip(x, None, 6)         None is an omitted operand, a number a constant by value
     op.Reshape(x, [0, -1])      a list is a constant vector by value
-    op.Concat(a, b, axis=-1)    attributes by value (the schema's default counts), by predicate, or
-                                bound: axis=var("axis")
+    op.Concat(a, b, axis=-1)    attributes by value (including the schema's default), by predicate,
+                                or bound: axis=var("axis")
     a + b, a * b, a - b, a / b, -a, a ** b
                                 Add, Mul, Sub, Div, Neg, Pow; commutative operators in either order
     product(a, b, 0.5)          factors in any order and association, see below
     total(a, -b, 1)             terms likewise
     var("x")                    any value; the same name twice is the same value
     const("w")                  a constant; number("s") a scalar constant, bound as a float
-    a | b                       either; `a | None` an input that may be left out
+    a | b                       either; `a | None` is an optional operand
     maybe_cast(a)               `a`, or a Cast of it; optional(op.Reshape, a) of any operator
     a.when(f)  a.named("n")  a.shared()
 
-A pattern object that occurs twice in one pattern stands for one node: after `d = x - m`, all `d` in
+A pattern object that occurs twice in a pattern matches one node: after `d = x - m`, all `d` in
 `d / op.Sqrt(op.ReduceMean(d * d))` are the same Sub.
 
-A number matches a constant of one element whose value is equal within what its element type can
-hold. Its shape may be [], or of any rank that does not raise the rank of the result (at most [1]
-where ranks are unknown). Where [] and [1] differ, as for the index of a Gather, write `[0]` for the
-vector or `const("i", rank=0)` for the scalar.
+A number matches a constant of one element with an equal value, up to the rounding of its element
+type. The constant must not raise the rank of the result: its shape is [], or at most [1] if ranks
+are unknown. If [] and [1] differ, as for the index of a Gather, write `[0]` for the vector or
+`const("i", rank=0)` for the scalar.
 
-A product is flattened through Mul, Div, Reciprocal and Neg as long as the value between two of them
-is read once. All its scalar constants are multiplied and compared with the product of the pattern's
-numbers (1 when there are none), or bound by `number("s")`. `1 / p` among the factors is a divisor,
-`-p` among the terms of a total is subtracted. Division counts only where it is not of integers.
+A product is flattened through Mul, Div, Reciprocal and Neg if the value between two of them has one
+use. Its scalar constants are multiplied and compared with the product of the pattern's numbers (1
+without any), or bound by `number("s")`. `1 / p` among the factors is a divisor, `-p` among the
+terms of a total a subtrahend. Integer division does not match.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ if TYPE_CHECKING:
     from toolkit.ir.graph import Array, Graph
 
 Predicate = Callable[["Graph", str], bool]
-"""Asked with the graph and the name of the value that matched."""
+"""A condition on the graph and the name of the matched value."""
 
 Some = int | Sequence[int] | None
-"""One number, several to choose from, or None for any."""
+"""One number, several alternatives, or None for any."""
 
 
 class Pattern:
-    """What a value of a graph looks like. Made by the functions of this module and by operators."""
+    """A pattern of a value. Made by the functions of this module and by operators."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # a numpy number on the left leaves the operator to the pattern
+    __array_ufunc__ = None  # a numpy number on the left defers to the pattern
 
     def when(self, predicate: Predicate, why: str = "") -> Pattern:
-        """Match only where `predicate(graph, value)` holds; `why` names it in near misses."""
-        return When(self, predicate, why or _name_of(predicate))
+        """Match only if `predicate(graph, value)` holds; `why` names it in near misses."""
+        return When(self, predicate, why or name_of(predicate))
 
     def named(self, name: str) -> Pattern:
-        """Bind the node that gives this value, a NodeProto."""
+        """Bind the producer of this value, a NodeProto."""
         return Named(self, name)
 
     def shared(self) -> Pattern:
-        """Match also where this value is read outside of the match; then its node stays."""
+        """Allow users of this value outside the match; its node is then kept."""
         return Shared(self)
 
     def __or__(self, other: Operand) -> Pattern:
@@ -115,7 +115,7 @@ Operand = Union[Pattern, float, Sequence[float], None]  # noqa: UP007  (Pattern 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Var(Pattern):
-    """Any value; `name` is empty for one that is not bound."""
+    """Any value; without a `name` it is not bound."""
 
     name: str
     ranks: tuple[int, ...]
@@ -157,12 +157,12 @@ class Vector(Pattern):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Absent(Pattern):
-    """An optional input that is left out."""
+    """An omitted optional operand."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node(Pattern):
-    """The first output of an operator; `more` allows inputs beyond those listed."""
+    """The first result of an operator; `more` allows operands beyond those listed."""
 
     op_types: tuple[str, ...]
     domain: str
@@ -176,7 +176,7 @@ class Node(Pattern):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output(Pattern):
-    """Another output of an operator."""
+    """Another result of an operator."""
 
     node: Node
     index: int
@@ -184,7 +184,7 @@ class Output(Pattern):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat(Pattern):
-    """A product or a sum: operands that count directly and inversely, and the scalar constants."""
+    """A product or a sum: direct operands, inverse operands, and the scalar constants."""
 
     is_product: bool
     direct: tuple[Pattern, ...]
@@ -202,7 +202,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optional(Pattern):
-    """A pattern, or an operator whose first input it is."""
+    """A pattern, or an operator whose first operand matches it."""
 
     wrapper: OpType
     inner: Pattern
@@ -210,6 +210,8 @@ class Optional(Pattern):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class When(Pattern):
+    """A pattern with a condition."""
+
     inner: Pattern
     predicate: Predicate
     why: str
@@ -217,18 +219,22 @@ class When(Pattern):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Named(Pattern):
+    """A pattern that binds its node."""
+
     inner: Pattern
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared(Pattern):
+    """A pattern whose value may have users outside the match."""
+
     inner: Pattern
 
 
 @dataclass(frozen=True, slots=True)
 class OpType:
-    """One or several operator types of a domain; called with inputs, it makes a node pattern."""
+    """One or several operators of a domain; a call with operands returns a node pattern."""
 
     names: tuple[str, ...]
     domain: str
@@ -237,7 +243,7 @@ class OpType:
         more = bool(inputs) and inputs[-1] is ...
         listed = inputs[:-1] if more else inputs
         if any(operand is ... for operand in listed):
-            raise TypeError(f"{self.names[0]}: `...` stands for further inputs, at the end only")
+            raise TypeError(f"{self.names[0]}: `...` stands for further operands, at the end only")
         patterns = tuple(
             lift(operand) for operand in listed if not isinstance(operand, EllipsisType)
         )
@@ -259,7 +265,7 @@ class Ops:
         return OpType((name,), self.domain)
 
     def any(self, *names: str) -> OpType:
-        """Any of these operator types."""
+        """Return the alternative of these operators."""
         if not names:
             raise TypeError("op.any needs the names of operators")
         return OpType(names, self.domain)
@@ -271,10 +277,10 @@ op = Ops()
 def var(
     name: str = "", *, rank: Some = None, dtype: Some = None, where: Predicate | None = None
 ) -> Pattern:
-    """Any value, bound to `name`; one without a name is not bound.
+    """Match any value and bind it to `name`, if given.
 
-    `rank` and `dtype` (TensorProto enum) must be known and among those given; `where` is asked with
-    the graph and the value.
+    `rank` and `dtype` (TensorProto enum) must be known and among those given; `where` is a
+    condition on the graph and the value.
     """
     return Var(name, _several(rank), _several(dtype), where)
 
@@ -286,40 +292,40 @@ def const(
     dtype: Some = None,
     where: Callable[[Array], bool] | None = None,
 ) -> Pattern:
-    """A constant, whose value name is bound to `name`; `where` is asked with its contents."""
+    """Match a constant and bind its value name; `where` is a condition on its contents."""
     return Const(name, _several(rank), _several(dtype), where)
 
 
 def number(name: str, *, where: Callable[[float], bool] | None = None) -> Pattern:
-    """A scalar constant, bound to `name` as a float.
+    """Match a scalar constant and bind it to `name` as a float.
 
-    In a product (or total) it is all scalar constants multiplied (or added): 1 (or 0) when there
-    are none, so that `product(a, number("s"))` matches plain `a` as well.
+    In a product (or total) it is the product (or sum) of all scalar constants, 1 (or 0) without
+    any: `product(a, number("s"))` matches `a` as well.
     """
     return Scalar(name, where)
 
 
 def optional(wrapper: OpType | Sequence[OpType], inner: Operand) -> Pattern:
-    """`inner`, or the output of one of these operators whose first input it is.
+    """Match `inner`, or the result of one of these operators whose first operand matches it.
 
-    Further inputs and attributes of that operator are not looked at.
+    Other operands and attributes of that operator are ignored.
     """
     if isinstance(wrapper, OpType):
         return Optional(wrapper, lift(inner))
     domains = {one.domain for one in wrapper}
     if len(domains) != 1:
-        raise ValueError("optional() takes operators of one domain: nest it for two")
+        raise ValueError("optional() needs operators of one domain: nest it for two")
     names = tuple(name for one in wrapper for name in one.names)
     return Optional(OpType(names, domains.pop()), lift(inner))
 
 
 def maybe_cast(inner: Operand) -> Pattern:
-    """`inner`, or a Cast of it. What the rule writes must have the type that came out."""
+    """Match `inner`, or a Cast of it. The replacement must have the type of the result."""
     return optional(op.Cast, inner)
 
 
 def lift(operand: Operand) -> Pattern:
-    """Numbers, lists and None as patterns."""
+    """Convert numbers, lists and None to patterns."""
     if isinstance(operand, Pattern):
         return operand
     if operand is None:
@@ -327,7 +333,9 @@ def lift(operand: Operand) -> Pattern:
     if isinstance(operand, (int, float, Real)):  # numpy numbers are Real, but no floats
         return Number(float(operand))
     if isinstance(operand, (str, bytes)) or not hasattr(operand, "__iter__"):
-        raise TypeError(f"{operand!r} is no pattern: use var(), const(), op.Name(...) or a number")
+        raise TypeError(
+            f"{operand!r} is not a pattern: use var(), const(), op.Name(...) or a number"
+        )
     return Vector(tuple(float(item) for item in operand))
 
 
@@ -345,6 +353,7 @@ def _several(some: Some) -> tuple[int, ...]:
     return (some,) if isinstance(some, int) else tuple(some)
 
 
-def _name_of(predicate: Callable[..., Any]) -> str:
+def name_of(predicate: Callable[..., Any]) -> str:
+    """Return the name of a predicate for near misses; empty for a lambda."""
     name = getattr(predicate, "__name__", "")
     return "" if name == "<lambda>" else name

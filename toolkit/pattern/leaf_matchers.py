@@ -1,7 +1,7 @@
-"""Patterns without parts: variables, constants, numbers, omitted inputs.
+"""Matchers of patterns without parts: variables, constants, numbers, omitted operands.
 
-A compiled pattern, leaf or not, is a Matcher. Beside its step it has `accepts`, a cheap test that
-rules out most values before a choice is tried, and `heads`, the operators that can give its value.
+A compiled pattern is a Matcher. Besides its step it has `accepts`, a cheap test that rejects most
+values before a choice is tried, and `heads`, the operators that can produce its value.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from typing import Any
 from onnx import helper
 
 from toolkit.pattern import dsl
-from toolkit.pattern.backtracking import UNBOUND, Goals, Search, Step, close, contents
+from toolkit.pattern.backtracking import (
+    FLOAT_ROUNDING,
+    UNBOUND,
+    Goals,
+    Search,
+    Step,
+    close,
+    contents,
+)
 
 Heads = frozenset[str] | None
-"""Keys of operators, see `head`; None when any value will do."""
+"""Operators, as `node.qualified` names them; None for any value."""
 
 
 class Breadth(enum.IntEnum):
-    """How many values can match: of several operands the narrowest is looked for first."""
+    """How many values match a pattern: of several operands, the narrowest is assigned first."""
 
     NUMBER = enum.auto()
     CONSTANT = enum.auto()
@@ -41,7 +49,7 @@ class Matcher:
 
     @property
     def is_structure(self) -> bool:
-        """Whether this asks for operators, not for a constant or any value."""
+        """Whether the pattern requires operators."""
         return self.breadth in (Breadth.OPERATOR, Breadth.OPTIONAL_OPERATOR)
 
 
@@ -181,14 +189,14 @@ def absent() -> Matcher:
 
 
 def scalar_binder(pattern: dsl.Scalar) -> Callable[[Search, str, float, float], bool]:
-    """A function that binds a number to the pattern's name, if it fits."""
+    """Return a function that binds a number to the pattern's name if it satisfies the pattern."""
     name, where = pattern.name, pattern.where
 
     def bind(s: Search, value: str, found: float, tolerance: float) -> bool:
         bound = s.bound.get(name, UNBOUND)
         if bound is UNBOUND:
             s.bind(name, found)
-        elif not close(found, bound, max(tolerance, 1e-5)):
+        elif not close(found, bound, max(tolerance, FLOAT_ROUNDING)):
             return s.recording and s.fail(
                 value,
                 f"expected constant {bound:.6g} again as '{name}', found {found:.6g}",
@@ -206,15 +214,17 @@ def scalar_binder(pattern: dsl.Scalar) -> Callable[[Search, str, float, float], 
 
 
 def close_enough(found: Any, wanted: Any) -> bool:
+    """Return whether an attribute or an element equals the wanted one, floats up to rounding."""
     if isinstance(found, float) and isinstance(wanted, (int, float)):
-        return close(found, wanted, 1e-5)
+        return close(found, wanted, FLOAT_ROUNDING)
     return found == wanted
 
 
 def refusal(what: str, value: str) -> str:
+    """Return the reason for a predicate that does not hold."""
     return f"'{value}' does not satisfy the condition {what}".rstrip()
 
 
 def _dtype_name(dtype: int) -> str:
-    """As a pattern names it: `float` for TensorProto.FLOAT."""
+    """Return the name of an element type: `float` for TensorProto.FLOAT."""
     return helper.tensor_dtype_to_string(dtype).removeprefix("TensorProto.").lower()

@@ -1,4 +1,4 @@
-"""Operator patterns: type, attributes, and inputs in order or, where they commute, in any order."""
+"""Matchers of operators: type, attributes, and operands, in any order if they commute."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from onnx import NodeProto, defs
+from onnx import NodeProto
 
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.ir.op_schema import schema_of
 from toolkit.ir.op_traits import COMMUTATIVE, COMMUTATIVE_VARIADIC
 from toolkit.pattern import dsl
 from toolkit.pattern.backtracking import UNBOUND, Goals, Search
 from toolkit.pattern.leaf_matchers import Breadth, Matcher, close_enough
 
 _MOST_HEADS = 32
+"""The largest number of nodes that `heads_above` looks through."""
 
 _ANY_ORDER = COMMUTATIVE | COMMUTATIVE_VARIADIC
-"""A sum of many terms is the same sum in another order: rules say how far they may round."""
+"""Operators whose operands are matched in any order; a rule's tolerance allows for rounding."""
 
 
 head = nd.qualified
-"""The key of an operator, by which rules are found."""
+"""The operator of a node, as the index key of rules."""
 
 
 def heads_above(graph: Graph, node: NodeProto, through: frozenset[str]) -> set[str] | None:
-    """The heads of the operators that `node` reads from, and of those beyond operators `through`.
+    """Return the operators that produce the operands of `node`, looking through some operators.
 
-    Like a product or sum it looks through values that are read once. None: too many to tell.
+    Values with one use are looked through, as in a product or sum. None: there are too many.
     """
     heads: set[str] = set()
     pending, budget = list(node.input), _MOST_HEADS
@@ -48,14 +50,14 @@ def heads_above(graph: Graph, node: NodeProto, through: frozenset[str]) -> set[s
 
 
 def keys(ops: dsl.OpType) -> list[str]:
-    """What `head` says of nodes of these types."""
+    """Return the index keys of operator types."""
     return [f"{ops.domain}::{name}" if ops.domain else name for name in ops.names]
 
 
 def operator(
     pattern: dsl.Node, output: int, inputs: list[Matcher], shared: bool, reused: bool
 ) -> Matcher:
-    """Match an output of a node. A `reused` pattern object stands for one node everywhere."""
+    """Match a result of a node. A `reused` pattern object matches the same node everywhere."""
     types, more = pattern.op_types, pattern.more
     domains = (pattern.domain,) if pattern.domain else nd.STANDARD_DOMAINS
     attributes_fit = _attributes(pattern)
@@ -105,19 +107,19 @@ def operator(
 def _arrangement(
     pattern: dsl.Node, inputs: list[Matcher]
 ) -> Callable[[Search, str, list[str], Goals], Goals]:
-    """How the inputs of a node meet the patterns of its inputs: in order, or in any order."""
+    """Return a function that matches the operands of a node, in order or in any order."""
     has_numbers = any(isinstance(part, (dsl.Number, dsl.Scalar)) for part in pattern.inputs)
     rank_matters = has_numbers and len(inputs) > 1
     commutes = not pattern.domain and _ANY_ORDER.issuperset(pattern.op_types)
-    operands = Operands(inputs)
+    operands = UnorderedOperands(inputs)
     last_first = [(i, part.step) for i, part in reversed(list(enumerate(inputs)))]
-    # Recording, the goal of an operator is put in front: see Operands.
-    telling = sorted(last_first, key=lambda item: inputs[item[0]].is_structure)
+    # While near misses are recorded, operators come first: see UnorderedOperands.
+    recorded = sorted(last_first, key=lambda item: inputs[item[0]].is_structure)
 
     def in_order(s: Search, value: str, values: list[str], rest: Goals) -> Goals:
         if rank_matters and not _keeps_rank(s, value, values):
             return False
-        for index, step in telling if s.recording else last_first:
+        for index, step in recorded if s.recording else last_first:
             rest = (step, values[index], rest)
         return rest
 
@@ -138,25 +140,26 @@ def _keeps_rank(s: Search, value: str, values: list[str]) -> bool:
     return True
 
 
-class Operands:
-    """Patterns that may meet values in any order, arranged for speed or for telling.
+class UnorderedOperands:
+    """Patterns of operands in any order, sorted for speed or for near misses.
 
-    The narrowest first finds out soonest that nothing fits. While near misses are recorded,
-    operators come first, so that a wrong constant shows how much else was right.
+    The narrowest pattern first fails soonest. While near misses are recorded, operators come first,
+    so that a wrong constant is reported with all the operators that matched.
     """
 
-    __slots__ = ("_fast", "_telling")
+    __slots__ = ("_fast", "_recorded")
 
     def __init__(self, patterns: Sequence[Matcher]) -> None:
         self._fast = tuple(sorted(patterns, key=lambda part: part.breadth))
-        self._telling = tuple(sorted(self._fast, key=lambda part: not part.is_structure))
+        self._recorded = tuple(sorted(self._fast, key=lambda part: not part.is_structure))
 
     def ordered(self, s: Search) -> tuple[Matcher, ...]:
-        return self._telling if s.recording else self._fast
+        """Return the patterns in the order to assign them."""
+        return self._recorded if s.recording else self._fast
 
 
 def assign(s: Search, patterns: Sequence[Matcher], values: tuple[str, ...], rest: Goals) -> Goals:
-    """Give each pattern a value of its own, in every way that there is; values may be left over."""
+    """Assign each pattern a different value, in every possible way; values may remain."""
     if not patterns:
         return rest
     first, others = patterns[0], patterns[1:]
@@ -178,7 +181,7 @@ def assign(s: Search, patterns: Sequence[Matcher], values: tuple[str, ...], rest
 
 
 def assign_goal(patterns: Sequence[Matcher], values: tuple[str, ...], rest: Goals) -> Goals:
-    """`assign` as a goal for later, or what it comes to when there is no choice."""
+    """Return `assign` as a goal, or its only alternative."""
     if not patterns:
         return rest
     if len(values) == 1:
@@ -189,7 +192,7 @@ def assign_goal(patterns: Sequence[Matcher], values: tuple[str, ...], rest: Goal
 def _plausible(
     s: Search, patterns: Sequence[Matcher], values: tuple[str, ...], choices: list[int]
 ) -> list[int]:
-    """The values that the first pattern accepts; of two, the other must fit the other one too."""
+    """Return the values that the first pattern accepts; of two, the second the other."""
     choices = [i for i in choices if patterns[0].accepts(s, values[i])]
     if len(patterns) == len(values) == 2:
         choices = [i for i in choices if patterns[1].accepts(s, values[1 - i])]
@@ -209,7 +212,7 @@ def _attributes(pattern: dsl.Node) -> Callable[[Search, str, NodeProto], bool] |
             if found is UNBOUND:
                 found = _default(node.op_type, pattern.domain, s.graph.opset(pattern.domain), name)
             if not _attribute_fits(s, wanted, found):
-                text = "what is asked for" if callable(wanted) else repr(wanted)
+                text = "as required" if callable(wanted) else repr(wanted)
                 return s.recording and s.fail(
                     value, f"{nd.label(node)} has {name}={found!r}, not {text}", exact=True
                 )
@@ -235,12 +238,9 @@ def _attribute_fits(s: Search, wanted: Any, found: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _default(op_type: str, domain: str, opset: int, name: str) -> Any:
-    """What an absent attribute means, by the operator's schema; None when it says nothing."""
-    try:
-        schema = defs.get_schema(op_type, max(opset, 1), domain)
-    except defs.SchemaError:
-        return None
-    attribute = schema.attributes.get(name)
+    """Return the default of an attribute in the operator's schema, or None."""
+    schema = schema_of(op_type, max(opset, 1), domain)
+    attribute = schema.attributes.get(name) if schema is not None else None
     if attribute is None or not attribute.default_value.name:
         return None
     holder = NodeProto()

@@ -1,19 +1,19 @@
-"""Rules: a pattern, and a function that writes something better in its place.
+"""Rules: a pattern, and a function that returns its replacement.
 
     @rewrite(product(x, 0.5, op.Erf(product(x, 1 / sqrt(2))) + 1))
     def gelu(g, x):
         \"\"\"0.5 x (1 + erf(x / sqrt 2))\"\"\"
         return g.op("Gelu", x)
 
-The function gets the graph and, by name, what the pattern bound: value names for `var` and `const`,
-floats for `number`, NodeProtos for `.named`, attribute values; None for the names of an alternative
-that did not match. It may also ask for `node`, the root, and for `match`, all of it. It returns the
-name of the value that takes the place of the root's output, or a tuple for several outputs (None:
-leave that one). It declines by returning None or by `raise MatchFailure("reason")`, which `explain`
-reports; its edits are then undone. Returning the root's own output says that nodes were edited in
-place.
+The function's parameters are the graph and names that the pattern binds: value names for `var` and
+`const`, floats for `number`, NodeProtos for `.named`, attribute values; None for the names of an
+alternative that did not match. `node` is the root, and `match` the whole match. The function
+returns the name of the value that replaces the root's result, or a tuple for several results, with
+None for those to keep. To decline, it returns None or raises `MatchFailure("reason")`, which
+`explain` reports; its edits are then undone. After editing nodes in place it returns the root's own
+result.
 
-A rule is a pass by itself; `Rules` makes one of several.
+A rule is a pass by itself; `Rules` combines several.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.pattern.backtracking import Goals, Search
 from toolkit.pattern.compile import Root, compile_roots, names_of
-from toolkit.pattern.dsl import Pattern
+from toolkit.pattern.dsl import Pattern, name_of
 from toolkit.rewriting.anchors import Anchors
 from toolkit.rewriting.driver import RuleError, apply_rules, explain
 from toolkit.rewriting.match_failure import MatchFailure, NearMiss, NearMisses
-from toolkit.verification.tolerance import EXACT, FLOAT, QUANT, Tolerance
+from toolkit.verification.tolerance import EXACT, FLOAT, Tolerance
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 Miss = MatchFailure
-"""The old name of `MatchFailure`, which users' rules may still import."""
+"""The former name of `MatchFailure`, for rules of users."""
 
 Function = Callable[..., "str | Sequence[str | None] | None"]
 Guard = Callable[..., bool]
@@ -62,7 +62,7 @@ Guard = Callable[..., bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """What a pattern found: the nodes, root first, and what its names stand for."""
+    """A match of a pattern: the nodes, root first, and the bindings of its names."""
 
     graph: Graph
     root: NodeProto
@@ -75,7 +75,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """Patterns and what to write in place of what they match. Made by `rewrite`."""
+    """Patterns with the function that replaces their matches. Made by `rewrite`."""
 
     idempotent: ClassVar[bool] = True
     name: str
@@ -106,12 +106,12 @@ class Rule:
         object.__setattr__(self, "_guard_arguments", guard)
 
     def covers(self, opset: int) -> bool:
-        """Whether the rule is meant for models of this opset."""
+        """Return whether the rule applies to models of this opset."""
         least, most = self.opset
         return least <= opset and (most is None or opset <= most)
 
     def match(self, search: Search, root: Root, node: NodeProto) -> Match | None:
-        """Match one of the rule's `roots` at `node`; a value that nobody reads is left alone."""
+        """Match one of the rule's `roots` at `node`, unless its result is unused."""
         if root.output >= len(node.output):
             return None
         value = node.output[root.output]
@@ -121,11 +121,11 @@ class Rule:
         return self._found(search, node) if search.attempt(node, goals) else None
 
     def call(self, match: Match) -> object:
-        """What the rule's function says to a match."""
+        """Call the rule's function with a match."""
         return self.apply(match.graph, **self._arguments.pick(match))
 
     def run(self, model: Model, ctx: Context) -> None:
-        """Apply the rule everywhere: a rule is a pass."""
+        """Apply the rule to the whole model, as a pass."""
         apply_rules(model, (self,), ctx)
 
     def _found(self, search: Search, root: NodeProto) -> Match:
@@ -133,7 +133,7 @@ class Rule:
         return Match(search.graph, root, tuple(search.nodes()), bindings)
 
     def _finish(self, search: Search, value: str, rest: Goals) -> Goals:
-        """The last goal: nothing inside is read outside, and the rule's own condition holds."""
+        """Require, as the last goal, that no inner value has other users, and the condition."""
         if not search.is_closed():
             return False
         if self.when is None or self._guard_arguments is None or search.root is None:
@@ -141,15 +141,13 @@ class Rule:
         match = self._found(search, search.root)
         if self.when(search.graph, **self._guard_arguments.pick(match)):
             return rest
-        what = getattr(self.when, "__name__", "").replace("<lambda>", "")
-        return search.recording and search.fail(
-            value, f"the rule's condition {what}".rstrip() + " does not hold", exact=True
-        )
+        condition = f"the rule's condition {name_of(self.when)}".rstrip()
+        return search.recording and search.fail(value, f"{condition} does not hold", exact=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A pass made of rules; without a tolerance of its own it has the widest of theirs."""
+    """A pass that applies rules; its default tolerance is the loosest of theirs."""
 
     idempotent: ClassVar[bool] = True
     name: str
@@ -159,14 +157,11 @@ class Rules:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
         if self.tolerance is None:  # pyright: ignore[reportUnnecessaryComparison]
-            widest = max((rule.tolerance for rule in self.rules), key=_WIDTH.index, default=EXACT)
-            object.__setattr__(self, "tolerance", widest)
+            loosest = max((rule.tolerance for rule in self.rules), default=EXACT)
+            object.__setattr__(self, "tolerance", loosest)
 
     def run(self, model: Model, ctx: Context) -> None:
         apply_rules(model, self.rules, ctx)
-
-
-_WIDTH = (EXACT, FLOAT, QUANT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +190,11 @@ def rewrite(
     tolerance: Tolerance = FLOAT,
     when: Guard | None = None,
 ) -> Callable[[Function], Rule]:
-    """Make a rule of a function. Several patterns are alternatives, tried in order.
+    """Return a decorator that makes a rule. Several patterns are alternatives, tried in order.
 
     The rule is named after the function: `relu_as_max` is reported as relu-as-max. `opset` is the
-    first version of ONNX's operators that the rule is for, or the first and the last. `when` is
-    asked with the graph and any of the bound names; where it says no, other ways to match are
-    tried.
+    first opset that the rule supports, or the first and the last. The condition `when` is called
+    with the graph and any of the bound names; if it does not hold, other matches are tried.
     """
     if not patterns:
         raise ValueError("rewrite() needs a pattern")
@@ -221,7 +215,7 @@ def rewrite(
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Which bound names a function asks for; None: all of them."""
+    """The bound names among the parameters of a function; None: all of them."""
 
     names: tuple[str, ...] | None
 

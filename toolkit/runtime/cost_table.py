@@ -140,7 +140,8 @@ class Costs:
         except OSError as error:
             raise CostsError(f"cannot read '{path}': {error.strerror}") from error
         except ValueError as error:
-            raise CostsError(f"'{path}' is not a cost table: measure again, toolkit tune") from error
+            problem = f"'{path}' is not a cost table: measure again, toolkit tune"
+            raise CostsError(problem) from error
 
     def save(self, path: Path) -> None:
         """Write the table atomically."""

@@ -280,7 +280,7 @@ def test_samples_are_used() -> None:
             graph = model.graph
             first = graph.nodes[0]
             if graph.begin("clip", first):
-                clipped = graph.op("Max", "x", graph.constant(np.float32(-100)))
+                clipped = graph.op("Max", "x", graph.constant(np.array(-100, np.float32)))
                 graph.set_input(first, 0, clipped)
 
     text = """
@@ -298,7 +298,7 @@ def test_bad_arguments() -> None:
         Pipeline([], validate="sometimes")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="target"):
         Pipeline([], target="abacus")
-    with pytest.raises(UsageError, match="no pass"):
+    with pytest.raises(UsageError, match="not a pass"):
         Pipeline([42])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="write RemoveDead"):
         Pipeline([RemoveDead])  # type: ignore[list-item]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from toolkit.errors import UsageError
-from toolkit.pass_manager.registry import PassInfo, catalogue, parse_passes
+from toolkit.pass_manager import registry
+from toolkit.pass_manager.registry import PassInfo, catalogue
 
 ACME = '''
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nowhere import Tolerance
@@ -71,6 +73,10 @@ CATALOGUE = {
     "loop": ["polish", "loop"],
 }
 """
+
+
+def parse_passes(text: str) -> list[Any]:
+    return list(registry.parse_passes(text))
 
 
 class Site:
@@ -198,7 +204,7 @@ class TestGrammar:
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
-            ("", "no passes are named"),
+            ("", "no pass is named"),
             ("squash,,polish", "empty item"),
             ("squash:limit", "write squash:limit=value"),
             ("squash:limit=1:hard", "'hard' is not an option"),

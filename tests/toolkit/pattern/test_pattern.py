@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -342,7 +343,7 @@ def test_when_guards_any_pattern():
 
 def test_named_binds_the_node():
     text = unary("r = LeakyRelu<alpha=0.3>(a) out = Add(r, b)")
-    node = bound(op.LeakyRelu(x).named("act") + y, text)["act"]
+    node: Any = bound(op.LeakyRelu(x).named("act") + y, text)["act"]
     assert node.op_type == "LeakyRelu"
     assert bound(product(op.LeakyRelu(x).named("act"), number("s")) + y, text)["act"] is not None
 
@@ -594,13 +595,13 @@ def test_nested_products_dissolve():
 
 
 def test_mistakes_in_a_pattern_are_said_when_it_is_made():
-    with pytest.raises(TypeError, match="is no pattern"):
-        op.Relu("x")
+    with pytest.raises(TypeError, match="is not a pattern"):
+        op.Relu("x")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="constants only"):
         product(2, 3)
-    with pytest.raises(ValueError, match="would hide the rest"):
+    with pytest.raises(ValueError, match="must be finite and nonzero"):
         product(x, 0)
-    with pytest.raises(ValueError, match="are not told apart"):
+    with pytest.raises(ValueError, match="cannot be distinguished"):
         product(x, number("s"), number("t"))
     with pytest.raises(ValueError, match="either names its constants, with"):
         product(x, 2, number("s"))
@@ -613,6 +614,7 @@ def test_mistakes_in_a_pattern_are_said_when_it_is_made():
 
 
 def test_numpy_numbers_are_numbers():
-    assert find(x * np.float32(0.5), unary("out = Mul(a, c)", "float c = {0.5}"))
-    assert find(np.float32(0.5) * x, unary("out = Mul(a, c)", "float c = {0.5}"))
+    half: Any = np.float32(0.5)
+    assert find(x * half, unary("out = Mul(a, c)", "float c = {0.5}"))
+    assert find(half * x, unary("out = Mul(a, c)", "float c = {0.5}"))
     assert find(x * np.array([1.0, 2.0]), unary("out = Mul(a, c)", "float[2] c = {1, 2}"))

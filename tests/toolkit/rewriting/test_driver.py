@@ -101,7 +101,7 @@ def chain_of(blocks: int, block) -> Model:
         value = block(emit, value, index)
     info = helper.make_tensor_value_info
     numbers = {"root": sqrt(2), "one": 1.0, "half": 0.5, "two": 2.0}
-    inits = [numpy_helper.from_array(np.float32(n), name) for name, n in numbers.items()]
+    inits = [numpy_helper.from_array(np.array(n, np.float32), name) for name, n in numbers.items()]
     graph = helper.make_graph(nodes, "g", [info("x", 1, ["N"])], [info(value, 1, ["N"])], inits)
     return Model.from_proto(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
