@@ -52,8 +52,8 @@ def _inline(graph: Graph, node: NodeProto, function: FunctionProto) -> list[Node
     passed_through = set(names)
     attributes = {a.name: a for a in function.attribute_proto}
     attributes.update({a.name: a for a in graph.snapshot(node).attribute})
-    bodies = clone(function.node, names, graph.fresh, attributes)
-    inserted = [graph.insert(body, at=node) for body in bodies]
+    copies = clone(function.node, names, graph.fresh, attributes)
+    inserted = [graph.insert(copy, at=node) for copy in copies]
     for value, inner in zip(node.output, function.output, strict=False):
         if not value:
             continue

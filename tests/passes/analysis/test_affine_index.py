@@ -1,4 +1,4 @@
-"""What index tensors are found to hold, against what they hold when the model runs."""
+"""The affine forms of index tensors, compared with their values at run time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = """agraph (int64[B, L] x) => (int64[P] y) <
 
 
 def known(body: str) -> Graph:
-    """The graph with batch and length as `b` and `l`, their ranges, and `body` that makes y."""
+    """Return a graph with sizes `b` and `l`, their ranges, and nodes `body` that compute y."""
     text = f"""{HEAD} {{
         s = Shape (x)
         b = Gather (s, zero)  l = Gather (s, one)
@@ -52,7 +52,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize("body", COUNTS)
-def test_counts_are_what_the_run_gives(body: str) -> None:
+def test_counts_agree_with_the_runtime(body: str) -> None:
     graph = known(body)
     found = count(graph, "y")
     if "table" in body:

@@ -1,4 +1,4 @@
-"""The axes that an operator is said to carry, against its results for perturbed operands."""
+"""The axes that an operator carries, compared with its results for perturbed operands."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_nothing_is_said_where_the_axes_depend_on_the_run(case: str) -> None:
+def test_runtime_axes_have_no_flow(case: str) -> None:
     subject = model(UNKNOWN[case])
     Shapes(annotate=False).run(subject, Context())
     node = subject.graph.producer("y")

@@ -1,4 +1,4 @@
-"""Which nodes patterns pick."""
+"""Node selection by patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`operands`: shapes that can and cannot be told beforehand, and both forms of an operand."""
+"""`operands`: targets of Reshape, broadcasting, and both forms of an operand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ N, M = symbol("N"), symbol("M")
         ((2,), None, None),
     ],
 )
-def test_what_a_reshape_is_told(
+def test_reshape_target(
     source: Shape | None, result: Shape | None, target: list[int] | None
 ) -> None:
     assert reshape_target(source, result) == target

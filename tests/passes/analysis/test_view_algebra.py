@@ -1,4 +1,4 @@
-"""Views as regroupings of factors."""
+"""Views in the factor algebra."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_regroup(before: object, after: object, groups: object) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [((N, S), (S, N)), ((4, 6), (5, 5)), ((N, 4), (N, 2)), ((0, 4), (4, 0))]
 )
-def test_what_cannot_be_regrouped(before: object, after: object) -> None:
+def test_incompatible_shapes_do_not_regroup(before: object, after: object) -> None:
     assert regroup(axes(*before), after) is None  # type: ignore[misc, arg-type]
 
 
@@ -62,7 +62,7 @@ def test_heads_are_traced_to_tokens() -> None:
     assert [source.scale for source in trace.sources] == [1.0, 2.0, 2.0, 2.0]
 
 
-def test_repetitions_are_factors_that_the_source_has_not() -> None:
+def test_repetitions_are_factors_that_the_source_lacks() -> None:
     body = """h = Reshape (x, heads) u = Unsqueeze (h, axis) e = Expand (u, many)
         y = Reshape (e, all)"""
     weights = """, int64[1] axis = {3}, int64[5] many = {1, 1, 1, 3, 1},
@@ -73,7 +73,7 @@ def test_repetitions_are_factors_that_the_source_has_not() -> None:
     assert size_of(trace.axes[2]) == 6
 
 
-def test_what_is_no_view_ends_the_trace() -> None:
+def test_a_trace_ends_at_an_operator_that_is_not_a_view() -> None:
     _, found = traced("r = Relu (x) y = Reshape (r, heads)")
     assert "r" in found
     assert "x" not in found

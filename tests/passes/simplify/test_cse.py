@@ -1,4 +1,4 @@
-"""`cse`: what is computed twice is computed once, and nothing else is merged."""
+"""`cse`: equal nodes merge, and no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ops(subject: Model) -> list[str]:
     return [node.op_type for node in subject.graph.nodes]
 
 
-def test_equal_nodes_merge_and_then_their_readers() -> None:
+def test_equal_nodes_merge_and_then_their_users() -> None:
     check(
         CSE,
         """g (float[N] x) => (float[N] y) {
@@ -76,7 +76,7 @@ def test_dropout_may_train() -> None:
     )
 
 
-def test_a_default_that_is_written_out_is_the_default() -> None:
+def test_an_explicit_default_equals_an_omitted_attribute() -> None:
     check(
         CSE,
         """g (float[2, 3] x) => (float[2, 3] y) {
@@ -144,7 +144,7 @@ def test_an_output_takes_the_place_of_an_inner_value() -> None:
     assert subject.graph.outputs == ["y", "z"]
 
 
-def test_readers_of_a_value_that_took_an_output_name_merge_too() -> None:
+def test_users_of_a_value_renamed_to_an_output_merge_too() -> None:
     check(
         CSE,
         """g (float[N] x) => (float[N] y, float[N] b) {
@@ -185,7 +185,7 @@ def test_several_equal_outputs_of_one_node_would_need_more_nodes() -> None:
     )
 
 
-def test_a_branch_reads_what_was_computed_outside() -> None:
+def test_a_branch_captures_an_equal_value_of_the_enclosing_graph() -> None:
     check(
         CSE,
         """g (bool c, float[N] x) => (float[N] y, float[N] e) {
@@ -205,7 +205,7 @@ def test_a_branch_reads_what_was_computed_outside() -> None:
     )
 
 
-def test_branches_do_not_see_each_other_nor_what_comes_later() -> None:
+def test_branches_merge_neither_with_each_other_nor_with_later_nodes() -> None:
     check(
         CSE,
         """g (bool c, float[N] x) => (float[N] y, float[N] e) {

@@ -1,4 +1,4 @@
-"""`dead`: nothing that is needed goes, everything else does."""
+"""`dead`: everything unused is removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(subject: Model) -> Model:
     return subject
 
 
-def test_nodes_that_nobody_reads_go_with_all_they_alone_need() -> None:
+def test_dead_nodes_are_removed_with_their_producers() -> None:
     check(
         """g (float[N] x) => (float[N] y) {
             a = Exp (x)
@@ -69,14 +69,14 @@ def test_unused_initializers_go_and_captured_ones_stay() -> None:
     assert list(subject.graph.initializers) == ["w"]
 
 
-def test_an_initializer_that_a_caller_may_set_stays() -> None:
+def test_an_overridable_initializer_stays() -> None:
     check(
         "g (float[2] x, float[2] w = {1, 2}) => (float[2] y) { y = Relu (x) }",
         near_miss=True,
     )
 
 
-def test_before_ir_4_an_unused_initializer_goes_with_its_input() -> None:
+def test_before_ir_4_an_unused_initializer_is_removed_with_its_input() -> None:
     subject = run(
         model(
             """<ir_version: 3, opset_import: ["" : 9]>
@@ -103,7 +103,7 @@ def test_before_ir_4_an_unused_initializer_goes_with_its_input() -> None:
         ),
     ],
 )
-def test_optional_outputs_that_nobody_reads_go(before: str, after: str) -> None:
+def test_unused_optional_outputs_are_removed(before: str, after: str) -> None:
     signature = "g (float[1, 1, 4, 4] x) => (float[1, 1, h, w] y)"
     check(f"{signature} {{ {before} }}", after)
 
@@ -126,7 +126,7 @@ def test_used_optional_outputs_stay() -> None:
     )
 
 
-def test_outputs_that_ask_for_training_stay() -> None:
+def test_outputs_that_select_training_mode_stay() -> None:
     """Before opset 14, BatchNormalization trains when it has five outputs."""
     check(
         """<ir_version: 7, opset_import: ["" : 9]>
@@ -162,14 +162,14 @@ SMALL_IF = """g (bool c, float[2] x) => (float[2] y) {
 }"""
 
 
-def test_an_unread_result_of_if_goes_with_all_that_it_needs() -> None:
+def test_an_unused_result_of_if_is_removed_with_its_producers() -> None:
     check(
         IF,
         SMALL_IF,
     )
 
 
-def test_dead_nodes_in_branches_go_and_free_what_they_captured() -> None:
+def test_dead_nodes_in_branches_free_the_values_they_capture() -> None:
     check(
         """g (bool c, float[2] x) => (float[2] y) {
             e = Exp (x)
@@ -196,16 +196,16 @@ LOOP = """g (int64 n, bool c, float[2] x) => ({outputs}) {{
 LOOP_FEED = {"n": np.array(3), "c": np.array(True), "x": np.ones(2, np.float32)}
 
 
-def test_scan_outputs_of_a_loop_go_where_nobody_reads_them() -> None:
+def test_unused_scan_outputs_of_a_loop_are_removed() -> None:
     subject = check(LOOP.format(outputs="float[3, 2] all"), inputs=LOOP_FEED)
     loop = subject.graph.nodes[0]
-    # What is carried from one turn to the next stays, read outside or not.
+    # Carried values stay, used outside or not.
     assert list(loop.output) == ["last", "all"]
     [body] = subject.graph.subgraphs(loop)
     assert [node.op_type for node in body.nodes] == ["Identity", "Add", "Identity"]
 
 
-def test_scan_outputs_that_are_read_stay() -> None:
+def test_used_scan_outputs_stay() -> None:
     outputs = "float[2] last, float[3, 2] all, float[3, 2] squares"
     check(LOOP.format(outputs=outputs), inputs=LOOP_FEED, near_miss=True)
 
@@ -257,7 +257,7 @@ g (float[2] x) => (float[2] y) { y = mine.outer (x) }
 """
 
 
-def test_functions_and_imports_that_nothing_uses_go() -> None:
+def test_unused_functions_and_imports_are_removed() -> None:
     subject = run(model(FUNCTIONS))
     assert [function.name for function in subject.functions] == ["outer", "inner"]
     assert subject.opsets == {"": 21, "mine": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ SHARE = ShareInitializers()
 
 
 def two_weights(first: TensorProto, second: TensorProto, op_type: str = "Add") -> onnx.ModelProto:
-    """y = (x op first) op second."""
+    """Return a model of y = (x op first) op second."""
     dims = list(first.dims)
     return helper.make_model(
         helper.make_graph(
@@ -119,7 +120,7 @@ ENCODINGS = [
 
 
 @pytest.mark.parametrize(("kind", "values"), ENCODINGS, ids=[str(k) for k, _ in ENCODINGS])
-def test_raw_and_typed_contents_are_the_same(kind: int, values: list[object]) -> None:
+def test_raw_and_typed_contents_are_the_same(kind: int, values: Any) -> None:
     typed = helper.make_tensor("a", kind, [len(values)], values)
     other = TensorProto()
     if kind == TensorProto.STRING:
@@ -132,8 +133,8 @@ def test_raw_and_typed_contents_are_the_same(kind: int, values: list[object]) ->
 
 
 def test_strings_are_compared_one_by_one() -> None:
-    a = helper.make_tensor("a", TensorProto.STRING, [2], ["a", "bc"])
-    b = helper.make_tensor("b", TensorProto.STRING, [2], ["ab", "c"])
+    a = numpy_helper.from_array(np.array(["a", "bc"], object), "a")
+    b = numpy_helper.from_array(np.array(["ab", "c"], object), "b")
     assert shared(two_weights(a, b)) == ["a", "b"]
 
 

@@ -1,4 +1,6 @@
-"""Folding: what is computed, what is left alone, and what it may cost."""
+"""Constant folding: folded nodes, nodes that stay, and the size budget."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,14 +58,14 @@ def test_cast_like_of_a_constant_folds_if_the_type_is_known(like: str, after: li
     assert ops(model) == after
 
 
-def test_floating_point_goes_through_the_runtime() -> None:
+def test_floating_point_is_computed_by_the_runtime() -> None:
     model = folded("""
         <ir_version: 8, opset_import: ["" : 17]>
         main (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}>
         { e = Exp(w)  s = Softmax(e)  y = Mul(x, s) }
     """)
     assert ops(model) == ["Mul"]
-    constant = model.graph.const(model.graph.nodes[0].input[1])
+    constant: Any = model.graph.const(model.graph.nodes[0].input[1])
     weights = np.exp(np.array([1, 2, 3, 4], np.float32))
     expected = np.exp(weights - weights.max()) / np.exp(weights - weights.max()).sum()
     np.testing.assert_allclose(constant, expected, rtol=1e-5)
@@ -138,14 +140,14 @@ def test_a_table_of_a_small_model_is_left_to_the_runtime() -> None:
     left = ["ConstantOfShape", "ScatterElements", "Mul", "MatMul"]
     assert ops(folded(text)) == left
     assert ops(folded(text, max_bytes=1 << 18)) == ["Mul", "MatMul"]
-    # The weights that a file has anyway are what a table is compared with.
+    # The budget is proportional to the stored weights.
     large = Model.from_proto(parser.parse_model(text))
     large.graph.constant(np.ones((4096, 1024), np.float32), hint="unread")
     Fold().run(large, Context())
     assert ops(large) == ["Mul", "MatMul"]
 
 
-def test_a_large_weight_that_dies_may_be_folded_whatever_its_size() -> None:
+def test_a_large_weight_freed_by_folding_is_folded() -> None:
     array = np.random.default_rng(0).standard_normal((1024, 700)).astype(np.float32)
     nodes = [
         helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
@@ -166,7 +168,7 @@ def test_a_large_weight_that_dies_may_be_folded_whatever_its_size() -> None:
     Fold().run(model, Context())
     assert ops(model) == ["MatMul"]
     np.testing.assert_array_equal(model.graph.const(model.graph.nodes[0].input[1]), array.T)
-    # The same weight read a second time would be stored twice: it stays.
+    # A weight with a second user would be stored twice: it stays.
     proto.graph.node.append(helper.make_node("MatMul", ["y", "w"], ["z"]))
     proto.graph.output.append(helper.make_tensor_value_info("z", 1, ["n", 700]))
     kept = Model.from_proto(proto)
@@ -201,13 +203,13 @@ def test_inside_subgraphs_and_of_whole_loops() -> None:
         }
     """
     model = Model.from_proto(parser.parse_model(text))
-    model.graph.set_type("s", TensorType(1, (2,)))  # of a loop, one has to be told
+    model.graph.set_type("s", TensorType(1, (2,)))  # a loop's result needs a declared type
     Fold().run(model, Context())
     model.graph.verify()
     assert sorted(ops(model)) == ["Add", "If", "Sub"]
 
 
-def test_branches_that_go_with_their_if_are_left_alone() -> None:
+def test_branches_of_a_folded_if_are_not_folded() -> None:
     model = folded("""
         <ir_version: 8, opset_import: ["" : 17]>
         main (float x) => (float y) <float w = {2}, bool c = {0}>
@@ -241,7 +243,7 @@ def test_unknown_domains_are_passed_over() -> None:
 
 
 def test_an_op_without_kernel_costs_only_itself() -> None:
-    # onnxruntime has no Det for doubles; the Exp beside it is folded all the same.
+    # onnxruntime has no Det for doubles; the Exp beside it is folded nevertheless.
     model = folded("""
         <ir_version: 8, opset_import: ["" : 17]>
         main (float[2] x) => (float[2] y, double d)
@@ -260,7 +262,7 @@ def test_empty_tensors() -> None:
     assert ops(model) == ["Add"]
 
 
-def test_a_branch_that_draws_random_numbers_is_not_folded() -> None:
+def test_a_branch_with_random_operators_is_not_folded() -> None:
     model = folded("""
         <ir_version: 8, opset_import: ["" : 17]>
         main (float[2] x) => (float[2] y)
@@ -276,7 +278,7 @@ def test_a_branch_that_draws_random_numbers_is_not_folded() -> None:
     assert "If" in ops(model)
 
 
-def test_a_size_that_only_the_runtime_can_tell() -> None:
+def test_a_size_known_only_after_running() -> None:
     text = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[4, 2] x) => (float[a, b] y)
@@ -291,7 +293,7 @@ def test_a_size_that_only_the_runtime_can_tell() -> None:
     ("body", "left"),
     [
         ("t = Gather(s, one)  y = Equal(t, x)", ["Equal"]),
-        # onnxruntime, which computes this one, hands out text only
+        # onnxruntime computes this one, and returns text only
         ("t = StringConcat(s, s)  y = Equal(t, x)", ["StringConcat", "Equal"]),
     ],
 )

@@ -1,4 +1,6 @@
-"""Functions, constant branches and Constant nodes, taken into the graph."""
+"""Inlining of functions and constant branches; lifting of Constant nodes."""
+
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -38,7 +40,7 @@ FUNCTIONS = """
 """
 
 
-def run(proto: ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+def run(proto: ModelProto, feeds: dict[str, np.ndarray]) -> Any:
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, feeds)[0]
 
@@ -113,7 +115,7 @@ def test_constant_condition_takes_its_branch() -> None:
         np.testing.assert_array_equal(run(model.inlined_proto(), feeds), run(before, feeds))
 
 
-def test_a_branch_that_hands_through_an_outer_value() -> None:
+def test_a_branch_that_returns_a_captured_value() -> None:
     before = parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
         main (float[4] x) => (float[4] y) <bool c = {1}>
@@ -131,8 +133,8 @@ def test_a_branch_that_hands_through_an_outer_value() -> None:
     np.testing.assert_array_equal(run(model.inlined_proto(), feeds), feeds["x"])
 
 
-def test_a_constant_that_a_branch_gives_is_lifted() -> None:
-    """`constants`, which runs before, has to leave it: a graph output needs a node behind it."""
+def test_a_constant_output_of_a_branch_is_lifted() -> None:
+    """`constants`, which runs before, leaves it: a graph output needs a producer."""
     model = check(
         InlineBranches(),
         """
@@ -155,7 +157,7 @@ def test_a_constant_that_a_branch_gives_is_lifted() -> None:
     assert sorted(n.op_type for n in model.graph.nodes) == ["Add", "Constant"]
 
 
-def test_a_condition_that_is_computed_stays() -> None:
+def test_an_if_with_a_computed_condition_stays() -> None:
     check(
         InlineBranches(),
         """
@@ -223,7 +225,7 @@ def test_one_inner_value_as_two_results() -> None:
         ("y, z = my.f (x)", "it has 1 outputs, not 2"),
     ],
 )
-def test_a_call_that_does_not_fit_is_left(call: str, reason: str) -> None:
+def test_a_malformed_call_stays(call: str, reason: str) -> None:
     proto = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18, "my" : 1]>
         main (float[N] x) => (float[N] y) {{ {call} }}

@@ -1,4 +1,4 @@
-"""Reshape: shape arithmetic becomes constants, and what must stay computed stays."""
+"""`reshape`: shape arithmetic becomes constants, unless it must stay computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolkit.symbolic import parse
 
 
 class Known:
-    """`shapes` before `reshape`, as one pass."""
+    """Run `shapes`, then `reshape`."""
 
     def run(self, subject: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(subject, ctx)
@@ -31,7 +31,7 @@ def rewritten(before: str, after: str | None = None, **options: Any) -> Model:
 
 
 def same_at(before: str, changed: Model, feeds: dict[str, Any]) -> None:
-    """The changed model computes the same from these feeds too."""
+    """Check that the rewritten model computes the same from these feeds, too."""
     for old, new in zip(
         Session(model(before)).run(feeds), Session(changed).run(feeds), strict=True
     ):
@@ -54,18 +54,18 @@ def test_a_view_copies_the_sizes_it_keeps() -> None:
         same_at(HEADS, changed, {"x": np.ones((*sizes, 24), np.float32)})
 
 
-def test_a_zero_that_was_a_size_becomes_one_that_copies() -> None:
+def test_a_zero_size_becomes_a_copied_size() -> None:
     before = HEADS.replace("Reshape(x, target)", "Reshape<allowzero=1>(x, target)")
     changed = rewritten(before, "t = Constant<value = int64[4] {0, 0, 4, 6}>()  y = Reshape(x, t)")
     same_at(before, changed, {"x": np.ones((0, 3, 24), np.float32)})
 
 
-def test_what_the_runtime_would_work_out_becomes_a_number() -> None:
+def test_an_inferred_size_becomes_a_number() -> None:
     before = HEADS.replace("four = {4}", "four = {-1}")
     rewritten(before, "t = Constant<value = int64[4] {0, 0, 4, 6}>()  y = Reshape(x, t)")
 
 
-def test_one_symbolic_size_beside_numbers_is_whatever_is_left() -> None:
+def test_one_symbolic_size_beside_numbers_is_inferred() -> None:
     rewritten(
         """
         g (float[b, s, 24] x) => (float[n, 24] y)
@@ -77,7 +77,7 @@ def test_one_symbolic_size_beside_numbers_is_whatever_is_left() -> None:
     )
 
 
-def test_a_size_that_may_be_left_over_from_nothing_stays() -> None:
+def test_a_size_next_to_a_possibly_empty_axis_stays() -> None:
     """[0, 8, -1] would fail for an empty batch; the computed target does not."""
     before = """
         g (float[b, 4, 2, s] x) => (float[b, 8, s] y)
@@ -90,7 +90,7 @@ def test_a_size_that_may_be_left_over_from_nothing_stays() -> None:
     same_at(before, changed, {"x": np.ones((0, 4, 2, 3), np.float32)})
 
 
-def test_two_sizes_that_cannot_be_copied_stay() -> None:
+def test_two_symbolic_sizes_that_cannot_be_copied_stay() -> None:
     rewritten(
         """
         g (float[n, 8] x, float[b, s] like) => (float[b, s, 8] y)
@@ -135,7 +135,7 @@ def test_expand_target() -> None:
     assert expand_target([b, s], (s,)) is None
 
 
-def test_an_expand_says_only_what_it_adds() -> None:
+def test_an_expand_target_has_only_the_repeated_sizes() -> None:
     before = """
         g (float[b, 1, s] x) => (float[b, 12, s] y)
         <int64 i = {0}, int64 j = {2}, int64[1] zero = {0}, int64[1] heads = {12}>
@@ -150,7 +150,7 @@ def test_an_expand_says_only_what_it_adds() -> None:
 # -- integers
 
 
-def test_numbers_that_are_known_become_constants() -> None:
+def test_known_integers_become_constants() -> None:
     rewritten(
         """
         g (float[b, 8, 6] x) => (float[b, 4, 6] y, int64[1] n)
@@ -166,7 +166,7 @@ def test_numbers_that_are_known_become_constants() -> None:
     )
 
 
-def test_a_condition_that_is_known_becomes_a_constant() -> None:
+def test_a_known_condition_becomes_a_constant() -> None:
     changed = rewritten(
         """
         g (float[b, 8] x) => (float[b, 8] y) <int64 zero = {0}, int64 one = {1}>
@@ -214,7 +214,7 @@ MEASURED = """
 """
 
 
-def test_a_size_is_read_from_an_input_not_from_what_is_computed_of_it() -> None:
+def test_a_size_is_taken_from_an_input_not_from_a_computed_value() -> None:
     changed = rewritten(MEASURED.replace("TYPE", "float"))
     shapes = [node for node in changed.graph.nodes if node.op_type == "Shape"]
     assert [node.input[0] for node in shapes if len(node.attribute) == 2] == ["x"]
@@ -234,8 +234,8 @@ BESIDE = """
 """
 
 
-def test_sizes_of_what_others_read_come_from_inputs_and_numbers() -> None:
-    """(b, 4) is the Shape of an input and a number: nothing else then reads z for its shape."""
+def test_sizes_of_values_with_other_users_come_from_inputs_and_numbers() -> None:
+    """(b, 4) is the Shape of an input and a number, so z is not needed for its shape."""
     text = BESIDE.replace("float[c] y", "float[b, 4] y, float[b, 4] u").replace("TARGET", "sizes")
     changed = rewritten(text.replace("READER", "u = Exp (z)"))
     assert {node.input[0] for node in changed.graph.nodes if node.op_type == "Shape"} == {"x"}
@@ -243,7 +243,7 @@ def test_sizes_of_what_others_read_come_from_inputs_and_numbers() -> None:
     rewritten(alone, near_miss=True)
 
 
-def test_a_size_of_an_input_is_read_as_before() -> None:
+def test_a_size_of_an_input_stays() -> None:
     rewritten(MEASURED.replace("TYPE", "float").replace("Shape (z)", "Shape (x)"), near_miss=True)
 
 
@@ -285,7 +285,7 @@ def test_captured_values_are_replaced_in_subgraphs_too() -> None:
     assert [n.op_type for g in changed.graphs() for n in g.nodes] == ["If", "Reshape", "Reshape"]
 
 
-def test_a_body_keeps_what_changes_from_one_iteration_to_the_next() -> None:
+def test_a_loop_keeps_sizes_that_change_between_iterations() -> None:
     before = """
         g (float[2, s] x, int64 trips) => (float[m, s] y)
         <bool on = {1}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] rest = {-1}>
@@ -308,8 +308,8 @@ def test_vetoed_rewrites_are_left_alone() -> None:
     assert "reshape-target" not in subject.journal.places_by_rule()
 
 
-def test_a_name_at_an_output_proves_nothing() -> None:
-    """`N` is the size of x, and of y by declaration only: the Expand may widen it."""
+def test_a_declared_name_of_an_output_is_not_trusted() -> None:
+    """`N` is the size of x, and of y by declaration only: the Expand may enlarge it."""
     proto = parser.parse_model(
         """
         <ir_version: 8, opset_import: ["" : 17]>

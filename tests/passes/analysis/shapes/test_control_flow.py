@@ -1,4 +1,4 @@
-"""Shapes: If, Loop and Scan, and what must not come out of a body."""
+"""Shapes: If, Loop and Scan, and the sizes that must not leave a subgraph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from soundness import infer, is_anonymous, parse, shape, sound
 
 
-def test_if_keeps_what_both_branches_agree_on() -> None:
+def test_if_keeps_facts_common_to_both_branches() -> None:
     model = sound("""
         g (float[b, s] x, float[b, 3] z, bool c) => (y)
         { y, t = If(c) <
@@ -33,13 +33,13 @@ LOOP = """
 """
 
 
-def test_a_loop_keeps_the_shapes_that_stay() -> None:
+def test_a_loop_keeps_invariant_shapes() -> None:
     model = sound(LOOP.format(step="Neg(d)", out="d"))
     assert shape(model) == "[b, s]"
     assert shape(model, "z") == "[b, s]"
     [body] = model.graph.subgraphs(model.graph.nodes[0])
     assert shape_in(body, "d2") == "[b, s]"
-    # Perhaps it never runs, and then nobody knows the sizes of what it would have stacked.
+    # Without any iteration, the sizes of scan outputs are unknown.
     assert all(is_anonymous(model, "stack", axis) for axis in range(3))
 
 
@@ -49,7 +49,7 @@ def test_a_loop_that_grows_a_value_forgets_that_size_only() -> None:
     assert is_anonymous(model, "z", 0)
     assert str((model.graph.shape("z") or ("", ""))[1]) == "s"
     [body] = model.graph.subgraphs(model.graph.nodes[0])
-    before, after = (body.shape(v) or () for v in ("d", "d2"))
+    before, after = (body.shape(v) for v in ("d", "d2"))
     assert before[0] != after[0]
 
 
@@ -105,7 +105,7 @@ def shape_in(graph: Any, value: str) -> str:
 
 
 def test_a_broken_loop_leaves_no_guess_behind() -> None:
-    """The body gives back fewer values than it carries: nothing of the first guess is kept."""
+    """The subgraph has fewer outputs than carried values: no assumption is kept."""
     proto = parse(LOOP.format(step="Concat<axis=0>(d, x)", out="a"))
     body = proto.graph.node[0].attribute[0].g
     del body.output[2:]

@@ -50,7 +50,7 @@ def test_windows(node: str, result: str) -> None:
     assert shape(sound(text)) == result
 
 
-def test_ceil_mode_that_may_drop_a_window_is_left_open() -> None:
+def test_ceil_mode_that_may_drop_a_window_is_unknown() -> None:
     model = sound("""
         g (float[1, 1, 2, h] x) => (y)
         { y = MaxPool<kernel_shape=[1, 1], strides=[2, 2], ceil_mode=1>(x) }

@@ -1,4 +1,4 @@
-"""Shapes and reshape on random graphs of shape arithmetic: what is claimed holds at every size.
+"""Shapes and reshape on random graphs of shape arithmetic: every claim holds at every size.
 
 A graph grows node by node; a node that onnxruntime refuses is dropped. Then the whole graph runs at
 sizes that provoke degenerate cases (1 and 0), as far as it runs there, and everything inferred is
@@ -41,7 +41,9 @@ END = 2**63 - 1
 
 
 def feed(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    shapes = {k: [sizes.get(str(d), d) for d in dims] for k, dims in INPUTS.items() if k != "n"}
+    shapes: dict[str, Any] = {
+        k: [sizes.get(str(d), d) for d in dims] for k, dims in INPUTS.items() if k != "n"
+    }
     floats = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     return {**floats, "n": np.array(sizes["n"], np.int64)}
 
@@ -106,7 +108,7 @@ class Grower:
         return self.dice.choice(found or [self.constant([2])])
 
     def step(self) -> None:
-        """Add one random node, perhaps."""
+        """Add one random node if its operands fit."""
         choose = self.dice.choice
         whole, vector, tensor = self.pick(True), self.pick(True, 1), self.pick(False)
         small = self.constant(choose([1, 2, 3, -1, 0, 4]))
@@ -160,7 +162,7 @@ class Grower:
 
 
 def runs(proto: ModelProto) -> Iterator[dict[str, Any]]:
-    """The values at every size, as far into the graph as it runs there."""
+    """Return the values at every size, as far as the graph runs there."""
     for sizes in SIZES:
         nodes = len(proto.graph.node)
         while nodes:

@@ -7,6 +7,7 @@ from onnx import TensorProto, helper
 from soundness import contents, infer, is_anonymous, parse, shape, sound
 
 from toolkit.storage.weights import Weights
+from toolkit.symbolic import Expr
 
 # -- broadcasting
 
@@ -36,7 +37,7 @@ def test_different_symbols_broadcast_to_neither() -> None:
     assert is_anonymous(model, "y", 0)
 
 
-def test_a_size_that_is_never_one_wins() -> None:
+def test_a_size_that_is_never_one_decides_a_broadcast() -> None:
     text = """
         g (float[b, 1] x, float[s] z) => (y)
         { p = Concat<axis=0>(z, z)  y = Add(x, p)  t = Mul(z, y) }
@@ -113,7 +114,7 @@ def test_arithmetic_on_sizes() -> None:
         "y": "[b, s, 8]",
     }
     assert {value: contents(model, value) for value in wanted} == wanted
-    # (s - 3)/3 rounds towards zero, which no expression here says.
+    # (s - 3)/3 truncates towards zero, which has no symbolic form.
     assert contents(model, "third") == "?"
 
 
@@ -131,7 +132,7 @@ def test_an_unknown_integer_keeps_its_identity() -> None:
     assert contents(model, "a").startswith("[?")
 
 
-def test_integers_that_wrap_around_are_not_known() -> None:
+def test_overflowing_integers_are_unknown() -> None:
     model = infer(
         parse(
             """
@@ -167,7 +168,7 @@ def test_reshape(source: str, target: str, attributes: str, result: str) -> None
     assert shape(sound(text)) == result
 
 
-def test_reshape_to_an_unknown_target_knows_the_rank_and_what_must_be() -> None:
+def test_reshape_to_an_unknown_target_infers_rank_and_forced_sizes() -> None:
     model = infer(
         parse(
             """
@@ -182,7 +183,7 @@ def test_reshape_to_an_unknown_target_knows_the_rank_and_what_must_be() -> None:
     assert shape(model, "z") == "[floor(b*s/4), 4]"
 
 
-# -- pieces
+# -- Slice, Split, Concat
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_slices_of_a_symbolic_size(start: int, end: int, step: int, result: str 
 
 
 def test_slice_bounds_follow_onnx_and_not_python() -> None:
-    """A backward start before the front is the front; runtimes disagree on an end of infinity."""
+    """A start before the front is clamped; runtimes disagree on an infinite end."""
     model = sound(
         f"""
         g (float[1] x, float[3, 1] z) => (y)
@@ -274,8 +275,8 @@ def test_expand_and_range_and_friends() -> None:
     assert shape(model, "o").endswith(", 5]")
 
 
-def test_a_range_that_counts_to_a_size_as_a_float() -> None:
-    """How TensorFlow writes the positions of a causal mask."""
+def test_a_float_range_up_to_a_size() -> None:
+    """TensorFlow exports the positions of a causal mask like this."""
     text = """
         g (float[h, w] z, float limit) => (y)
         <int64 one = {1}, float zero = {0}, float step = {1}>
@@ -287,11 +288,11 @@ def test_a_range_that_counts_to_a_size_as_a_float() -> None:
     assert shape(sound(text.replace("(zero, f,", "(zero, limit,"))) != "[w]"
 
 
-# -- what is declared
+# -- declared types
 
 
 def test_stale_declarations_give_way() -> None:
-    """Somebody made the batch dynamic at the input and left the rest as it was."""
+    """The batch was made dynamic at the input only."""
     model = infer(
         parse(
             """
@@ -303,7 +304,7 @@ def test_stale_declarations_give_way() -> None:
     )
     assert shape(model, "r") == "[batch, 8]"
     assert shape(model, "y") == "[batch, 8]"
-    # The same hand wrote what it says about the operator nobody knows.
+    # The declaration of the unknown operator's result is just as stale.
     assert shape(model, "c") == shape(model, "d") == "?"
     assert model.graph.dtype("d") == TensorProto.FLOAT
 
@@ -317,8 +318,9 @@ def test_of_consistent_declarations_numbers_fill_the_gaps() -> None:
             """
         )
     )
-    rows, columns = model.graph.shape("y")
+    rows, columns = model.graph.shape("y") or (0, 0)
     assert columns == 4
+    assert isinstance(rows, Expr)
     assert rows.anonymous  # `batch` may be there by habit, and nodes would be dropped by it
 
 
@@ -335,7 +337,7 @@ def test_a_wrong_name_at_an_output_is_not_believed() -> None:
     assert shape(model, "z") == "?"
 
 
-def test_names_that_mean_nothing_are_not_one_size() -> None:
+def test_declared_names_of_outputs_are_not_trusted() -> None:
     proto = parse("g (float[a, c] x, float[d] z) => (y) { y = Transpose(x) w = Add(x, z) }")
     for declared in proto.graph.input:
         for dim in declared.type.tensor_type.shape.dim:

@@ -1,4 +1,4 @@
-"""`cleanup`, rule by rule: what goes, and what looks like it but must stay.
+"""`cleanup`, rule by rule: rewrites and near misses.
 
 Each case is (signature, nodes before, nodes after) or, for a near miss, (signature, nodes). Types
 between are inferred first, as the pass `shapes` does before `cleanup`.
@@ -19,7 +19,7 @@ OLD = '<ir_version: 8, opset_import: ["" : {}]>\n'
 
 
 def typed(text: str) -> str:
-    """The model with the types of its values between input and output written down."""
+    """Return the model with declared types of its inner values."""
     return printer.to_text(shape_inference.infer_shapes(parse(text)))
 
 
@@ -37,7 +37,7 @@ def stays(signature: str, nodes: str, opset: int | None = None, run: bool = True
 # -- Identity and outputs
 
 
-def test_identities_go() -> None:
+def test_identities_are_removed() -> None:
     gone(
         "g (float[N] x) => (float[N] y)",
         "a = Identity (x) b = Exp (a) c = Identity (b) y = Identity (c)",
@@ -57,7 +57,7 @@ def test_an_initializer_as_output_keeps_its_identity() -> None:
     stays("g (float[2] x) => (float[2] y) <float[2] w = {1, 2}>", "y = Identity (w)")
 
 
-def test_a_loop_that_hands_on_its_input_keeps_its_identity() -> None:
+def test_a_loop_that_passes_on_its_input_keeps_its_identity() -> None:
     check(
         CLEANUP,
         """g (int64 n, bool c, float[2] x) => (float[2] y) {
@@ -81,7 +81,7 @@ def test_a_loop_that_hands_on_its_input_keeps_its_identity() -> None:
     )
 
 
-def test_a_captured_identity_is_read_at_its_source() -> None:
+def test_a_capture_of_an_identity_becomes_one_of_its_source() -> None:
     check(
         CLEANUP,
         """g (bool c, float[2] x) => (float[2] y) {
@@ -100,7 +100,7 @@ def test_a_captured_identity_is_read_at_its_source() -> None:
     )
 
 
-def test_identities_of_sequences_go() -> None:
+def test_identities_of_sequences_are_removed() -> None:
     gone(
         "g (float[2] x) => (float[2] y)",
         """s = SequenceConstruct (x, x)
@@ -118,17 +118,17 @@ def test_identities_of_sequences_go() -> None:
 CASTS = "g (float[N] x) => (float[N] y)"
 
 
-def test_casts_to_the_same_type_go() -> None:
+def test_casts_to_the_same_type_are_removed() -> None:
     gone(CASTS, "a = Cast <to = 1> (x) y = Exp (a)", "y = Exp (x)")
     gone(CASTS, "a = Exp (x) b = CastLike (a, x) y = Neg (b)", "a = Exp (x) y = Neg (a)", opset=21)
 
 
-def test_the_way_back_from_a_wider_type_goes() -> None:
+def test_a_round_trip_through_a_wider_type_is_removed() -> None:
     gone(CASTS, "a = Cast <to = 11> (x) b = Cast <to = 1> (a) y = Exp (b)", "y = Exp (x)")
 
 
 @pytest.mark.parametrize("through", [10, 7, 9])  # float16, int64, bool
-def test_the_way_back_from_a_type_that_loses_stays(through: int) -> None:
+def test_a_round_trip_through_a_narrower_type_stays(through: int) -> None:
     stays(CASTS, f"a = Cast <to = {through}> (x) y = Cast <to = 1> (a)")
 
 
@@ -139,7 +139,7 @@ def test_integers_only_come_back_from_wider_ones() -> None:
     gone("g (int32[N] x) => (int32[N] y)", wide, "y = Neg (x)")
 
 
-def test_a_detour_over_a_wider_type_goes() -> None:
+def test_a_cast_through_a_wider_type_is_merged() -> None:
     signature = "g (int32[N] x) => (float[N] y)"
     gone(signature, "a = Cast <to = 7> (x) y = Cast <to = 1> (a)", "y = Cast <to = 1> (x)")
     # int32 -> float -> float16: the float may already have rounded.
@@ -151,7 +151,7 @@ def test_a_detour_over_a_wider_type_goes() -> None:
     )
 
 
-def test_a_shared_cast_stays_for_its_other_reader() -> None:
+def test_a_shared_cast_stays_for_its_other_user() -> None:
     gone(
         "g (int32[N] x) => (float[N] y, int64[N] a)",
         "a = Cast <to = 7> (x) y = Cast <to = 1> (a)",
@@ -180,7 +180,7 @@ def test_a_shared_cast_stays_for_its_other_reader() -> None:
         (0, 0, False),
     ],
 )
-def test_which_type_holds_which(narrow: int, wide: int, expected: bool) -> None:
+def test_which_types_represent_all_values_of_others(narrow: int, wide: int, expected: bool) -> None:
     assert holds(narrow, wide) is expected
 
 
@@ -202,7 +202,7 @@ NEUTRAL = "g (float[N, 3] x) => (float[N, 3] y)"
         "Add (x, zero2)",
     ],
 )
-def test_neutral_operands_go(node: str) -> None:
+def test_neutral_operands_are_removed(node: str) -> None:
     weights = (
         "<float k0 = {0}, float k1 = {1}, float[3] zeros = {0, 0, 0}, float[1, 1] zero2 = {0}>"
     )
@@ -220,7 +220,7 @@ def test_neutral_operands_go(node: str) -> None:
         "Add (x, mixed)",
     ],
 )
-def test_operands_that_count_stay(node: str) -> None:
+def test_operands_that_change_the_result_stay(node: str) -> None:
     weights = "<float k0 = {0}, float k1 = {1}, float[3] mixed = {0, 0, 1}>"
     stays(f"{NEUTRAL} {weights}", f"y = {node}")
 
@@ -243,7 +243,7 @@ def test_neutral_operands_where_the_rank_is_unknown() -> None:
     check(CLEANUP, changed, "y = Reshape (x, shape)", inputs=feed)
 
 
-def test_a_neutral_operand_that_widens_leaves_an_expand() -> None:
+def test_a_neutral_operand_that_broadcasts_becomes_an_expand() -> None:
     header = "g (bool[N, 1, S] x, int64[k] s) => (bool[N, H, S] y) <bool on = {1}, bool off = {0}>"
     feed = {"x": np.array([[[True, False]]]), "s": np.array([1, 3, 2])}
     for nodes in (
@@ -265,8 +265,8 @@ SELECTED = "g (bool[N] c, bool[N] d, {0}[N] x, {0}[N] z) => ({0}[N] y)"
 
 
 @pytest.mark.parametrize(("kind", "to"), [("float", 1), ("int32", 6), ("int64", 7)])
-def test_a_sum_of_two_that_exclude_each_other_is_a_choice(kind: str, to: int) -> None:
-    """How TensorFlow's exporter writes a selection."""
+def test_a_sum_of_masked_products_is_a_where(kind: str, to: int) -> None:
+    """TensorFlow's exporter writes a Where like this."""
     flags = f"n = Not (c) a = Cast <to = {to}> (c) b = Cast <to = {to}> (n) "
     nodes = flags + "e = Mul (x, a) f = Mul (b, z) y = Add (f, e)"
     gone(SELECTED.format(kind), nodes, "y = Where (c, x, z)")
@@ -297,11 +297,11 @@ def test_logic() -> None:
     stays(signature, "y = Xor (x, f)")
 
 
-# -- the same twice
+# -- repeated operators and operands
 
 
 @pytest.mark.parametrize("name", ["Not", "Neg"])
-def test_twice_is_nothing(name: str) -> None:
+def test_double_negations_are_removed(name: str) -> None:
     kind = "bool" if name == "Not" else "float"
     gone(
         f"g ({kind}[N] x) => ({kind}[N] y)",
@@ -315,7 +315,7 @@ def test_a_negated_difference_is_the_other_difference() -> None:
     gone(signature, "d = Sub (x, z) y = Neg (d)", "y = Sub (z, x)")
 
 
-def test_a_difference_that_is_read_as_well_stays() -> None:
+def test_a_difference_with_other_users_stays() -> None:
     signature = "g (float[N] x, float[N] z) => (float[N] y, float[N] w)"
     stays(signature, "d = Sub (x, z) y = Neg (d) w = Exp (d)")
     stays("g (float[N] x, float[N] z) => (float[N] y)", "d = Add (x, z) y = Neg (d)")
@@ -329,7 +329,7 @@ def test_a_negated_operand_changes_the_sign(minus: str) -> None:
     stays(signature, f"n = {minus} y = Sub (n, x)")
 
 
-def test_a_negative_that_is_read_as_well_stays() -> None:
+def test_a_negation_with_other_users_stays() -> None:
     signature = "g (float[N] x, float[N] z) => (float[N] y, float[N] w) <float m = {-2}>"
     stays(signature, "n = Neg (z) y = Add (x, n) w = Exp (n)")
     stays(signature, "n = Mul (z, m) y = Add (x, n) w = Exp (x)")
@@ -353,7 +353,7 @@ def test_of_one_and_of_the_same() -> None:
 # -- Where
 
 
-def test_a_negated_condition_swaps_what_it_chooses() -> None:
+def test_a_negated_condition_swaps_the_operands() -> None:
     signature = "g (bool[N] c, float[N, N] x, float z) => (float[N, N] y, float[N, N] w)"
     before = "d = Not (c) y = Where (d, x, z) w = Where (d, z, x)"
     gone(signature, before, "y = Where (c, z, x) w = Where (c, x, z)")
@@ -363,7 +363,7 @@ def test_a_negated_condition_swaps_what_it_chooses() -> None:
 CHOSEN = "g (bool[N, 3] c) => (bool[N, 3] y) <float o = {{{}}}, float p = {{{}}}>"
 
 
-def test_what_a_condition_has_chosen_tells_the_condition() -> None:
+def test_a_cast_of_selected_constants_is_the_condition() -> None:
     nodes = "v = Where (c, o, p) y = Cast <to = 9> (v)"
     gone(CHOSEN.format(0, -2), nodes, "y = Not (c)")
     gone(CHOSEN.format(-2, 0), f"{nodes.replace('y', 'w')} y = Not (w)", "y = Not (c)")
@@ -384,7 +384,7 @@ WHERE = "g (float[2, 3] x, float[{other}] z) => (float[2, 3] y) <bool[{cond}] c 
         ("2, 3", "3", "0, 0, 0", "y = Neg (z)"),
     ],
 )
-def test_a_condition_that_is_known(other: str, cond: str, values: str, after: str) -> None:
+def test_a_where_with_a_constant_condition(other: str, cond: str, values: str, after: str) -> None:
     gone(
         WHERE.format(other=other, cond=cond, values=values),
         "a = Exp (x) b = Neg (z) y = Where (c, a, b)",
@@ -399,7 +399,7 @@ def test_a_condition_that_is_known(other: str, cond: str, values: str, after: st
         ("2, 3", "3", "1, 0, 1"),
     ],
 )
-def test_a_condition_that_still_does_something(other: str, cond: str, values: str) -> None:
+def test_a_known_condition_that_broadcasts_stays(other: str, cond: str, values: str) -> None:
     stays(WHERE.format(other=other, cond=cond, values=values), "y = Where (c, x, z)")
 
 
@@ -459,7 +459,7 @@ def test_limits_that_stay(nodes: str) -> None:
     stays(signature, nodes)
 
 
-def test_limits_at_infinity_go() -> None:
+def test_limits_at_infinity_are_removed() -> None:
     signature = "g (float[N] x) => (float[N] y) <float lo = {-inf}, float hi = {inf}>"
     gone(signature, "t = Clip (x, lo, hi) y = Exp (t)", "y = Exp (x)")
 
@@ -472,7 +472,7 @@ VIEW = "g (float[N, 2, 3] x) => (float[{}] y) <int64[{}] s = {{{}}}>"
 @pytest.mark.parametrize(
     ("count", "shape"), [(3, "0, 0, -1"), (3, "0, 0, 0"), (3, "-1, 2, 3"), (3, "0, 2, 3")]
 )
-def test_a_reshape_to_the_same_shape_goes(count: int, shape: str) -> None:
+def test_a_reshape_to_the_same_shape_is_removed(count: int, shape: str) -> None:
     signature = VIEW.format("N, 2, 3", count, shape)
     gone(signature, "a = Exp (x) y = Reshape (a, s)", "y = Exp (x)")
 
@@ -501,7 +501,7 @@ def test_a_copied_size_is_looked_up_in_the_right_shape() -> None:
         f"{signature} {weights} {{ a = Reshape (x, s) y = Reshape (a, t) }}",
         "y = Reshape (x, u)",
     )
-    # The size between is not known here: what 0 copies is not known either.
+    # The size in between is unknown, and so is the size that 0 copies.
     check(
         CLEANUP,
         """g (float[N, 12] x, int64[2] s) => (float[p, 3, 2] y) <int64[3] t = {0, 3, 2}> {
@@ -520,7 +520,7 @@ def test_a_shape_from_the_caller_may_hold_zeros() -> None:
     }}"""
     feed = {"x": np.ones((2, 12), np.float32), "t": np.array([0, 6])}
     check(CLEANUP, text.format(""), near_miss=True, inputs=feed)
-    # With allowzero a zero is a zero.
+    # With allowzero, 0 is a size.
     feed["t"] = np.array([3, 8])
     after = "y = Reshape <allowzero = 1> (x, t)"
     check(CLEANUP, text.format("<allowzero = 1>"), after, inputs=feed)
@@ -536,7 +536,7 @@ def test_squeeze_and_unsqueeze_undo_each_other() -> None:
         "a = Squeeze (x, s) b = Unsqueeze (a, s) y = Exp (b)",
         "y = Exp (x)",
     )
-    # At another place the dimension moved, which a Reshape says.
+    # At another position the dimension moved, which needs a Reshape.
     gone(
         "g (float[1, N] x) => (float[N, 1] y) <int64[1] z = {0}, int64[1] t = {-1}>",
         "a = Squeeze (x, z) y = Unsqueeze (a, t)",
@@ -594,13 +594,13 @@ def test_views_of_known_shape_become_one_reshape() -> None:
         "a = Unsqueeze (x, s) y = Flatten <axis = 2> (a)",
         "y = Reshape (x, t)",
     )
-    # A size that varies is copied from the same place.
+    # A symbolic size is copied from the same axis.
     gone(
         f"g (float[N, 1, 2, 3] x) => (float[N, 6] y) {weights}",
         "one = Constant <value = int64[1] {1}> () a = Squeeze (x, one) y = Flatten (a)",
         "y = Reshape (x, u)",
     )
-    # Two sizes that vary cannot both be told.
+    # Two symbolic sizes cannot both be inferred.
     stays(
         "g (float[N, M, K] x) => (float[1, N, p] y)",
         """s = Constant <value = int64[1] {0}> ()
@@ -649,7 +649,7 @@ def test_two_transposes_around_axes_of_one_element(first: str) -> None:
     gone(signature, turn + "y = Transpose <perm = [1, 2, 0]> (b)", "y = Squeeze (x, last)")
 
 
-def test_a_transpose_that_others_read_stays_beside_axes_of_one_element() -> None:
+def test_a_shared_transpose_beside_axes_of_size_one_stays() -> None:
     signature = "g (float[A, B, C] x) => (float[P, Q, R, S] y, float[B, A, C] z) <int64[1] at = {1}"
     shared = "a = Transpose <perm = [1, 0, 2]> (x) z = Exp (a)"
     turned = f"{shared} b = Unsqueeze (a, at) y = Transpose <perm = [1, {{}}]> (b)"
@@ -673,7 +673,7 @@ def test_the_shape_of_an_elementwise_result() -> None:
     signature = "g (int32[A, B] x) => (int64[1] y)"
     nodes = "a = Cast <to = 1> (x) y = Shape <start = 1> (a)"
     gone(signature, nodes, "y = Shape <start = 1> (x)")
-    # Read by others, the operator runs anyway; its source keeps its only reader.
+    # With other users, the operator runs anyway; its source keeps its only user.
     stays("g (float[A] x) => (int64[1] y, float[A] a)", "a = Relu (x) y = Shape (a)")
 
 
@@ -721,7 +721,7 @@ SLICE = """g (float[N, 4] x) => (float[{}] y) <int64[1] zero = {{0}}, int64[1] o
         "Slice (a, back, all, last)",
     ],
 )
-def test_a_slice_of_everything_goes(node: str) -> None:
+def test_a_slice_of_everything_is_removed(node: str) -> None:
     gone(SLICE.format("N, 4"), f"a = Exp (x) y = {node}", "y = Exp (x)")
 
 
@@ -756,7 +756,7 @@ def test_slices_of_different_axes_are_one() -> None:
         "y = Slice (x, starts, ends, axes)",
     )
     stays(signature, "a = Slice (x, one, three, one) y = Slice (a, zero, one, one)")
-    # Patch merging cuts what it has cut before in two ways.
+    # Patch merging slices two different slices again.
     gone(
         signature.replace("=> (", "=> (float[r, 4] a, "),
         "a = Slice (x, zero, two, zero) y = Slice (a, one, three, one)",
@@ -764,7 +764,7 @@ def test_slices_of_different_axes_are_one() -> None:
     )
 
 
-def test_pads_of_nothing_go() -> None:
+def test_pads_of_zero_are_removed() -> None:
     weights = "<int64[4] p = {0, 0, 0, 0}, int64[4] q = {0, 0, 0, 1}, int64[4] r = {-1, 0, 1, 0}>"
     signature = f"g (float[3, 4] x) => (float[3, m] y) {weights}"
     gone(signature, 'a = Exp (x) y = Pad <mode = "reflect"> (a, p)', "y = Exp (x)")
@@ -777,7 +777,7 @@ def test_pads_of_nothing_go() -> None:
 # -- Concat, Split, Gather
 
 
-def test_a_concat_of_one_goes() -> None:
+def test_a_concat_of_one_operand_is_removed() -> None:
     signature = "g (float[N] x) => (float[N] y)"
     gone(signature, "a = Exp (x) y = Concat <axis = 0> (a)", "y = Exp (x)")
 
@@ -793,7 +793,7 @@ def test_concats_of_one_axis_are_one() -> None:
     stays(used, nodes.format(1))
 
 
-def test_a_concat_of_all_parts_of_a_split_goes() -> None:
+def test_a_concat_of_all_outputs_of_a_split_is_removed() -> None:
     split = "a, b = Split <axis = 1, num_outputs = 2> (x)"
     signature = "g (float[4, 4] x) => (float[4, {}] y)"
     whole = f"{split} c = Concat <axis = -1> (a, b) y = Exp (c)"
@@ -809,12 +809,12 @@ def test_a_concat_of_all_parts_of_a_split_goes() -> None:
     )
 
 
-def test_empty_parts_of_a_concat_go() -> None:
+def test_empty_operands_of_a_concat_are_removed() -> None:
     signature = "g (float[N, 2] x, float[M, 2] z) => (float[p, 2] y) <float[0, 2] e = {}>"
     gone(signature, "y = Concat <axis = 0> (e, x, e, z)", "y = Concat <axis = 0> (x, z)")
 
 
-def test_a_split_into_one_goes() -> None:
+def test_a_split_with_one_output_is_removed() -> None:
     signature = "g (float[4] x) => (float[{}] y)"
     gone(signature.format(4), "a = Exp (x) y = Split <num_outputs = 1> (a)", "y = Exp (x)")
     two = "g (float[4] x) => (float[2] y, float[2] z)"
@@ -825,7 +825,7 @@ GATHER = """g (float[1, 3] x) => (float[{}] y) <int64 zero = {{0}}, int64[1] zer
     int64[1] first = {{0}}, int64[3] all = {{0, 1, -1}}, int64[3] mixed = {{0, 2, 1}}>"""
 
 
-def test_a_gather_of_everything_goes() -> None:
+def test_a_gather_of_everything_is_removed() -> None:
     gone(GATHER.format("1, 3"), "a = Exp (x) y = Gather <axis = 1> (a, all)", "y = Exp (x)")
     gone(GATHER.format("1, 3"), "a = Exp (x) y = Gather (a, zeros)", "y = Exp (x)")
     gone(GATHER.format("3"), "y = Gather (x, zero)", "y = Squeeze (x, zeros)")
@@ -873,7 +873,7 @@ EXPANDED = """g (float[1, 3] x, float[{}] z, int64[2] s) => (float[2, 3] y) <flo
 }}"""
 
 
-def test_an_operand_is_not_expanded_in_vain() -> None:
+def test_a_redundant_expand_is_removed() -> None:
     feed = {"x": np.ones((1, 3), np.float32), "s": np.array([2, 3])}
     large = feed | {"z": np.ones((2, 3), np.float32)}
     check(CLEANUP, EXPANDED.format("2, 3"), "y = Add (z, x)", inputs=large)
@@ -881,13 +881,13 @@ def test_an_operand_is_not_expanded_in_vain() -> None:
     check(CLEANUP, EXPANDED.format("1, 3"), near_miss=True, inputs=small)
 
 
-# -- reductions and windows
+# -- reductions and pooling
 
 REDUCE = "g (float[N, 1, 3] x) => (float[{}] y) <int64[1] one = {{1}}, int64[1] two = {{2}}>"
 
 
 @pytest.mark.parametrize("name", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"])
-def test_reductions_of_single_elements_go(name: str) -> None:
+def test_reductions_of_single_elements_are_removed(name: str) -> None:
     gone(REDUCE.format("N, 1, 3"), f"a = Exp (x) y = {name} (a, one)", "y = Exp (x)")
     gone(REDUCE.format("N, 3"), f"y = {name} <keepdims = 0> (x, one)", "y = Squeeze (x, one)")
 
@@ -905,7 +905,7 @@ def test_reductions_that_stay(node: str, shape: str) -> None:
     stays(REDUCE.format(shape), f"y = {node}")
 
 
-def test_reductions_of_nothing() -> None:
+def test_reductions_over_no_axes() -> None:
     empty = "a = Exp (x) y = ReduceSum <noop_with_empty_axes = 1> (a)"
     gone(REDUCE.format("N, 1, 3"), empty, "y = Exp (x)")
     old = "g (float[N, 1] x) => (float[N] y)"
@@ -917,7 +917,7 @@ POOL = "g (float[1, 2, 4, 4] x) => (float[1, 2, p, q] y)"
 
 
 @pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
-def test_windows_of_one_element_go(name: str) -> None:
+def test_windows_of_one_element_are_removed(name: str) -> None:
     attributes = "<kernel_shape = [1, 1], strides = [1, 1], pads = [0, 0, 0, 0]>"
     gone(POOL, f"a = Exp (x) y = {name} {attributes} (a)", "y = Exp (x)")
 
@@ -934,7 +934,7 @@ def test_windows_that_stay(attributes: str) -> None:
     stays(POOL, f"y = MaxPool {attributes} (x)")
 
 
-def test_a_pool_whose_indices_are_read_stays() -> None:
+def test_a_pool_with_used_indices_stays() -> None:
     signature = POOL.replace("=> (", "=> (int64[1, 2, p, q] i, ")
     stays(signature, "y, i = MaxPool <kernel_shape = [1, 1]> (x)")
 
@@ -963,7 +963,7 @@ def test_resizes() -> None:
 DROPOUT = "g (float[N] x) => (float[N] y) <float r = {0.5}, bool no = {0}, bool yes = {1}>"
 
 
-def test_dropouts_outside_of_training_go() -> None:
+def test_dropouts_in_inference_are_removed() -> None:
     gone(DROPOUT, "a = Exp (x) y = Dropout (a, r)", "y = Exp (x)")
     gone(DROPOUT, "a = Exp (x) y, mask = Dropout (a, r, no)", "y = Exp (x)")
     gone(
@@ -991,15 +991,15 @@ def test_rounding_to_integers_and_back_stays() -> None:
     )
 
 
-# -- pieces that are stacked and flattened
+# -- flattened stacks
 
 STACK = "g (float[N, 2, 3] x, float[N, 2, 3] z) => (float[N, {}] y) <int64[1] a = {{1}}, "
 STACK += "int64[1] b = {{2}}, int64[3] rows = {{0, 4, 3}}, int64[3] ends = {{0, 2, 6}}, "
 STACK += "int64[3] odd = {{0, 6, 2}}>"
 
 
-def test_pieces_that_are_stacked_and_flattened_are_joined() -> None:
-    """How Keras turns a rotary embedding by half."""
+def test_a_flattened_stack_is_a_concat() -> None:
+    """Keras rotates half of a rotary embedding like this."""
     stacked = "p = Unsqueeze (x, {0}) q = Unsqueeze (z, {0}) s = Concat <axis = {1}> (p, q)"
     gone(
         STACK.format("4, 3"),

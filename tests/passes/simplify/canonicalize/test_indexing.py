@@ -1,4 +1,4 @@
-"""Gathers by indices that count, parts cut out of views: what goes, and what must stay."""
+"""Gathers by affine indices and slices of views: rewrites and near misses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolkit.pass_manager.protocol import Context
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """The pass on a model whose shapes are known, as it runs in the group."""
+    """Run `cleanup` on a model with inferred shapes, as the pipeline does."""
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
@@ -28,7 +28,7 @@ class Clean:
 
 
 def left(text: str, inputs: dict[str, Any] | None = None) -> Counter[str]:
-    """The operators that are left of a model, which computes the same."""
+    """Return the operators of the rewritten model, after comparing its results."""
     result = check(Clean(), text, inputs=inputs)
     return Counter(node.op_type for node in result.graph.nodes)
 
@@ -98,7 +98,7 @@ def test_positions_are_a_slice_of_their_table(at: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        # Two steps at a time; from the back; and rows whose number nothing else knows.
+        # A step of 2; from the back; rows whose number no other operand determines.
         "at = Mul (cols, two) p = Gather (table, at) y = Add (x, p)",
         "at = Sub (cols, two) p = Gather (table, at) y = Add (x, p)",
         "p = Gather (table, cols) q = Softmax <axis = 0> (p) y = Add (x, q)",
@@ -114,7 +114,7 @@ def test_one_row_for_all_is_broadcast() -> None:
     assert left(text) == {"Add": 1}
 
 
-def test_one_row_that_makes_the_sum_larger_stays() -> None:
+def test_a_uniform_gather_that_enlarges_the_sum_stays() -> None:
     text = f"""agraph (float[2] x, int64[2] s) => (float[B, L, 2] y)
         <{TABLE}, int64 zero = {{0}}> {{
         z = Expand (zero, s) p = Gather (table, z) y = Add (x, p)
@@ -123,17 +123,17 @@ def test_one_row_that_makes_the_sum_larger_stays() -> None:
     assert left(text, feeds)["Gather"] == 1
 
 
-def test_a_condition_that_counting_decides_goes() -> None:
+def test_a_condition_decided_by_counts_is_removed() -> None:
     body = "t = GreaterOrEqual (cols, zero) y = And (m, t)"
     assert left(masked(body, "bool[B, L] y")) == {"Identity": 1}
 
 
-def test_a_condition_that_gives_the_shape_stays() -> None:
+def test_a_true_condition_that_broadcasts_stays() -> None:
     body = "t = GreaterOrEqual (c, zero) y = And (t, m)"
     assert left(masked(body, "bool[1, 1, B, L] y"))["And"] == 1
 
 
-# -- parts
+# -- slices of views
 
 PACKED = """agraph (float[B, L, 12] x) => (float[B, L, 4] q, float[B, L, 4] k, float[B, L, 4] v)
     <int64[5] apart = {0, 0, 3, 2, 2}, int64[3] back = {0, 0, 4}, int64[1] a = {0},
@@ -150,7 +150,7 @@ def test_parts_of_the_last_axis_are_a_split() -> None:
     assert left(text) == {"Split": 1, "Relu": 3}
 
 
-def test_a_part_that_is_two_outputs() -> None:
+def test_two_slices_that_are_graph_outputs() -> None:
     text = """g (float[B, L, 8] x) => (float[B, L, 4] y, float[B, L, 4] u, float[B, L, 4] v)
         <int64[4] s = {0, 0, 2, 4}, int64 i = {0}, int64 j = {1}, int64 k = {-2}> {
         r = Reshape (x, s)
@@ -159,7 +159,7 @@ def test_a_part_that_is_two_outputs() -> None:
     assert left(text) == {"Split": 1, "Identity": 1}
 
 
-def test_parts_that_leave_one_out_stay() -> None:
+def test_slices_that_do_not_cover_the_axis_stay() -> None:
     text = f"""{PACKED} {{
         p = Reshape (x, apart)
         s = Slice (p, a, b, axis)  q0 = Reshape (s, back)  q = Relu (q0)
@@ -190,7 +190,7 @@ def test_an_entry_of_a_transposed_axis() -> None:
     assert left(turned) == {"Transpose": 1, "Gather": 1}
 
 
-def test_a_slice_takes_one_of_two_joined_before_what_follows() -> None:
+def test_a_slice_of_a_concat_moves_before_elementwise_operators() -> None:
     signature = """agraph (float[B, 4] x) => (float[B, 1, 4] y)
         <int64[1] a = {0}, int64[1] b = {4}, int64[1] axis = {2}, int64[1] one = {1}>"""
     body = """j = Concat <axis = -1> (x, x)  c = Cos (j)  u = Unsqueeze (c, one)
@@ -202,7 +202,7 @@ def test_a_slice_takes_one_of_two_joined_before_what_follows() -> None:
     assert left(beside)["Slice"] == 1
 
 
-def test_a_slice_of_what_is_read_as_a_whole_too_stays() -> None:
+def test_a_slice_of_a_value_with_other_users_stays() -> None:
     text = """agraph (float[B, 4] x) => (float[B, 4] y, float[B, 8] z)
         <int64[1] a = {0}, int64[1] b = {4}, int64[1] axis = {1}> {
         j = Concat <axis = -1> (x, x)  c = Cos (j)  y = Slice (c, a, b, axis)  z = Neg (c)
@@ -210,10 +210,10 @@ def test_a_slice_of_what_is_read_as_a_whole_too_stays() -> None:
     assert left(text)["Slice"] == 1
 
 
-# -- the rest
+# -- other rewrites
 
 
-def test_axes_that_come_move_and_go() -> None:
+def test_axes_that_are_inserted_permuted_and_removed() -> None:
     text = """agraph (float[A, B, C] x) => (float[C, A, B] y)
         <int64[1] front = {0}, int64[1] third = {2}> {
         u = Unsqueeze (x, front) t = Transpose <perm = [3, 1, 0, 2]> (u) y = Squeeze (t, third)
@@ -235,7 +235,7 @@ def test_a_computed_shape_that_adds_an_axis() -> None:
     assert left(swapped)["Reshape"] == 1
 
 
-def test_axes_in_front_are_what_broadcasting_adds() -> None:
+def test_an_unsqueeze_of_leading_axes_before_broadcasting_is_removed() -> None:
     signature = "agraph (float[B, L] x, float[L] z) => (float[B, L] y) <int64[1] a = {0}>"
     assert left(f"{signature} {{ u = Unsqueeze (z, a) y = Add (x, u) }}") == {"Add": 1}
     alone = "agraph (float[L] x, float[L] z) => (float[1, L] y) <int64[1] a = {0}>"
@@ -322,7 +322,7 @@ def test_less_than_there_are_stay() -> None:
     assert left(TAIL.format("s = Add (n, two)", "s"))["Slice"] == 2
 
 
-def test_parts_that_are_outputs_are_those_of_a_split() -> None:
+def test_slices_that_are_graph_outputs_become_a_split() -> None:
     text = """agraph (float[B, L, 6] x) => (float[B, L, 3] y, float[B, L, 3] z)
         <int64[4] apart = {0, 0, 2, 3}, int64 zero = {0}, int64 one = {1}> {
         h = Reshape (x, apart) y = Gather <axis = 2> (h, zero) z = Gather <axis = 2> (h, one)
@@ -361,7 +361,7 @@ ROWS = """agraph (float[B, 2, S, 5] x) => (float[B, 2, S, 5] y) {
 
 
 def test_a_softmax_of_flattened_rows() -> None:
-    """What a Softmax of opset 11 was lifted to."""
+    """The conversion of a Softmax of opset 11 looks like this."""
     assert left(ROWS) == {"Softmax": 1}
 
 
@@ -396,13 +396,13 @@ def cut_table(width: int, node: str = "Add (x, e)") -> Counter[str]:
     return left(CUT_TABLE.format(width=width, node=node), feed)
 
 
-def test_a_table_cut_to_a_length_is_not_expanded_to_it_in_vain() -> None:
-    """Its rows are min(8, L), and where that is not L nothing fits."""
+def test_a_redundant_expand_of_a_table_sliced_to_the_length_is_removed() -> None:
+    """The table has min(8, L) rows; the model fails unless that is L."""
     assert cut_table(3) == {"Shape": 1, "Slice": 1, "Unsqueeze": 1, "Add": 1}
 
 
 @pytest.mark.parametrize(("width", "node"), [(1, "Add (x, e)"), (3, "Add (e, e)")])
-def test_a_table_that_is_expanded_beyond_the_other_operand_stays(width: int, node: str) -> None:
+def test_an_expand_beyond_the_other_operand_stays(width: int, node: str) -> None:
     assert cut_table(width, node)["Expand"] == 1
 
 
@@ -418,8 +418,8 @@ SIGNS = {"i": np.array([[0, -1, 2, -3]], np.int32)}
 @pytest.mark.parametrize(
     "negative", ["n = Less (i, zero)", "f = Cast <to = 1> (i) n = Less (f, none)"]
 )
-def test_an_index_that_is_made_positive_needs_not_be(negative: str) -> None:
-    """How TensorFlow writes an embedding."""
+def test_a_gather_from_the_end_takes_the_negative_index(negative: str) -> None:
+    """TensorFlow exports an embedding like this."""
     assert left(FROM_THE_END.replace("NEGATIVE", negative), SIGNS) == {"Gather": 1}
 
 
@@ -437,8 +437,8 @@ def test_other_choices_of_an_index_stay(old: str, new: str) -> None:
     check(Cleanup(), text, near_miss=True, inputs=feed)
 
 
-def test_a_slice_that_ends_far_away_is_all_of_it() -> None:
-    """How TensorFlow's exporter writes that there is no end."""
+def test_a_slice_to_a_huge_end_is_removed() -> None:
+    """TensorFlow's exporter writes a Slice to the end of an axis like this."""
     text = """agraph (float[N] x) => (float[N] y) <int64[1] zero = {0}, int64[1] end = {LAST}> {
         a = Slice (x, zero, end)  y = Exp (a) }"""
     assert left(text.replace("LAST", "1000000000")) == {"Exp": 1}

@@ -1,4 +1,4 @@
-"""What goes through a Loop unchanged, read from around it."""
+"""Loop-invariant values are captured instead of carried."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TWO = "b (int64 i, bool c, float[1, 2] a, float[2, 2] k) => (bool c1, float[1, 2
 
 
 @pytest.mark.parametrize("passed", ["k", "k1"])
-def test_weights_that_a_loop_carries_are_constants_in_it(passed: str) -> None:
+def test_carried_weights_become_captured_constants(passed: str) -> None:
     by_identity = "k1 = Identity (k)" if passed == "k1" else ""
     before = TWO.format(f"float[2, 2] {passed}")
     steps = "{ c1 = Identity (c) a1 = MatMul (a, K) }"
@@ -38,7 +38,7 @@ def test_weights_that_a_loop_carries_are_constants_in_it(passed: str) -> None:
     assert layer is not None, "it can be quantized now"
 
 
-def test_what_comes_out_is_what_went_in() -> None:
+def test_a_loop_invariant_result_is_the_initial_value() -> None:
     steps = "{ c1 = Identity (c) a1 = MatMul (a, k) }"
     check(
         InlineBranches(),
@@ -87,12 +87,12 @@ def test_through_a_loop_in_a_loop() -> None:
         "k1 = MatMul (k, k)",
     ],
 )
-def test_what_changes_on_the_way_is_carried(steps: str) -> None:
+def test_a_value_that_changes_stays_carried(steps: str) -> None:
     body = f"{TWO.format('float[2, 2] k1')} {{ c1 = Identity (c) a1 = MatMul (a, k) {steps} }}"
     check(InlineBranches(), loop("y, u", "x, w", body), near_miss=True, inputs=FED)
 
 
-def test_what_is_stacked_too_is_carried() -> None:
+def test_a_value_that_is_also_a_scan_output_stays_carried() -> None:
     body = """b (int64 i, bool c, float[1, 2] a) => (bool c1, float[1, 2] a, float[1, 2] a)
         { c1 = Identity (c) }"""
     declared = "float[1, 2] y, float[n, 1, 2] z"
