@@ -100,7 +100,7 @@ def _matrix_transpose(g: Graph, v: str, swap: NodeProto) -> tuple[int, ...]:
 
 def _analyzed(g: Graph, value: str, kept: str | None) -> Scores:
     """Return the scores. With `kept`, masked probabilities are set to 0 after the softmax: then the
-    mask value becomes -inf, so that a fully masked row attends to nothing instead of everything."""
+    mask value becomes -inf, and a fully masked row attends to nothing instead of everything."""
     found = read_scores(g, value)
     if kept is None:
         return found

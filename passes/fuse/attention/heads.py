@@ -96,7 +96,7 @@ class AttentionOperand:
 
     def apart(self) -> OperandForm | None:
         """Return the form [batch, heads, sequence, size]."""
-        # The farthest of the cheapest, so that the nodes in between become dead.
+        # Of the cheapest, the farthest: the nodes in between become dead.
         found = reversed(self._separate_forms())
         return min(found, key=lambda form: (form.steps, form.heads), default=None)
 

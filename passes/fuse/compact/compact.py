@@ -50,7 +50,7 @@ _MAX_TERMS = 8
 def sum_of_all(g: Graph, node: NodeProto) -> str:
     """(x + y) + z = Sum(x, y, z)"""
     if g.dtype(node.output[0]) not in _SUMMED:
-        raise MatchFailure("there is no Sum kernel for this element type")
+        raise MatchFailure("Sum has no kernel for this element type")
     inner = [(index, _terms(g, name)) for index, name in enumerate(node.input)]
     # The longest sum comes first, to keep the order of additions where possible.
     index, first = max(inner, key=lambda found: len(found[1]))

@@ -2,8 +2,8 @@
 
     (x A + a) B + b  =  x (A B) + (a B + b)             A: [n, k], B: [k, m]
 
-It pays only where the product is no larger than its factors, n m <= n k + k m, and replaces them: A
-has no other user, and neither has B, unless the product is no larger than A alone.
+The layers are merged only if the product is no larger than its factors, n m <= n k + k m, and
+replaces them: A has no other user, and B has none either, unless the product is no larger than A.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _shapes(g: Graph, x: str, flat: NodeProto, node: NodeProto) -> tuple[Shape, 
     if before is None or within is None or before != after:
         raise MatchFailure("the shapes are not known, or not the same before and after")
     if len(before) < 3 or len(within) < 3:
-        raise MatchFailure("there are no axes but batch and channels")
+        raise MatchFailure("the input has only batch and channel axes")
     return before, within
 
 

@@ -4,7 +4,7 @@
 
 An operand is folded where it has the shape of the normalized axes (of the channels, for instance
 and group norms) or broadcasts to it, also across a Transpose. A scale of ones and a bias of zeros
-are replaced, so that the model's own weights stay unchanged; others are combined.
+are replaced by the model's own weights; others are combined.
 
 Casts from half precision to float or double and back are dropped: the operator itself takes its
 statistics in float (`stash_type`).

@@ -119,7 +119,7 @@ def test_gelu_by_tanh(nodes: str, dtype: str) -> None:
     becomes(nodes, after, dtype, atol=1e-5 if dtype == "float" else 8e-3)
 
 
-def test_a_gelu_kept_in_float_is_one_of_half_precision() -> None:
+def test_a_half_precision_gelu_computed_in_float_fuses_in_half() -> None:
     core = "a = Div (c, wide_root) e = Erf (a) p = Add (e, wide_one) "
     whole = f"c = Cast <to = 1> (x) {core} m = Mul (c, p) n = Mul (m, wide_half) "
     becomes(whole + "y = Cast <to = 10> (n)", "y = Gelu (x)", "float16", atol=4e-3)
@@ -141,7 +141,7 @@ def test_a_gelu_kept_in_float_is_one_of_half_precision() -> None:
         "s = Mul (x, quick) g = Sigmoid (s) y = Mul (x, g)",
     ],
 )
-def test_near_misses_of_gelu_stay(nodes: str) -> None:
+def test_near_misses_of_gelu_do_not_fuse(nodes: str) -> None:
     stays(nodes)
 
 
@@ -170,7 +170,7 @@ def test_a_constant_of_higher_rank_stays() -> None:
     check(FUSE, typed(text.replace("=> (float[N,4] y)", "=> (float[1,N,4] y)")), near_miss=True)
 
 
-def test_chained_gelus_are_all_found() -> None:
+def test_every_gelu_of_a_chain_fuses() -> None:
     nodes = ""
     for i in range(40):
         x, y = ("x" if not i else f"y{i - 1}"), ("y" if i == 39 else f"y{i}")
@@ -382,7 +382,9 @@ SLOWER = {
 
 
 @pytest.mark.parametrize(("nodes", "after"), SLOWER.items())
-def test_operators_slower_than_their_formula_are_for_other_targets(nodes: str, after: str) -> None:
+def test_slow_operators_fuse_only_for_target_onnx(
+    nodes: str, after: str
+) -> None:
     stays(nodes)
     original = parse(typed(graph(nodes)))
     subject = model(typed(graph(nodes)))

@@ -76,12 +76,12 @@ def test_other_reshapes_around_a_product_stay(signature: str, nodes: str) -> Non
     kept(f"g ({signature})", f"f = Reshape (x, rows) {nodes}", FLAT, W, B, *more)
 
 
-def test_a_bias_that_is_added_to_the_rows_comes_along() -> None:
+def test_a_bias_of_the_rows_moves_with_the_product() -> None:
     nodes = "f = Reshape (x, rows) c = MatMul (f, w) d = Add (b, c) y = Reshape (d, whole)"
     fused("g (float[2, 5, 4] x) => (float[2, 5, 6] y)", nodes, "MatMul Add", FLAT, W, B)
 
 
-def test_heads_that_are_taken_apart_behind_the_product_stay_apart() -> None:
+def test_heads_split_after_the_product_stay_split() -> None:
     apart = "int64[5] apart = {2, 5, 2, 3, 1}"
     nodes = "f = Reshape (x, rows) c = MatMul (f, w) y = Reshape (c, apart)"
     signature = "g (float[2, 5, 4] x) => (float[2, 5, 2, 3, 1] y)"
@@ -91,7 +91,7 @@ def test_heads_that_are_taken_apart_behind_the_product_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("product", ["Gemm (f, w, b)", "MatMul (f, w)"])
-def test_other_readers_of_the_rows_get_them_flattened(product: str) -> None:
+def test_other_users_of_the_rows_get_flattened_rows(product: str) -> None:
     """A second product of them is then one of flattened rows, too."""
     signature = "g (float[2, 5, 4] x) => (float[2, 5, 6] y, float[2, 5, 3] z)"
     nodes = f"""f = Reshape (x, rows) c = {product} y = Reshape (c, whole)
@@ -111,7 +111,7 @@ def test_layers_that_share_a_transposed_weight() -> None:
     kept(both, nodes + "u = MatMul (x, t)", shapes, floats("t", 4, 4))
 
 
-def test_rows_may_come_out_along_other_axes() -> None:
+def test_rows_may_be_split_along_other_axes() -> None:
     nodes = "f = Reshape (x, rows) c = MatMul (f, w) y = Reshape (c, whole)"
     fused("g (float[5, 2, 4] x) => (float[2, 5, 6] y)", nodes, "Reshape MatMul", FLAT, W)
 
@@ -128,7 +128,7 @@ def test_batch_and_length_may_vary() -> None:
     assert kinds.count("Reshape") == 1
 
 
-def test_a_product_along_the_last_axis_is_no_product_of_rows() -> None:
+def test_a_product_along_the_last_axis_stays() -> None:
     """Its heads are joined before: written anew, it would match for ever."""
     nodes = "f = Reshape (x, joined) c = MatMul (f, w) y = Reshape (c, apart)"
     constants = "int64[3] joined = {2, 5, 4}, int64[4] apart = {2, 5, 2, 3}"

@@ -1,4 +1,4 @@
-"""`fuse-arithmetic`: slow spellings of arithmetic and of picking data, and what must stay."""
+"""`fuse-arithmetic`: formulas become single operators, and near misses stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stays(signature: str, nodes: str) -> None:
 SOFTMAX = "g (float[N,4,3] x) => (float[N,4,3] y) <int64[1] a = {1}, int64[1] b = {2}>"
 
 
-def test_exponents_by_their_sum_are_a_softmax() -> None:
+def test_exponentials_over_their_sum_are_a_softmax() -> None:
     core = "e = Exp (d) s = ReduceSum (e, a) y = Div (e, s)"
     becomes(SOFTMAX, f"m = ReduceMax (x, a) d = Sub (x, m) {core}", "y = Softmax <axis = 1> (x)")
     becomes(SOFTMAX, core.replace("(d)", "(x)"), "y = Softmax <axis = 1> (x)")
@@ -48,7 +48,7 @@ def test_exponents_by_their_sum_are_a_softmax() -> None:
     ],
     ids=["maximum along another axis", "sum of something else", "sum of everything", "turned"],
 )
-def test_other_quotients_of_exponents_stay(nodes: str) -> None:
+def test_other_quotients_of_exponentials_stay(nodes: str) -> None:
     stays(SOFTMAX, nodes)
 
 
@@ -79,13 +79,13 @@ def test_a_reciprocal_that_is_broadcast_or_shared_stays() -> None:
 REDUCED = "g (float[N,4] x) => (float[N,1] y) <int64[1] a = {1}, float n = {4.0}, float q = {0.25}>"
 
 
-def test_a_sum_by_its_number_is_a_mean() -> None:
+def test_a_sum_over_its_count_is_a_mean() -> None:
     after = "y = ReduceMean (x, a)"
     becomes(REDUCED, "s = ReduceSum (x, a) y = Div (s, n)", after)
     becomes(REDUCED, "s = ReduceSum (x, a) y = Mul (q, s)", after)
 
 
-def test_a_sum_by_another_number_stays() -> None:
+def test_a_sum_over_another_number_stays() -> None:
     stays(REDUCED.replace("{4.0}", "{3.0}"), "s = ReduceSum (x, a) y = Div (s, n)")
     stays(
         "g (float[N,M] x) => (float[N,1] y) <int64[1] a = {1}, float n = {4.0}>",
@@ -93,7 +93,7 @@ def test_a_sum_by_another_number_stays() -> None:
     )
 
 
-def test_a_reduction_whose_axis_is_put_back_keeps_it() -> None:
+def test_a_reduction_whose_axis_is_restored_keeps_it() -> None:
     becomes(
         REDUCED,
         "s = ReduceMax <keepdims = 0> (x, a) y = Unsqueeze (s, a)",
@@ -139,7 +139,7 @@ INDICES = {"i": np.array([0, 2, 1, -1, -3, 3, 99, -4, -99])}
         (f"u = Reshape (i, column) {COMPARED}", "int32"),
     ],
 )
-def test_a_product_with_a_one_hot_is_a_gather(nodes: str, dtype: str) -> None:
+def test_a_one_hot_product_is_a_gather(nodes: str, dtype: str) -> None:
     text = ONE_HOT.replace("int64[N] i", f"{dtype}[N] i").replace("int64[3] k", f"{dtype}[3] k")
     indices = {"i": INDICES["i"].astype(dtype)}
     found = check(FUSE, typed(f"{text} {{ {nodes} }}"), inputs=indices)
@@ -284,7 +284,7 @@ def test_a_transposed_product_of_transposes(left: str, right: str, after: str) -
     becomes(signature, nodes, f"{after} y = MatMul (a, l)")
 
 
-def test_a_factor_on_the_way_to_a_transpose_stays_behind_the_product() -> None:
+def test_a_factor_before_a_transpose_stays_after_the_product() -> None:
     signature = PRODUCT + " <float[1] half = {0.5}>"
     nodes = """r = Transpose <perm = [0, 2, 1]> (a) p = MatMul (b, r) s = Mul (half, p)
         y = Transpose <perm = [0, 2, 1]> (s)"""

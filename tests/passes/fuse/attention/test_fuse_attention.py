@@ -72,7 +72,7 @@ def feeds(**more: Any) -> dict[str, Any]:
     return {**given, **more}
 
 
-def test_tokens_go_in_with_their_heads_counted() -> None:
+def test_attention_takes_tokens_and_the_number_of_heads() -> None:
     result, node = fused(graph(PLAIN))
     assert list(node.input) == ["x", "c", "z"]
     assert attributes(node) == {"scale": 0.5, "q_num_heads": 2, "kv_num_heads": 2}
@@ -252,7 +252,7 @@ def test_repeated_heads_are_left_to_the_operator() -> None:
     assert attributes(node) == {"scale": 0.5}  # on the repeated values, with separate heads
 
 
-def test_one_head_for_all_by_broadcasting() -> None:
+def test_one_broadcast_key_head() -> None:
     text = f"""{HEADER}g (float[N, 2, S, 4] q, float[N, 1, T, 4] k, float[N, 1, T, 4] v)
         => (float[N, 2, S, 4] y) {{
         kt = Transpose <perm = [0, 1, 3, 2]> (k)
@@ -261,7 +261,7 @@ def test_one_head_for_all_by_broadcasting() -> None:
     fused(text)
 
 
-def test_a_batch_by_broadcasting_is_a_near_miss() -> None:
+def test_a_broadcast_batch_is_a_near_miss() -> None:
     text = f"""{HEADER}g (float[3, 2, S, 4] q, float[1, 2, T, 4] k, float[1, 2, T, 4] v)
         => (float[3, 2, S, 4] y) {{
         kt = Transpose <perm = [0, 1, 3, 2]> (k)
@@ -337,7 +337,7 @@ def test_double_precision_has_no_kernel() -> None:
     check(Fuse(), text, near_miss=True)
 
 
-def test_half_precision_with_a_softmax_in_full() -> None:
+def test_half_precision_with_a_softmax_in_float() -> None:
     text = f"""{HEADER}g (float16[N, 2, S, 4] q, float16[N, 2, T, 4] k, float16[N, 2, T, 4] v)
         => (float16[N, 2, S, 4] y) {{
         kt = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, kt) w = Cast <to = 1> (s)
@@ -508,7 +508,7 @@ def test_a_mask_of_one_axis_for_one_query(shape: str) -> None:
     assert result.graph.producer(node.input[3]).op_type == "Expand"
 
 
-def test_a_mask_value_that_a_scale_takes_to_infinity() -> None:
+def test_a_mask_value_that_a_scale_makes_infinite() -> None:
     """Twice the lowest number is -inf: with a guard, such a row results in 0."""
     body = """a = Where (m, qk, low) s = Mul (a, scale) p0 = Softmax <axis = -1> (s)
         n = IsNaN (p0) p = Where (n, zero, p0)"""

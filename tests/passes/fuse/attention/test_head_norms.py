@@ -45,7 +45,7 @@ def graph(nodes: str, outputs: str = "float[N, 2, S, 4] y") -> str:
         "y = RMSNormalization (t, w)",
     ],
 )
-def test_a_norm_goes_before_the_move_of_the_heads(norm: str) -> None:
+def test_a_norm_moves_before_the_transpose_of_the_heads(norm: str) -> None:
     found = check(Swap(), graph(f"{MOVE} {norm}"))
     assert [node.op_type for node in found.graph.nodes][-1] == "Transpose"
 
@@ -61,7 +61,7 @@ def test_a_norm_goes_before_the_move_of_the_heads(norm: str) -> None:
         (f"{MOVE} y, m = LayerNormalization (t, w)", "float[N, 2, S, 4] y, float[N, 2, S, 1] m"),
     ],
 )  # fmt: skip
-def test_other_norms_stay_where_they_are(nodes: str, outputs: str) -> None:
+def test_other_norms_stay_after_the_transpose(nodes: str, outputs: str) -> None:
     check(Swap(), graph(nodes, outputs), near_miss=True)
 
 
@@ -76,7 +76,7 @@ def test_a_scale_along_other_axes_stays(norm: str, scale: str) -> None:
     check(Swap(), text.replace(f"float[{scale}]", f"float[{alike}]"))
 
 
-def test_attention_reads_normalized_queries_and_keys_as_tokens() -> None:
+def test_attention_takes_normalized_queries_and_keys_as_tokens() -> None:
     heads = " ".join(
         f"{n}4 = Reshape ({n}0, apart) {n}t = Transpose <perm = [0, 2, 1, 3]> ({n}4)" for n in "qkv"
     )

@@ -20,7 +20,7 @@ def graph(nodes: str, declared: str = "float[N, S, 12] x") -> Graph:
     return found.graph
 
 
-def test_split_heads_are_read_as_tokens() -> None:
+def test_split_heads_are_traced_to_tokens() -> None:
     form = AttentionOperand(graph(SPLIT), "y").tokens()
     assert form is not None
     assert (form.source.value, form.heads, form.size, form.steps) == ("x", 3, 4, 0)
@@ -28,7 +28,7 @@ def test_split_heads_are_read_as_tokens() -> None:
     assert form.keeps_heads
 
 
-def test_heads_of_their_own_are_kept_apart() -> None:
+def test_heads_not_computed_from_tokens_stay_separate() -> None:
     operand = AttentionOperand(graph("y = Relu (x)", "float[N, 3, S, 4] x"), "y")
     assert operand.tokens() is None or operand.tokens() == operand.merged()
     form = operand.apart()
@@ -37,7 +37,7 @@ def test_heads_of_their_own_are_kept_apart() -> None:
     assert not form.on_tokens
 
 
-def test_a_scaled_source_counts_only_where_it_may() -> None:
+def test_a_scaled_source_is_used_only_if_allowed() -> None:
     g = graph(SPLIT.replace("y =", "s = Mul (h, half) y =").replace("> (h)", "> (s)"))
     form = AttentionOperand(g, "y").tokens()
     assert form is not None

@@ -61,7 +61,7 @@ def test_an_unused_cache() -> None:
     ],
     ids=["along the heads", "three parts"],
 )
-def test_other_joins_stay(join: str) -> None:
+def test_other_concatenations_stay(join: str) -> None:
     text = graph(f"{join} {ATTEND}", "float[N, H, P, 4] pk").replace(
         "(float[N, 2, S, 4] y", "(float[N, H, S, 4] y"
     )
@@ -84,12 +84,12 @@ def test_a_mask_that_depends_on_the_concatenation_stays() -> None:
     assert [n.op_type for n in result.graph.nodes].count("Concat") >= 2
 
 
-def test_the_cache_goes_first() -> None:
+def test_the_cache_may_come_last() -> None:
     text = graph(f"pk = Concat <axis = 2> (k, ak) pv = Concat <axis = 2> (v, av) {ATTEND}")
     check(Fuse(), text)  # the operator does not distinguish the two
 
 
-def test_keys_that_are_joined_elsewhere_than_values_stay() -> None:
+def test_caches_of_keys_and_values_of_different_lengths_stay() -> None:
     """S + A keys and A + S values: as many, but caches of different lengths."""
     text = graph(f"pk = Concat <axis = 2> (k, ak) pv = Concat <axis = 2> (av, v) {ATTEND}")
     result = check(Fuse(), text)

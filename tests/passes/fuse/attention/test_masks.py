@@ -34,7 +34,7 @@ def test_a_term_that_is_always_true_is_dropped() -> None:
     assert len(node.input) == 4
 
 
-def test_a_condition_that_is_always_true_is_no_mask() -> None:
+def test_a_condition_that_is_always_true_is_dropped() -> None:
     text = masked("unused = Not (m) keep = Greater (rows, far)")
     result, node = fused(text, FEEDS)
     assert len(node.input) == 3
@@ -95,7 +95,7 @@ def test_the_largest_number_may_be_subtracted(mask: str) -> None:
     fused(text, feeds(keep=KEEP))
 
 
-def test_a_mask_of_the_caller_may_be_subtracted() -> None:
+def test_a_mask_input_may_be_subtracted() -> None:
     mask = np.where(KEEP, 0, float(HIGHEST)).astype(np.float32)
     text = graph(f"{SCORES} s2 = Sub (s, m) {SOFTMAX}", "float[N, 1, S, T] m")
     fused(text, feeds(m=mask))
@@ -163,7 +163,7 @@ def test_scores_limited_to_a_number_that_they_reach() -> None:
     check(Fuse(), graph(body, weights=", float low = {-10.0}"), near_miss=True)
 
 
-def test_scores_limited_before_all_is_added() -> None:
+def test_scores_limited_before_the_last_bias() -> None:
     body = f"{SCORES} l = Max (s, low) s2 = Add (l, m) {SOFTMAX}"
     text = graph(body, "float[N, 1, S, T] m", weights=f", float low = {{{LOWEST}}}")
     mask = np.where(KEEP, 0, -3).astype(np.float32)

@@ -51,7 +51,7 @@ def test_a_mask_for_all_groups() -> None:
     [("N, 1, 3, T, 4", ""), ("N, 2, 1, T, 4", "float[N, 1, 1, 1, T] m")],
     ids=["keys for each place in a group", "a mask for each of a batch"],
 )
-def test_groups_that_the_operator_counts_otherwise(key: str, mask: str) -> None:
+def test_groups_in_another_order_than_the_operator_stay(key: str, mask: str) -> None:
     body = "s = Add (qk, m) p = Softmax <axis = -1> (s)" if mask else ""
     check(Fuse(), five(key, body, f", {mask}" if mask else ""), near_miss=True)
 
@@ -63,14 +63,14 @@ TURNED = f"""{HEADER}g (float[N, 4, S] q, float[N, 4, S] k, float[N, 6, S] v) =>
 }}"""
 
 
-def test_pixels_that_come_last() -> None:
+def test_tokens_along_the_last_axis() -> None:
     """A key that is transposed already, and values as the first operand."""
     result, node = fused(TURNED)
     assert attributes(node)["q_num_heads"] == 1
     assert census(result) == {"Transpose": 4, "Attention": 1}
 
 
-def test_probabilities_transposed_otherwise() -> None:
+def test_other_transposes_of_probabilities_stay() -> None:
     text = TURNED.replace("pt = Transpose <perm = [0, 2, 1]> (p)", "pt = Identity (p)")
     check(Fuse(), text, near_miss=True)
     text = TURNED.replace("[N, ", "[S, ").replace(
@@ -156,7 +156,7 @@ def test_terms_for_rows_and_columns() -> None:
     [("b5 = Add (s5, r5)", "{-1, 6, 6}"), ("a5 = Add (s5, r5) b5 = Add (a5, c5)", "{-1, 4, 9}")],
     ids=["a term for rows alone", "other scores"],
 )
-def test_terms_that_do_not_make_a_bias(bias: str, flat: str) -> None:
+def test_terms_smaller_than_the_scores_are_not_a_bias(bias: str, flat: str) -> None:
     text = ROWS.replace("BIAS", bias).replace("{-1, 6, 6}", flat)
     if "9" in flat:
         text = text.replace("float[N, 6, 4] v", "float[N, 9, 4] v").replace(
@@ -180,7 +180,7 @@ def merged(body: str, heads: str = "2, 3, {}, 4") -> str:
     }}"""
 
 
-def test_scores_that_are_taken_apart_for_their_mask() -> None:
+def test_scores_reshaped_for_their_mask() -> None:
     result, node = fused(merged(MERGED.format(q="q")))
     assert list(node.input)[:3] == ["q", "k", "v"]
     assert not census(result)["MatMul"]
@@ -191,7 +191,7 @@ def test_heads_that_were_merged_in_another_order_are_a_near_miss() -> None:
     check(Fuse(), merged(turned), near_miss=True)
 
 
-def test_scores_that_are_taken_apart_by_two_views() -> None:
+def test_scores_reshaped_by_two_views() -> None:
     views = "s5 = Reshape (s3, apart5) s4 = Squeeze (s5, last)"
     text = merged(MERGED.format(q="q").replace("s4 = Reshape (s3, apart)", views))
     more = "int64[5] apart5 = {2, 3, 5, 6, 1}, int64[1] last = {4}, float half"

@@ -84,7 +84,7 @@ def test_batch_and_heads_may_be_merged_before(entries: str) -> None:
     assert found["Transpose"] == 3
 
 
-def test_an_image_is_flattened_on_the_way() -> None:
+def test_an_image_is_flattened_to_tokens() -> None:
     source = "float[2, 2, 3, 60] x"
     feed = {"x": FEED["x"].reshape(2, 2, 3, 60)}
     found = unpacked(graph(f"{APART} {ENTRIES} {SUM}", "float[2, 4, 6, 5] y", source), feed)
@@ -112,7 +112,7 @@ def test_other_users_than_single_parts_stay(nodes: str, result: str) -> None:
     check(Unpack(), text, near_miss=True, inputs=FEED)
 
 
-def test_a_value_that_a_branch_reads_stays() -> None:
+def test_a_value_captured_by_a_branch_stays() -> None:
     nodes = f"""{APART} {ENTRIES} {SUM} c = Constant <value = bool {{1}}> ()
         z = If (c) <then_branch = a () => (float[3, 2, 4, N, 5] p) {{ p = Exp (t) }},
                     else_branch = b () => (float[3, 2, 4, N, 5] r) {{ r = Neg (t) }}>"""

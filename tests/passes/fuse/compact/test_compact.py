@@ -62,14 +62,14 @@ def test_query_key_and_value_become_one_layer() -> None:
     assert found == {"MatMul": 1, "Add": 1, "Split": 1, "Attention": 1}
 
 
-def test_a_map_without_a_bias_gets_zeros() -> None:
+def test_a_layer_without_a_bias_gets_zeros() -> None:
     result = check(Small(), HEADER + attended(PROJECTIONS))
     [add] = [node for node in result.graph.nodes if node.op_type == "Add"]
     biases = [array for name in add.input if (array := result.graph.const(name)) is not None]
     np.testing.assert_array_equal(biases[0], [1, 2, 0, 0, 3, 4])
 
 
-def test_layers_that_meet_after_merged_ones_are_merged_too() -> None:
+def test_layers_after_merged_layers_are_merged_too() -> None:
     """Query and key have one source; the value has another one."""
     shared = """p = MatMul (x, wq)  h = Add (p, bq)  q0 = MatMul (h, wk)  q = Add (q0, bv)
         k0 = MatMul (h, wv)  k = Add (k0, bq)  v0 = MatMul (x, wo)  v = Add (bv, v0)"""
@@ -77,7 +77,7 @@ def test_layers_that_meet_after_merged_ones_are_merged_too() -> None:
     assert left(text) == {"MatMul": 2, "Add": 2, "Split": 2, "Attention": 1}
 
 
-def test_other_targets_keep_them_apart() -> None:
+def test_other_targets_keep_layers_separate() -> None:
     subject = model(HEADER + attended(PROJECTIONS))
     Compact().run(subject, Context(Settings(target="ort-cpu")))
     assert not len(subject.journal)
@@ -90,7 +90,7 @@ def test_two_layers_without_a_bias_stay() -> None:
     stays(text)
 
 
-def test_keys_for_different_layers_stay_apart() -> None:
+def test_keys_for_different_attentions_stay_separate() -> None:
     text = f"""agraph (float[B, L, 2] x, float[B, L, 2] z) => (float[B, L, 2] y) <{WEIGHTS}> {{
         k = MatMul (x, wk)  a = {ATTENTION} (z, k, z)
         v = MatMul (x, wv)  b = {ATTENTION} (a, v, a)
@@ -99,7 +99,7 @@ def test_keys_for_different_layers_stay_apart() -> None:
     stays(text)
 
 
-def test_a_weight_that_something_else_reads_stays() -> None:
+def test_a_weight_with_other_users_stays() -> None:
     stays(attended(PROJECTIONS, "z = MatMul (y, wq)", "float[B, L, 2] y, float[B, L, 2] z"))
 
 
@@ -116,7 +116,7 @@ def test_layers_that_share_weights_share_the_merged_ones() -> None:
     assert len(merged) == 1
 
 
-def test_large_weights_are_left_apart() -> None:
+def test_weights_above_the_limit_stay_separate() -> None:
     stays(attended(PROJECTIONS), subject=Small(Compact(max_bytes=47)))
 
 
@@ -142,7 +142,7 @@ def test_a_sum_with_other_users_stays() -> None:
     }""")
 
 
-def test_integers_have_no_sum() -> None:
+def test_integers_without_a_sum_kernel_stay() -> None:
     stays("agraph (int64[A] x, int64[A] z) => (int64[A] y) { s = Add (x, z) y = Add (s, z) }")
 
 
@@ -158,7 +158,7 @@ def with_mask(low: str, kept: str = "zero", masked: str = "low") -> str:
     return MASKED.format(low=low, kept=kept, masked=masked, attention=ATTENTION)
 
 
-def test_a_mask_of_minus_infinity_is_its_condition() -> None:
+def test_a_mask_of_minus_infinity_becomes_its_condition() -> None:
     infinite = with_mask("-1").replace("float low = {-1}", "float one = {-1}, float nil = {0}")
     infinite = infinite.replace("m = Where", "low = Div (one, nil) m = Where")
     subject = model(HEADER + infinite)
@@ -225,7 +225,7 @@ HEADS = """agraph (float[L, B, 6] x) => (float[B2, 2, L2, 3] y)
 CUT = "m = Reshape (x, cut) u = Transpose <perm = [1, 0, 2]> (m)"
 
 
-def test_heads_are_split_at_once() -> None:
+def test_heads_are_split_by_one_reshape() -> None:
     sizes = """l = Shape <start = 0, end = 1> (x) b = Shape <start = 1, end = 2> (x)
         n = Mul (b, two) s = Concat <axis = 0> (l, n, three)
         t = Concat <axis = 0> (b, two, l, three)"""
@@ -233,7 +233,7 @@ def test_heads_are_split_at_once() -> None:
     assert left(f"{HEADS} {{ {sizes} {views} }}") == {"Reshape": 1, "Transpose": 1}
 
 
-def test_a_length_that_an_export_has_written_down_is_kept() -> None:
+def test_heads_are_split_by_one_reshape_with_a_constant_length() -> None:
     views = f"{CUT} y = Reshape (u, split)"
     feed = {"x": np.arange(60, dtype=np.float32).reshape(5, 2, 6)}
     assert left(f"{HEADS} {{ {views} }}", feed) == {"Reshape": 1, "Transpose": 1}
@@ -271,7 +271,7 @@ def tokens(body: str) -> str:
 
 
 @pytest.mark.parametrize("order", ["(e, x)", "(x, e)"])
-def test_a_token_is_a_padding_where_a_constant_is_added(order: str) -> None:
+def test_a_token_before_an_addition_becomes_padding(order: str) -> None:
     assert left(tokens(f"j = Concat <axis = 1> {order} y = Add (j, p)")) == {"Pad": 1, "Add": 1}
 
 
@@ -305,7 +305,7 @@ def test_buckets_of_distances_are_looked_up() -> None:
     assert found == {"Clip": 1, "Gather": 1}
 
 
-def test_the_part_of_a_function_that_stops_changing_is_looked_up() -> None:
+def test_the_part_of_a_function_with_constant_ends_is_looked_up() -> None:
     found = left(buckets(f"{LOGARITHM} u = Clip (z, low, high) y = Add (u, d)"), {"d": DISTANCES})
     assert found == {"Clip": 1, "Gather": 1, "Add": 1}
 
@@ -324,7 +324,7 @@ def test_two_tables_limit_their_distances_once() -> None:
         "u = Mod (z, high) y = Clip (u, low, high)",
     ],
 )
-def test_functions_that_go_on_changing_stay(end: str) -> None:
+def test_functions_without_a_constant_end_stay(end: str) -> None:
     stays(buckets(f"{LOGARITHM} {end}"), {"d": DISTANCES})
 
 
@@ -444,7 +444,7 @@ def test_gates_that_are_not_between_layers_keep_their_factor(nodes: str, outputs
 
 
 @pytest.mark.parametrize("factor", [-1.702, 0.0, 1e4])
-def test_a_factor_that_no_gate_has_stays(factor: float) -> None:
+def test_a_factor_out_of_range_stays(factor: float) -> None:
     stays(gated(BETWEEN_MAPS, factor))
 
 

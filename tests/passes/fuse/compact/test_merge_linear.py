@@ -31,7 +31,7 @@ def test_layers_with_the_same_input_form_a_group() -> None:
         "y = Gemm (x, w) z = Gemm <alpha = 2.0> (x, v)",
     ],
 )
-def test_layers_that_differ_otherwise_form_no_group(nodes: str) -> None:
+def test_layers_with_other_differences_are_not_grouped(nodes: str) -> None:
     signature = "g (float[N, 4] x, float[4, 6] f) => (float[N, 6] y, float[N, 6] z)"
     constants = f"{W}, {floats('v', 4, 6)}, {floats('t', 6, 4)}"
     assert not groups(model(typed(signature, constants, nodes)).graph)

@@ -179,7 +179,7 @@ def test_a_constant_of_higher_rank_stays() -> None:
     )
 
 
-def test_a_constant_that_makes_more_channels_stays() -> None:
+def test_a_constant_that_broadcasts_the_channels_stays() -> None:
     kept("c = Conv (x, w) y = Add (c, k)", floats("w", 1, 4, 3, 3), floats("k", 6, 1, 1))
 
 
@@ -195,7 +195,7 @@ def test_a_conv_with_other_users_stays(nodes: str) -> None:
     kept(nodes, W, batch_norm(6), signature=TWO)
 
 
-def test_a_conv_that_a_subgraph_reads_stays() -> None:
+def test_a_conv_captured_by_a_subgraph_stays() -> None:
     kept(
         """c = Conv (x, w)
         y = Add (c, k)
@@ -209,7 +209,7 @@ def test_a_conv_that_a_subgraph_reads_stays() -> None:
     )
 
 
-def test_weights_of_a_caller_and_computed_ones_stay() -> None:
+def test_weights_that_are_inputs_or_computed_stay() -> None:
     signature = "g (float[N, 4, 7, 6] x, float[6, 4, 3, 3] v) => (float[N, 6, 5, 4] y)"
     kept("c = Conv (x, v) y = Mul (c, k)", floats("k", 6, 1, 1), signature=signature)
     kept(
@@ -319,7 +319,7 @@ def test_a_shift_stays_before_padding(before: str, conv: str) -> None:
     kept(f"{before} y = {conv}", *constants)
 
 
-def test_a_scale_does_not_mind_padding() -> None:
+def test_a_scale_before_padding_is_folded() -> None:
     fused(f"d = Mul (x, k) y = {PADDED}", W, floats("k", 4, 1, 1))
     unshifted = batch_norm(4).replace("beta", "old").replace("mean", "older")
     zeros = "float[4] beta = {0, 0, 0, 0}, float[4] mean = {0, 0, 0, 0}"
@@ -387,7 +387,7 @@ def test_maps_between_two_convs_are_folded_into_the_first() -> None:
     assert list(changed.graph.nodes[1].input) == [changed.graph.nodes[0].output[0], "v"]
 
 
-def test_a_batch_normalization_that_no_conv_takes_stays() -> None:
+def test_a_batch_normalization_without_a_conv_stays() -> None:
     kept(
         f"c = Concat <axis = 1> (x, x) n = {NORM} r = Relu (n) y = Conv (r, w)",
         *(floats("w", 6, 8, 3, 3), batch_norm(8)),

@@ -35,7 +35,7 @@ CUT = ", ".join(
         ("Conv <pads = [2, 2, 2, 2], strides = [2, 2]> (x, w)", "one, last, two", [0, 2, 0, 2]),
     ],
 )
-def test_results_that_are_cut_off_need_no_padding(conv: str, cut: str, pads: list[int]) -> None:
+def test_a_cropped_result_needs_less_padding(conv: str, cut: str, pads: list[int]) -> None:
     changed = becomes(CONV, IMAGE, f"{W}, {CUT}", f"c = {conv} y = Slice (c, {cut})", "Conv")
     assert nd.attr(changed.graph.nodes[0], "pads") == pads
 
@@ -118,7 +118,7 @@ def test_a_pad_with_other_users_or_computed_pads_stays() -> None:
         'AveragePool <kernel_shape = [3, 4], strides = [2, 2], auto_pad = "VALID"> (d)',
     ],
 )
-def test_zeros_around_an_average_are_counted(pool: str) -> None:
+def test_zero_padding_of_an_average_is_counted(pool: str) -> None:
     becomes(CONV, POOL, PADS, f"d = Pad (x, p) y = {pool}", "AveragePool")
 
 
@@ -146,7 +146,7 @@ def test_other_pools_stay(pool: str) -> None:
         ("d = Pad (x, p, least)", "MaxPool"),
     ],
 )
-def test_padding_below_all_elements_is_that_of_a_max_pool(nodes: str, operators: str) -> None:
+def test_padding_with_the_minimum_is_folded_into_max_pool(nodes: str, operators: str) -> None:
     constants = f"{PADS}, float least = {{-inf}}, float zero = {{0}}, float six = {{6}}"
     pool = "y = MaxPool <kernel_shape = [4, 4], strides = [2, 2]> (d)"
     becomes(CONV, POOL, constants, f"{nodes} {pool}", operators)

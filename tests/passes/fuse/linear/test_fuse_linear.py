@@ -180,7 +180,7 @@ def test_batch_normalization_of_a_matmul_makes_a_gemm() -> None:
         ("g (float[6] x) => (float[4] y)", "c = MatMul (w, x) y = Mul (c, four)"),
     ],
 )
-def test_maps_of_something_else_stay(signature: str, nodes: str) -> None:
+def test_maps_of_other_operators_stay(signature: str, nodes: str) -> None:
     kept(signature, nodes, W, B, batch_norm(6), floats("column", 6, 1), floats("four", 4))
 
 
@@ -253,14 +253,14 @@ def test_an_input_with_other_users_stays() -> None:
         ("d = MatMul (x, u) c = Add (d, b) e = MatMul (c, v) y = Add (b6, e)", "MatMul Add"),
     ],
 )
-def test_linear_maps_in_a_row_are_one(nodes: str, after: str) -> None:
+def test_consecutive_linear_layers_are_merged(nodes: str, after: str) -> None:
     constants = floats("u", 4, 8), floats("v", 8, 6), floats("b", 8), floats("b6", 6)
     fused(TOKENS, nodes, after, *constants, atol=1e-4)
 
 
 @pytest.mark.parametrize("second", ["Gemm (c, v)", "Gemm <transB = 1, alpha = 0.5> (c, t, b6)"])
 @pytest.mark.parametrize("first", ["Gemm <alpha = 0.5, beta = 2.0> (x, u, b)", "MatMul (x, u)"])
-def test_gemms_in_a_row_are_one(first: str, second: str) -> None:
+def test_consecutive_gemms_are_merged(first: str, second: str) -> None:
     constants = [floats("u", 4, 8), floats("v", 8, 6), floats("t", 6, 8), floats("b", 8)]
     fused(ROWS, f"c = {first} y = {second}", "Gemm", *constants, floats("b6", 6), atol=1e-4)
 
@@ -274,7 +274,7 @@ def test_gemms_in_a_row_are_one(first: str, second: str) -> None:
         (8, "c = MatMul (x, u) d = MatMul (c, v) e = MatMul (x, u) y = MatMul (e, v)"),
     ],
 )
-def test_others_in_a_row_stay(inner: int, nodes: str) -> None:
+def test_other_consecutive_layers_stay(inner: int, nodes: str) -> None:
     signature = TOKENS.replace(" x)", f" x, float[{inner}] z)")
     constants = floats("u", 4, inner), floats("v", inner, 6)
     if "d = MatMul" in nodes:
@@ -300,7 +300,7 @@ def hot(rows: int, chosen: list[int]) -> np.ndarray[Any, Any]:
     ("chosen", "after"),
     [([3, 1, 1, 9], "Gather"), ([2, 3, 4], "Slice"), (list(range(10)), "")],
 )
-def test_a_one_hot_matrix_picks(chosen: list[int], after: str) -> None:
+def test_a_one_hot_matrix_selects(chosen: list[int], after: str) -> None:
     count = len(chosen)
     columns, rows = stored("p", hot(10, chosen)), stored("p", hot(10, chosen).T)
     nodes = "a = Exp (x) c = MatMul ({}) y = Neg (c)"
@@ -321,7 +321,7 @@ def test_a_one_hot_matrix_picks(chosen: list[int], after: str) -> None:
         hot(4, [0, 1, 2]),  # too small to gain
     ],
 )
-def test_other_matrices_multiply(matrix: np.ndarray[Any, Any]) -> None:
+def test_other_matrices_stay_products(matrix: np.ndarray[Any, Any]) -> None:
     signature = f"g (float[N, {len(matrix)}] x) => (float[N, 3] y)"
     kept(signature, "y = MatMul (x, p)", stored("p", matrix))
 

@@ -13,7 +13,7 @@ TYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_numbers_that_the_type_holds(kind: type, scale: float) -> None:
+def test_representable_numbers_are_rounded(kind: type, scale: float) -> None:
     exact = np.random.default_rng(0).standard_normal((4, 8)) * scale
     exact[0, 0] = 0.0
     exact[0, 1] = scale * 1e-30  # negligible next to the others
@@ -25,15 +25,15 @@ def test_numbers_that_the_type_holds(kind: type, scale: float) -> None:
 
 @pytest.mark.parametrize("kind", TYPES[:3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e40, -1e40])
-def test_numbers_that_no_result_may_have(kind: type, bad: float) -> None:
+def test_overflowing_numbers_are_rejected(kind: type, bad: float) -> None:
     assert rounded(np.array([1.0, bad]), np.zeros(1, kind)) is None
 
 
 @pytest.mark.parametrize(("kind", "tiny"), [(np.float16, 1e-8), (np.float32, 1e-46)])
-def test_numbers_that_are_all_too_small(kind: type, tiny: float) -> None:
+def test_numbers_that_all_underflow_are_rejected(kind: type, tiny: float) -> None:
     assert rounded(np.array([tiny, 3.3 * tiny]), np.zeros(1, kind)) is None
     assert rounded(np.zeros(3), np.zeros(1, kind)) is not None
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_array_stays_empty() -> None:
     assert rounded(np.zeros((0, 4)), np.zeros(1, np.float32)) is not None

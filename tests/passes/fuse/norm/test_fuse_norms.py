@@ -159,7 +159,7 @@ def test_rms_norm_needs_opset_23() -> None:
     stays(CORE + "y = Div (x, s)", opset=22)
 
 
-def test_rms_norm_whose_inside_is_an_output_stays() -> None:
+def test_rms_norm_with_an_intermediate_output_stays() -> None:
     stays(CORE + "y = Div (x, s)", outputs="float[B,S,4] y, float[B,S,1] s")
 
 
@@ -204,7 +204,7 @@ def test_an_l2_norm_with_a_limit_for_zeros() -> None:
     check(FUSE, typed(double), near_miss=True)
 
 
-def test_an_l2_norm_with_a_least_length_stays() -> None:
+def test_an_l2_norm_with_a_large_limit_stays() -> None:
     stays("s = ReduceL2 (x, last) c = Clip (s, eps) y = Div (x, c)")
     stays("s = ReduceL2 (x, last) c = Add (s, eps) y = Div (x, c)")
 
@@ -238,17 +238,17 @@ VARIANCE = VARIANCES["power"]
 
 
 @pytest.mark.parametrize("inverse", ["s = Sqrt (v) r = Reciprocal (s)", "r = Pow (v, minus_half)"])
-def test_layer_norm_as_a_line(inverse: str) -> None:
+def test_layer_norm_as_scale_and_offset(inverse: str) -> None:
     """The form of TensorFlow and Keras."""
     start = VARIANCE + inverse + " k = Mul (r, w) a = Mul (x, k) "
     becomes(start + "c = Mul (m, k) e = Sub (b, c) y = Add (a, e)", LN)
     becomes(start + "j = Neg (m) c = Mul (j, k) e = Add (c, b) y = Add (a, e)", LN)
 
 
-def test_a_line_without_a_kept_mean_of_its_operand_stays() -> None:
+def test_other_scales_and_offsets_stay() -> None:
     line = " c = Mul (m, w3) e = Sub (b, c) a = Mul (x, w) y = Add (a, e)"
     stays("m = ReduceMean (x, last)" + line.replace("w3", "half"))  # another factor
-    stays("m = ReduceMean (q, last)" + line.replace("w3", "w") + " q = Pow (x, two)")
+    stays("q = Pow (x, two) m = ReduceMean (q, last)" + line.replace("w3", "w"))
 
 
 def test_layer_norm_by_pooling() -> None:
@@ -377,7 +377,7 @@ def test_a_scale_that_adds_an_axis_stays() -> None:
     stays(nodes, outputs="float[1,B,S,4] y")
 
 
-def test_a_scale_that_is_computed_goes_in_as_it_is() -> None:
+def test_a_computed_scale_is_used_unchanged() -> None:
     text = (
         f"{HEADER.format(23)}g (float[B,S,4] x, float[4] c) => (float[B,S,4] y) "
         "<float[4] ones = {1.0, 1.0, 1.0, 1.0}> { a = Exp (c) "
@@ -403,7 +403,7 @@ ISLAND = (
 )
 
 
-def test_an_rms_norm_kept_in_float_is_one_of_half_precision() -> None:
+def test_a_half_precision_rms_norm_computed_in_float_fuses_in_half() -> None:
     after = half_graph(RMS, HALVES)
     llama = ISLAND + "n = Div (c, s) h = Cast <to = 10> (n) y = Mul (w, h)"
     check(FUSE, typed(half_graph(llama, HALVES)), after, atol=4e-3)
@@ -411,7 +411,7 @@ def test_an_rms_norm_kept_in_float_is_one_of_half_precision() -> None:
     check(FUSE, typed(half_graph(root_cast, HALVES)), after, atol=8e-3)
 
 
-def test_a_layer_norm_partly_in_double_is_one_of_half_precision() -> None:
+def test_a_half_precision_layer_norm_partly_in_double_fuses_in_half() -> None:
     """The form of TorchScript below opset 17."""
     nodes = (
         "m = ReduceMean (x, last) d = Sub (x, m) c = Cast <to = 11> (d) q = Pow (c, two) "
@@ -423,7 +423,7 @@ def test_a_layer_norm_partly_in_double_is_one_of_half_precision() -> None:
     check(FUSE, typed(half_graph(nodes, constants)), half_graph(after, constants), atol=8e-3)
 
 
-def test_a_norm_that_stays_in_double_is_no_norm_of_half_precision() -> None:
+def test_a_norm_with_a_double_result_stays_in_double() -> None:
     nodes = (
         "m = ReduceMean (x, last) d = Sub (x, m) c = Cast <to = 11> (d) q = Mul (c, c) "
         "u = ReduceMean (q, last) v = Add (u, wide) s = Sqrt (v) n = Div (c, s) "

@@ -172,7 +172,7 @@ def test_only_the_first_elements_are_rotated() -> None:
     assert attributes == {"rotary_embedding_dim": 4}
 
 
-def test_pieces_with_a_gap_are_no_partial_rotation() -> None:
+def test_pieces_with_a_gap_stay() -> None:
     text = partial(PARTIAL.replace("(x, b4, end6, last)", "(x, b5, end6, last)"))
     text = text.replace("=> (float[N, 3, S, 6] y)", "=> (float[N, 3, S, 5] y)")
     check(Fuse(), text, near_miss=True)
@@ -283,7 +283,7 @@ def test_pairs_that_are_not_rotated(turn: str, old: str, new: str) -> None:
         check(Fuse(), text.replace(old, new), near_miss=True)
 
 
-def test_a_pair_that_is_no_pair_of_x() -> None:
+def test_a_pair_from_another_value_stays() -> None:
     """Elements 0 and 1 rotated with 1 and 2, or columns of three."""
     text = pairs(HALVED).replace("b = Slice (x, b2, b4, last)", "b = Slice (x, b1, b3, last)")
     check(Fuse(), text.replace("int64[1] b0", "int64[1] b3 = {3}, int64[1] b0"), near_miss=True)
@@ -309,7 +309,7 @@ def test_neighbours_as_columns_of_pairs() -> None:
     assert attributes == {"interleaved": 1}
 
 
-def test_angles_joined_with_themselves() -> None:
+def test_angles_concatenated_with_themselves() -> None:
     stacked = """f1 = Unsqueeze (f, end) f4 = Concat <axis = -1> (f1, f1) fs = Reshape (f4, four)
         c = Cos (fs) s = Sin (fs)"""
     _, attributes = fused(graph(NEIGHBOURS, stacked))
