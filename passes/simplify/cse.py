@@ -36,15 +36,10 @@ Attributes = tuple[tuple[str, bytes], ...]
 
 @dataclass(slots=True)
 class _Scope:
-    """The nodes visited so far in a graph, and through `parent` in the enclosing ones.
-
-    Few nodes share operator and inputs, and only those need their attributes compared, which is
-    slower: `first` has the first node by operator and inputs, `seen` all nodes by the full key.
-    """
+    """The nodes visited so far in a graph by key, and through `parent` in the enclosing ones."""
 
     graph: Graph
     parent: _Scope | None = None
-    first: dict[Key, NodeProto] = field(default_factory=dict[Key, NodeProto])
     seen: dict[Key, NodeProto] = field(default_factory=dict[Key, NodeProto])
 
     def enclosing(self) -> Iterator[_Scope]:
@@ -56,32 +51,19 @@ class _Scope:
 
     def find(self, node: NodeProto) -> tuple[Graph, NodeProto] | None:
         """Return an earlier node equal to `node` and its graph; without one, enter `node`."""
-        reads = self._reads(node)
-        home = next((s for s in self.enclosing() if reads in s.first), None)
-        if home is None:
-            self.first[reads] = node
-            return None
         attributes = _attributes(self.graph, node) if _is_pure(node) else None
         if attributes is None:
             return None
-        key = attributes, *reads
-        rival = home.first[reads]
-        rival_attributes = _attributes(home.graph, rival)
-        if rival_attributes is not None:
-            home.seen.setdefault((rival_attributes, *reads), rival)
+        values = [self._identity(name) for name in nd.without_blanks(node.input)]
+        domain = nd.domain_of(node)
+        if not domain and not node.attribute and _commutes(node.op_type, len(values)):
+            values.sort()
+        key = domain, node.op_type, len(node.output), attributes, *values
         for scope in self.enclosing():
             if key in scope.seen:
                 return scope.graph, scope.seen[key]
         self.seen[key] = node
         return None
-
-    def _reads(self, node: NodeProto) -> Key:
-        """Return operator and inputs, the operands of commutative operators in sorted order."""
-        values = [self._identity(name) for name in nd.without_blanks(node.input)]
-        domain = nd.domain_of(node)
-        if not domain and not node.attribute and _commutes(node.op_type, len(values)):
-            values.sort()
-        return domain, node.op_type, len(node.output), *values
 
     def _identity(self, name: str) -> tuple[str, int]:
         """Return a key of a value: a producer and output index, or a name and its graph.

@@ -88,15 +88,12 @@ def repeated_op(g: Graph, y: str, node: NodeProto) -> str | None:
     return y if nd.is_op(g.producer(y), node.op_type) else None
 
 
-@rewrite(op.any("Max", "Min", "And", "Or", "BitwiseAnd", "BitwiseOr")(x, x))
+@rewrite(
+    op.any("Max", "Min", "And", "Or", "BitwiseAnd", "BitwiseOr")(x, x),
+    op.any("Concat", "Sum", "Mean", "Max", "Min")(x),
+)
 def same_operands(g: Graph, x: str, node: NodeProto) -> str:
-    """max(x, x) = x, x and x = x"""
-    return x
-
-
-@rewrite(op.any("Concat", "Sum", "Mean", "Max", "Min")(x))
-def single_operand(g: Graph, x: str, node: NodeProto) -> str:
-    """concat(x) = x, sum(x) = x"""
+    """max(x, x) = x, x and x = x, concat(x) = x"""
     return x
 
 
@@ -253,7 +250,6 @@ RULES = (
     negated_operand,
     repeated_op,
     same_operands,
-    single_operand,
     known_condition,
     where_of_equals,
     where_not,
