@@ -382,9 +382,7 @@ SLOWER = {
 
 
 @pytest.mark.parametrize(("nodes", "after"), SLOWER.items())
-def test_slow_operators_fuse_only_for_target_onnx(
-    nodes: str, after: str
-) -> None:
+def test_slow_operators_fuse_only_for_target_onnx(nodes: str, after: str) -> None:
     stays(nodes)
     original = parse(typed(graph(nodes)))
     subject = model(typed(graph(nodes)))
