@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from toolkit.calibrate.collector import Calibration, Feeds, Progress, collect
 from toolkit.calibrate.observers import Observer
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from toolkit.calibrate.readers import ReaderOptions
     from toolkit.feeds import Feed
     from toolkit.ir.model import Model
+
+
+@runtime_checkable
+class TracksUse(Protocol):
+    """Feeds that record whether they were used, with remarks; `Reader` is one."""
+
+    @property
+    def notes(self) -> list[str]: ...
+
+    @property
+    def was_used(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +47,12 @@ class CalibrationData:
     @property
     def notes(self) -> list[str]:
         """Remarks on inputs and samples that were ignored."""
-        return list(getattr(self.feeds, "notes", ()))
+        return self.feeds.notes if isinstance(self.feeds, TracksUse) else []
 
     @property
     def used(self) -> bool:
         """Whether the feeds, or cached statistics of them, have been used."""
-        return bool(getattr(self.feeds, "was_used", True))
+        return not isinstance(self.feeds, TracksUse) or self.feeds.was_used
 
     def first(self, most: int) -> CalibrationData:
         """Return the same data, limited to the first `most` feeds."""

@@ -47,7 +47,7 @@ class Domain(Protocol):
     """The set of values that an input may take."""
 
     def draw(self, shape: tuple[int, ...], dtype: Dtype, variant: FeedVariant) -> Array:
-        """FeedVariant a tensor of this shape and element type."""
+        """Draw a tensor of this shape and element type."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+from array import array
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -21,7 +22,7 @@ class Spool(Generic[Item]):
     def __init__(self, items: Iterator[Item]) -> None:
         self._items = items
         self._file = tempfile.TemporaryFile(prefix="toolkit-")  # noqa: SIM115
-        self._offsets: list[int] = []
+        self._offsets = array("q")
         self._complete = False
 
     def count(self) -> int | None:

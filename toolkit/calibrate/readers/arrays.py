@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toolkit.calibrate.readers.reader import SampleSource, file_bytes
+from toolkit.calibrate.readers.reader import FileSource
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError
 from toolkit.feeds.user_samples import describe
@@ -20,7 +20,7 @@ from toolkit.ir.model import Model
 _DAMAGED = (OSError, ValueError, EOFError, zipfile.BadZipFile)
 
 
-class ArrayFile(SampleSource):
+class ArrayFile(FileSource):
     """One .npz: arrays by input name, whose first axis counts samples.
 
     A feed holds as many samples as the model's batch if that is fixed, and one if it is dynamic. An
@@ -30,7 +30,7 @@ class ArrayFile(SampleSource):
     """
 
     def __init__(self, path: Path, model: Model) -> None:
-        super().__init__()
+        super().__init__([path])
         self._path, self._graph = path, model.graph
         self._folder = tempfile.TemporaryDirectory(prefix="toolkit-")
         self._arrays = self._extract()
@@ -49,9 +49,6 @@ class ArrayFile(SampleSource):
 
     def count(self) -> int | None:
         return self._count
-
-    def fingerprint(self) -> Iterable[bytes] | None:
-        return file_bytes([self._path])
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for index in range(self._count):
@@ -108,22 +105,18 @@ class ArrayFile(SampleSource):
         return batch
 
 
-class ArrayFolder(SampleSource):
+class ArrayFolder(FileSource):
     """A folder of feeds, one per file: .npz by input name, .npy for models with one input."""
 
     def __init__(self, files: Sequence[Path], model: Model) -> None:
-        super().__init__()
-        self._files = files
+        super().__init__(files)
         self._required = model.graph.feeds
 
     def count(self) -> int | None:
-        return len(self._files)
-
-    def fingerprint(self) -> Iterable[bytes] | None:
-        return file_bytes(self._files)
+        return len(self.files)
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for path in self._files:
+        for path in self.files:
             yield f"'{path}'", self._load(path)
 
     def _load(self, path: Path) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import wave
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toolkit.calibrate.readers.reader import SampleSource, file_bytes, sole_input
+from toolkit.calibrate.readers.reader import FileSource, sole_input
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError
 from toolkit.feeds.user_samples import describe
@@ -32,7 +32,7 @@ class AudioOptions:
             raise UsageError("the rate and the seconds of audio must be above 0")
 
 
-class AudioFolder(SampleSource):
+class AudioFolder(FileSource):
     """A folder of clips, one sample per file.
 
     For a model with a fixed length, each clip is split into windows of that length without overlap:
@@ -40,8 +40,7 @@ class AudioFolder(SampleSource):
     """
 
     def __init__(self, files: Sequence[Path], model: Model, options: AudioOptions) -> None:
-        super().__init__()
-        self._files, self._options = files, options
+        self._options = options
         self._name = sole_input(model, "sounds")
         declared = model.graph.type(self._name)
         sizes = declared.shape if declared is not None else None
@@ -53,16 +52,13 @@ class AudioFolder(SampleSource):
         self._rank = len(sizes)
         last = sizes[-1]
         self._length = last if isinstance(last, int) and last > 0 else None
+        super().__init__(files, options, self._length)
 
     def count(self) -> int | None:
-        return len(self._files) if self._length is None else None
-
-    def fingerprint(self) -> Iterable[bytes] | None:
-        yield repr((self._options, self._length)).encode()
-        yield from file_bytes(self._files)
+        return len(self.files) if self._length is None else None
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for path in self._files:
+        for path in self.files:
             for window in self._windows(path):
                 shaped = window.reshape((1,) * (self._rank - 1) + (-1,))
                 yield f"'{path}'", {self._name: shaped}

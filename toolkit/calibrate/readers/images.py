@@ -6,7 +6,7 @@ number of channels come from the model's input. Needs Pillow (extra `calibrate`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from onnx import TensorProto
 
-from toolkit.calibrate.readers.reader import SampleSource, file_bytes, sole_input
+from toolkit.calibrate.readers.reader import FileSource, sole_input
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import UsageError, summarize
 from toolkit.extras import require
@@ -62,7 +62,7 @@ class Preprocess:
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _ImageInput:
     """The layout and size of the model's image input."""
 
     name: str
@@ -77,13 +77,12 @@ class _Target:
     """Whether the height or the width is dynamic."""
 
 
-class ImageFolder(SampleSource):
+class ImageFolder(FileSource):
     """A folder of images, one sample per file; a fixed batch takes several files per feed."""
 
     def __init__(self, files: Sequence[Path], model: Model, options: Preprocess) -> None:
-        super().__init__()
-        self._files, self._options = files, options
-        self._target = _target(model, options)
+        self._options, self._target = options, _target(model, options)
+        super().__init__(files, options, self._target)
         for what, numbers in (("mean", options.mean), ("std", options.std)):
             if len(numbers) not in (1, self._target.channels):
                 raise UsageError(
@@ -99,16 +98,12 @@ class ImageFolder(SampleSource):
         self._pillow = require("PIL.Image", "calibrate", "images need Pillow")
 
     def count(self) -> int | None:
-        return len(self._files) // self._target.batch
-
-    def fingerprint(self) -> Iterable[bytes] | None:
-        yield repr((self._options, self._target)).encode()
-        yield from file_bytes(self._files)
+        return len(self.files) // self._target.batch
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         batch = self._target.batch
-        for at in range(0, len(self._files) - batch + 1, batch):
-            group = self._files[at : at + batch]
+        for at in range(0, len(self.files) - batch + 1, batch):
+            group = self.files[at : at + batch]
             yield f"image '{group[0]}'", {self._target.name: np.stack([*map(self._read, group)])}
 
     def _read(self, path: Path) -> Array:
@@ -145,7 +140,7 @@ class ImageFolder(SampleSource):
         return resized.crop((left, top, left + width, top + height))
 
 
-def _target(model: Model, options: Preprocess) -> _Target:
+def _target(model: Model, options: Preprocess) -> _ImageInput:
     name = sole_input(model, "images")
     declared = model.graph.type(name)
     takes = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8)
@@ -160,7 +155,7 @@ def _target(model: Model, options: Preprocess) -> _Target:
     if wanted != (height or wanted[0], width or wanted[1]):
         size = f"{wanted[0]}x{wanted[1]}"
         raise UsageError(f"images of {size} do not fit input '{name}': it is {describe(declared)}")
-    return _Target(
+    return _ImageInput(
         name=name,
         height=height or wanted[0],
         width=width or wanted[1],
@@ -172,7 +167,7 @@ def _target(model: Model, options: Preprocess) -> _Target:
     )
 
 
-def _assumed(target: _Target, options: Preprocess) -> list[str]:
+def _assumed(target: _ImageInput, options: Preprocess) -> list[str]:
     """Return notes on preprocessing that was assumed: the model does not specify it."""
     usual = Preprocess()
     is_default = all(getattr(options, n) == getattr(usual, n) for n in ("scale", "mean", "std"))

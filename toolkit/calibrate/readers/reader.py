@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,20 @@ class SampleSource:
     def fingerprint(self) -> Iterable[bytes] | None:
         """Return bytes that identify the data and options; None: the feeds identify them."""
         return None
+
+
+class FileSource(SampleSource):
+    """Raw feeds from files, which identify the data together with `settings`."""
+
+    def __init__(self, files: Sequence[Path], *settings: object) -> None:
+        super().__init__()
+        self.files = files
+        self._settings = settings
+
+    def fingerprint(self) -> Iterable[bytes] | None:
+        if self._settings:
+            yield repr(self._settings).encode()
+        yield from _file_bytes(self.files)
 
 
 class Reader:
@@ -78,7 +92,7 @@ class Reader:
         return digest.hexdigest()
 
 
-def file_bytes(paths: Iterable[Path]) -> Iterator[bytes]:
+def _file_bytes(paths: Iterable[Path]) -> Iterator[bytes]:
     """Yield the contents of files, each after its name and size."""
     for path in paths:
         yield f"{path.name} {path.stat().st_size}\n".encode()

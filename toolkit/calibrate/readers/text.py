@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from toolkit.calibrate.readers.reader import SampleSource, file_bytes
+from toolkit.calibrate.readers.reader import FileSource
 from toolkit.errors import UsageError, one_line, summarize
 from toolkit.extras import require
 from toolkit.ir.model import Model
@@ -51,11 +51,10 @@ class TextOptions:
             raise UsageError(f"max_length is {self.max_length}; it must be 1 or more")
 
 
-class TextFile(SampleSource):
+class TextFile(FileSource):
     """A file of texts, one sample each."""
 
     def __init__(self, path: Path, model: Model, options: TextOptions) -> None:
-        super().__init__()
         self._path, self._options = path, options
         if options.tokenizer is None:
             raise UsageError(
@@ -70,12 +69,8 @@ class TextFile(SampleSource):
         self._length = length if isinstance(length, int) and length > 0 else None
         if self._length is not None or self._batch > 1:
             self._require_padding()
-
-    def fingerprint(self) -> Iterable[bytes] | None:
-        options = (self._options.columns, self._options.max_length, self._batch, self._length)
-        yield repr(options).encode()
-        yield from file_bytes([self._path])
-        yield from file_bytes(sorted(f for f in self._folder.iterdir() if f.is_file()))
+        files = [path, *sorted(f for f in self._folder.iterdir() if f.is_file())]
+        super().__init__(files, options.columns, options.max_length, self._batch, self._length)
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         texts = self._texts()
