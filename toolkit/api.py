@@ -45,18 +45,17 @@ def optimize(
     """Run passes over a model and prove the result against the original.
 
     `passes` is a string as on the command line (`"fold,cleanup"`), a pass, or a list of passes,
-    rewrite rules and such strings. `opset` is the newest opset that they may lift the model to
-    where they would take a newer one than it has; `"keep"` means none at all. `samples` are real
-    inputs to validate with, as dicts of arrays by input name or as .npz files; besides them, inputs
-    are made up inside each input's domain. `calib` is the data that quantization measures ranges
-    with: what `--calib` takes, an iterable of feeds, or a `Calib` with options besides. The source
-    is never modified. Raises `NotProven` when the result differs from the original beyond the
-    tolerance of its passes.
+    rewrite rules and such strings. `opset` is the newest opset to which they may convert the model;
+    `"keep"` leaves its opset as it is. `samples` are real inputs to verify with, as dicts of arrays
+    by input name or as .npz files, in addition to synthetic inputs. `calib` is the calibration data
+    for quantization: a source as for `--calib`, an iterable of feeds, or a `Calib` with options.
+    The source is not modified. Raises `NotProven` if the result differs from the original by more
+    than the tolerance of its passes.
 
-    What quantizing may cost is in the budgets of `toolkit.accuracy.budgets`, or `max_drop` says it,
-    as 0.01, by the `metric` sqnr, cosine, top1 or error, or by a function of the outputs that knows
-    the labels; `max_drop="off"` lets everything pass. With `prefer="size"` layers may come out
-    slower than they were; `measure=False` times nothing.
+    `max_drop` is the largest loss allowed to quantization, such as 0.01, by the `metric`: sqnr,
+    cosine, top1, error, or a function of the outputs. By default, the error budgets of
+    `toolkit.accuracy.budgets` apply; `max_drop="off"` sets no limit. With `prefer="size"`, layers
+    may be slower quantized than in float; `measure=False` disables timing on this machine.
     """
     listed = passes if isinstance(passes, Sequence) and not isinstance(passes, str) else [passes]
     settings = Settings(

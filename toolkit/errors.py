@@ -12,21 +12,21 @@ from typing import Any, ClassVar
 
 
 class ToolkitError(Exception):
-    """Base of every error that the toolkit raises on purpose."""
+    """Base class of all errors that a user can act on."""
 
     exit_code: ClassVar[int] = 2
 
 
 class UsageError(ToolkitError):
-    """A pass, an option or an argument that does not exist or does not fit."""
+    """A pass, an option or an argument is unknown or invalid."""
 
 
 class ModelError(ToolkitError):
-    """The model file, or the graph in it, is broken or not understood."""
+    """The model file, or the graph in it, is invalid or not supported."""
 
 
 class SaveError(ToolkitError):
-    """The output cannot be written where it was asked for."""
+    """The output cannot be written to the requested path."""
 
 
 class RuntimeRefused(ToolkitError):
@@ -55,12 +55,12 @@ class NotProven(ToolkitError):
 
 
 def one_line(text: object, limit: int = 400) -> str:
-    """The text, or the message of an error, without line breaks and not longer than `limit`."""
+    """Return the text, or an error's message, in one line of at most `limit` characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
 def summarize(error: BaseException) -> str:
-    """An exception of foreign code in one line: its type and its message."""
+    """Return the type and message of an exception in one line."""
     message = one_line(error.msg if isinstance(error, SyntaxError) else error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

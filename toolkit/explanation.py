@@ -62,7 +62,7 @@ class Explanation:
     """The result of `toolkit explain`.
 
     `misses` are the match failures of rules without an anchor, `besides` counts the rewrites of
-    passes that do not fuse, `problems` names the passes that failed.
+    other passes, `problems` are the passes that failed.
     """
 
     path: Path | None

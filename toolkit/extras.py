@@ -1,4 +1,4 @@
-"""Packages that come with an extra of this one: imported where they are needed, by name."""
+"""Optional packages, which an extra of this distribution installs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolkit.errors import UsageError
 
 
 def require(module: str, extra: str, needed: str) -> Any:
-    """The module, or a UsageError: what is needed (`images need Pillow`), and how to get it."""
+    """Import a module; raise UsageError with `needed` ("images need Pillow") and the command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -17,5 +17,5 @@ def require(module: str, extra: str, needed: str) -> Any:
 
 
 def install(extra: str) -> str:
-    """The command that brings the packages of an extra."""
+    """Return the command that installs an extra."""
     return f"pip install 'onnx-toolkit-passes[{extra}]'"

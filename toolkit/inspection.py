@@ -1,4 +1,4 @@
-"""The facts behind `toolkit inspect`: what a model holds, and what would not run."""
+"""The data behind `toolkit inspect`: the contents of a model, and why it does not run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from toolkit.storage import serialize
 from toolkit.storage.weights import is_external, nbytes, reference
 
 Dimension = int | str | None
-"""A size, the name of a dynamic dimension, or None where the model says nothing."""
+"""A size, the name of a dynamic dimension, or None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """An input or output. `shape` is None when even the rank is open."""
+    """An input or output. `shape` is None if the rank is unknown."""
 
     name: str
     type: str
@@ -37,7 +37,7 @@ class ValueFacts:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """One stored tensor and the operators that read it."""
+    """One stored tensor and the operators that use it."""
 
     name: str
     dtype: str
@@ -49,7 +49,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Everything that `toolkit inspect` knows."""
+    """The contents of a model, as `toolkit inspect` shows them."""
 
     path: str | None
     bytes: int
@@ -73,12 +73,12 @@ class ModelFacts:
     obstacles: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as plain data for `json.dump`."""
+        """Return the facts as plain data for `json.dump`."""
         return dataclasses.asdict(self)
 
 
 def inspect(model: Model, custom_ops: Sequence[str] = ()) -> ModelFacts:
-    """Look at a model without changing it; tries to load it in onnxruntime."""
+    """Return the facts about a model; tries to load it in onnxruntime."""
     shell = model.to_proto()
     graphs = list(model.graphs())
     tensors = sorted(_stored(model, graphs), key=lambda t: (-t.bytes, t.name))
@@ -112,39 +112,28 @@ def inspect(model: Model, custom_ops: Sequence[str] = ()) -> ModelFacts:
 
 
 def _stored(model: Model, graphs: list[Graph]) -> Iterator[TensorFacts]:
-    """Initializers of all graphs, and what Constant nodes hold."""
+    """Yield the initializers of all graphs and the tensors of Constant nodes."""
     for graph in graphs:
-        for name, tensor in graph.initializers.items():
-            yield _tensor(model, name, tensor, _readers(graph, name))
-        for node in graph.nodes:
-            if nd.is_op(node, "Constant"):
-                name = node.output[0]
-                tensor = graph.tensor(name)
-                if tensor is not None:
-                    yield _tensor(model, name, tensor, _readers(graph, name))
-
-
-def _tensor(model: Model, name: str, tensor: TensorProto, ops: tuple[str, ...]) -> TensorFacts:
-    return TensorFacts(
-        name=name,
-        dtype=dtype_name(tensor.data_type),
-        shape=tuple(tensor.dims),
-        bytes=nbytes(tensor),
-        ops=ops,
-        file=_data_file(model, tensor),
-    )
+        constants = (node.output[0] for node in graph.nodes if nd.is_op(node, "Constant"))
+        for name in (*graph.initializers, *constants):
+            tensor = graph.tensor(name)
+            if tensor is not None:
+                yield TensorFacts(
+                    name=name,
+                    dtype=dtype_name(tensor.data_type),
+                    shape=tuple(tensor.dims),
+                    bytes=nbytes(tensor),
+                    ops=tuple(dict.fromkeys(map(nd.qualified, graph.users(name)))),
+                    file=_data_file(model, tensor),
+                )
 
 
 def _data_file(model: Model, tensor: TensorProto) -> str | None:
-    """The file beside the model that holds the tensor's bytes, if it is in one."""
+    """Return the external data file that contains a tensor, or None."""
     if not is_external(tensor) or model.weights.overlaid(tensor) is not None:
         return None
     location = reference(tensor)[0]
     return location if model.path is None or location != model.path.name else None
-
-
-def _readers(graph: Graph, value: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(nd.qualified, graph.users(value))))
 
 
 def _total(tensors: list[TensorFacts], key: Callable[[TensorFacts], str]) -> dict[str, int]:
@@ -155,7 +144,7 @@ def _total(tensors: list[TensorFacts], key: Callable[[TensorFacts], str]) -> dic
 
 
 def _external_files(model: Model) -> dict[str, int]:
-    """Data files beside the model, with their sizes."""
+    """Return the model's external data files with their sizes."""
     folder = model.weights.folder or Path()
     named = {_data_file(model, tensor) for tensor in model.tensors()}
     return {name: (folder / name).stat().st_size for name in sorted(filter(None, named))}
@@ -176,7 +165,7 @@ def _value(declared: ValueInfoProto, has_default: bool = False) -> ValueFacts:
 
 
 def describe_type(declared: TypeProto) -> tuple[str, tuple[Dimension, ...] | None]:
-    """The type in words, and the shape where it has one."""
+    """Return a type in words, and its shape if it is a tensor."""
     kind = declared.WhichOneof("value")
     if kind == "tensor_type":
         return dtype_name(declared.tensor_type.elem_type), _shape(declared.tensor_type)
@@ -184,17 +173,13 @@ def describe_type(declared: TypeProto) -> tuple[str, tuple[Dimension, ...] | Non
         sparse = declared.sparse_tensor_type
         return f"sparse {dtype_name(sparse.elem_type)}", _shape(sparse)
     if kind == "sequence_type":
-        return f"sequence of {_in_words(declared.sequence_type.elem_type)}", None
+        return f"sequence of {describe_type(declared.sequence_type.elem_type)[0]}", None
     if kind == "optional_type":
-        return f"optional {_in_words(declared.optional_type.elem_type)}", None
+        return f"optional {describe_type(declared.optional_type.elem_type)[0]}", None
     if kind == "map_type":
         entry = declared.map_type
-        return f"map of {dtype_name(entry.key_type)} to {_in_words(entry.value_type)}", None
+        return f"map of {dtype_name(entry.key_type)} to {describe_type(entry.value_type)[0]}", None
     return "unknown", None
-
-
-def _in_words(declared: TypeProto) -> str:
-    return describe_type(declared)[0]
 
 
 def _shape(
@@ -208,7 +193,7 @@ def _shape(
 
 
 def _dynamic(inputs: list[ValueFacts], outputs: list[ValueFacts]) -> dict[str, list[str]]:
-    """Each named dynamic dimension and where it occurs; those without a name under `?`."""
+    """Return the axes of each dynamic dimension by its name; unnamed ones under `?`."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for value in (*inputs, *outputs):
         for axis, size in enumerate(value.shape or ()):

@@ -60,7 +60,7 @@ class Settings:
             has_budget = not self.requirement().off
             if has_budget and self.validate == "off" and self.calib is None:
                 raise UsageError(
-                    "--max-drop and --metric are of no use with --validate off and without --calib"
+                    "--max-drop and --metric have no effect with --validate off and no --calib"
                 )
 
     def requirement(self) -> Requirement:
@@ -84,5 +84,5 @@ def _require_opset(limit: OpsetLimit, target: Target) -> None:
         raise UsageError(f"opset {limit!r} is not valid: give a number, or 'keep' for no lift")
     if not 1 <= limit <= target.max_opset:
         raise UsageError(
-            f"opset {limit} is out of range: onnxruntime loads opsets from 1 to {target.max_opset}"
+            f"opset {limit} is out of range: onnxruntime loads opsets 1 to {target.max_opset}"
         )

@@ -153,7 +153,7 @@ def test_a_registered_exporter(run, site):
     Path("brand.json").write_text('{"mine": 1}')
     done = run("export", "brandwork:build", "-o", "model.onnx")
     assert done.code == 2
-    assert "'brand.json' is there and differs" in done.err
+    assert "'brand.json' already exists and differs" in done.err
     assert not Path("model.onnx").exists()
 
 
@@ -234,11 +234,11 @@ def models(here):
             ("models.py:raises failed: RuntimeError: no weights here", "line 8"),
         ),
         ("./models.py:ends", "failed: SystemExit: 3"),
-        ("./models.py:nothing", "no front end takes a NoneType"),
+        ("./models.py:nothing", "no front end accepts a value of type NoneType"),
         ("./models.py:bare", "needs an example"),
         ("./models.py:unknown", ("'com.nowhere' is unknown", "--custom-ops")),
-        (".", "no front end takes '.'"),
-        ("model.onnx", ("in ONNX already", "toolkit optimize")),
+        (".", "no front end accepts '.'"),
+        ("model.onnx", ("an ONNX model already", "toolkit optimize")),
     ],
 )
 def test_sources_that_are_none(refused, models, source, says):
@@ -254,11 +254,11 @@ def test_sources_that_are_none(refused, models, source, says):
         (("--dynamic", "x"), "write input:0=batch"),
         (("--dynamic", "z:0=batch"), ("no such input", "inputs: x")),
         (("--dynamic", "x:5=batch"), "it has 2 axes"),
-        (("--dynamic", "none", "--dynamic", "x:0=batch"), "stands alone"),
+        (("--dynamic", "none", "--dynamic", "x:0=batch"), "fixes every size"),
         (("--example", "gone.npz"), "'gone.npz' does not exist"),
-        (("--example", "floaty[1,2]"), "no type 'floaty'"),
+        (("--example", "floaty[1,2]"), "unknown type 'floaty'"),
         (("--example", "float32[1]", "--example", "x=float32[1]"), "all arguments by name"),
-        (("--example", "deepflow.py"), "no .npz file"),
+        (("--example", "deepflow.py"), "not an .npz file"),
         (("--input-names", "a,b"), "2 input names are given, but there are 1 inputs: x"),
         (("--output-names", "a,,b"), "an output name is empty"),
         (("--framework", "deepflo"), "unknown framework"),
@@ -278,7 +278,7 @@ def test_options_that_do_not_fit(refused, models, options, says):
         ((), "-o FILE is missing"),
         (("-o", "-"), "not possible"),
         (("-o", "no/such/out.onnx"), "does not exist"),
-        (("-o", "out.onnx", "--json", "out.onnx"), "is where the model goes"),
+        (("-o", "out.onnx", "--json", "out.onnx"), "is the output too"),
     ],
 )
 def test_places_that_nothing_can_be_written_to(refused, models, output, says):

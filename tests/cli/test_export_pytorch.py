@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -96,7 +97,7 @@ def test_a_model_end_to_end(run, models):
     for words in ("dynamo", "ids:0=batch,1=sequence", "blocks.0.norm", "dropout (Dropout)"):
         assert words in done.out
     session = onnxruntime.InferenceSession("model.onnx")
-    (y,) = session.run(None, {"ids": np.zeros((7, 11), np.int64)})
+    y: Any = session.run(None, {"ids": np.zeros((7, 11), np.int64)})[0]
     assert y.shape == (7, 8)
     report = json.loads(Path("r.json").read_text())
     rows = report["map"]["model"]["rows"]
@@ -173,7 +174,7 @@ def test_custom_operators(run, refused, models):
         (("--example", "x=float32[1,10]"), "does not run on the example"),
         (("--example", "float32[1,10]", "--example", "float32[1]"), "does not fit forward(input)"),
         (("--example", "float32[1,10]", "--dynamic", "x:0=batch"), "inputs: input"),
-        (("--example", "float32[1,10]", "--weights", "gone.pt"), "do not exist"),
+        (("--example", "float32[1,10]", "--weights", "gone.pt"), "does not exist"),
         ((), "needs an example"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import onnx
@@ -57,7 +58,7 @@ def wrong_rule(tmp_path, monkeypatch):
     return f"{path}:off_by_some"
 
 
-def outputs(path, batch):
+def outputs(path, batch) -> Any:
     session = onnxruntime.InferenceSession(str(path))
     image = np.random.default_rng(batch).standard_normal((batch, 3, 32, 32)).astype(np.float32)
     return session.run(None, {"image": image})
@@ -238,7 +239,7 @@ def test_opset(run, noisy, tmp_path, options, reached):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("27", "loads opsets from 1 to 26"),
+        ("27", "loads opsets 1 to 26"),
         ("0", "out of range"),
         ("-3", "out of range"),
         ("newest", "a number, or keep"),

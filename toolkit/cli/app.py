@@ -28,7 +28,7 @@ class _Command(TyperCommand):
         return _without_value(super().get_help_option(ctx))
 
 
-class _Group(TyperGroup):
+class _CommandGroup(TyperGroup):
     def get_help_option(self, ctx: Any) -> TyperOption | None:
         return _without_value(super().get_help_option(ctx))
 
@@ -42,7 +42,7 @@ def _without_value(option: TyperOption | None) -> TyperOption | None:
 
 app = typer.Typer(
     name="toolkit",
-    cls=_Group,
+    cls=_CommandGroup,
     help="Make ONNX models smaller and faster; every pass is verified against the original.",
     epilog="To start: toolkit optimize model.onnx --passes fuse --time",
     add_completion=False,

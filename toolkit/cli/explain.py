@@ -10,7 +10,7 @@ import typer
 
 from toolkit.cli import arguments as args
 from toolkit.cli.inputs import read_model, require_apart
-from toolkit.cli.output_file import JsonReport
+from toolkit.cli.outputs import JsonReport
 from toolkit.targets import DEFAULT_TARGET
 
 
@@ -33,7 +33,7 @@ def explain(
     The passes run without verification on a copy in memory: no model is written.
     """
     report = JsonReport(json_file)
-    report.require()
+    report.side_file.require()
 
     from toolkit.explanation import explain_passes
     from toolkit.pass_manager.registry import parse_passes

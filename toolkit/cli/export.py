@@ -12,7 +12,7 @@ import typer
 
 from toolkit.cli import arguments as args
 from toolkit.cli.interrupts import Interrupted
-from toolkit.cli.output_file import JsonReport
+from toolkit.cli.outputs import JsonReport, model_files
 from toolkit.errors import NotProven, UsageError
 from toolkit.storage.atomic_write import require_writable, same_file
 
@@ -102,7 +102,8 @@ def export(
         ),
     ] = False,
     framework: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The front end, if several take the source.")
+        str | None,
+        typer.Option(metavar="NAME", help="The front end, if several fit the source."),
     ] = None,
     trust_remote_code: Annotated[
         bool,
@@ -124,7 +125,7 @@ def export(
     """Export a model to ONNX and prove the graph against the framework at several sizes."""
     _require_output(output, source, show_map)
     report = JsonReport(json_file)
-    report.require(Path(output) if output else None)
+    report.side_file.require(model_files(Path(output), sidecar=True) if output else ())
     shown = not quiet and not report.on_stdout
     listed = ",".join(filter(None, [passes, _QUANTIZE if quantize else None]))
 
@@ -135,7 +136,7 @@ def export(
         if listed:
             from toolkit.pass_manager.registry import parse_passes
 
-            parse_passes(listed)  # a misspelled pass shows before the work starts
+            parse_passes(listed)  # reports a misspelled pass before the export starts
         request = Request(
             task=task,
             framework=framework,
@@ -221,7 +222,7 @@ def _finish(
 def _require_output(output: str | None, source: str, show_map: bool) -> None:
     """Raise, before the work starts, unless the output can be written."""
     if source.endswith(".onnx"):
-        raise UsageError(f"'{source}' is in ONNX already: toolkit optimize takes it")
+        raise UsageError(f"'{source}' is an ONNX model already: use toolkit optimize")
     if output is None:
         if not show_map:
             raise UsageError("-o FILE is missing: say where to write the model")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.cli.output_file import OutputFile
+from toolkit.cli.outputs import OutputFile
 from toolkit.errors import ModelError, UsageError
 from toolkit.storage.atomic_write import same_file
 from toolkit.user_code import running_files

@@ -8,7 +8,7 @@ import typer
 
 from toolkit.cli import arguments as args
 from toolkit.cli.inputs import read_model, require_apart
-from toolkit.cli.output_file import JsonReport
+from toolkit.cli.outputs import JsonReport
 
 
 def inspect(
@@ -21,7 +21,7 @@ def inspect(
 ) -> None:
     """Show inputs, outputs, opsets, operators and weights, and what does not run and why."""
     report = JsonReport(json_file)
-    report.require()
+    report.side_file.require()
 
     from toolkit.inspection import inspect as look
     from toolkit.report.console import console

@@ -22,7 +22,7 @@ from toolkit.errors import ToolkitError
 
 _BAD, _DEFECT, _PIPE_CLOSED = 2, 70, 141
 
-_LIBRARY_WORDS = re.compile(r"Value error, |, unable to parse \w+ as an? \w+")
+_LIBRARY_PHRASES = re.compile(r"Value error, |, unable to parse \w+ as an? \w+")
 """Phrases that typer's validation library adds to messages."""
 
 _WRITERS = ("optimize", "export")
@@ -55,7 +55,7 @@ def _run(given: list[str]) -> int:
     try:
         result = app(args=given, prog_name="toolkit", standalone_mode=False)
     except typer.TyperException as error:
-        message = _LIBRARY_WORDS.sub("", error.format_message())
+        message = _LIBRARY_PHRASES.sub("", error.format_message())
         if "unexpected extra argument" in message and given[0] in _WRITERS:
             message += ": the output is -o FILE, and --passes a,b has no spaces"
         return _fail(error, message.replace("Input should", "it should"), _BAD)

@@ -14,8 +14,7 @@ from toolkit.cli import arguments as args
 from toolkit.cli import calibration
 from toolkit.cli.inputs import read_model, require_apart
 from toolkit.cli.interrupts import Interrupted
-from toolkit.cli.output_file import JsonReport, SideFile, output_file
-from toolkit.cli.outputs import Destinations
+from toolkit.cli.outputs import Destinations, JsonReport, SideFile, model_path
 from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import NotProven, UsageError
 from toolkit.settings import Prefer, Settings, Validate
@@ -98,8 +97,8 @@ def optimize(
 ) -> None:
     """Run passes on a model, prove the result against the original, and write it."""
     report = JsonReport(json_file)
-    plan_file, page_file = SideFile.of("--plan", plan), SideFile.of("--html", html)
-    into = Destinations(output_file(output, model), external_data, report, plan_file, page_file)
+    plan_file, page_file = SideFile("--plan", plan), SideFile("--html", html)
+    into = Destinations(model_path(output, model), external_data, report, plan_file, page_file)
     into.require()
     if samples and validate == "off":
         raise UsageError("--sample has no effect with --validate off")
@@ -114,17 +113,12 @@ def optimize(
     shown = not quiet and not report.on_stdout
     libraries = args.libraries(custom_ops)
     try:
-        # the output of a user's pass goes to standard error: standard output is the report's
+        # the output of a user's pass goes to standard error: standard output is for reports
         with progress_bar(shown) as progress, redirect_stdout(sys.stderr):
             chosen = parse_passes(passes)
-            _require_quantizing(
-                chosen,
-                max_drop=max_drop,
-                metric=metric,
-                plan=plan,
-                prefer=prefer if prefer == "size" else None,
-                no_measure=no_measure or None,
-            )
+            given = {"--max-drop": max_drop, "--metric": metric, "--plan": plan}
+            given |= {"--prefer": prefer == "size" or None, "--no-measure": no_measure or None}
+            _require_quantizing(chosen, [option for option in given if given[option] is not None])
             settings = Settings(
                 target=target,
                 validate=validate,
@@ -170,20 +164,18 @@ def optimize(
                     line(out, label, str(value))
 
 
-def _require_quantizing(passes: Sequence[Pass], **asked: object) -> None:
-    """Raise if an option of quantization is given and no pass quantizes."""
+def _require_quantizing(passes: Sequence[Pass], options: Sequence[str]) -> None:
+    """Raise if options of quantization are given and no pass quantizes."""
     from toolkit.verification.tolerance import QUANT
 
-    if any(item.tolerance is QUANT for item in passes):
-        return
-    unused = next((name for name, value in asked.items() if value is not None), None)
-    if unused is not None:
-        option = unused.replace("_", "-")
-        raise UsageError(f"--{option} has no effect: none of the passes quantizes, add quantize")
+    if options and not any(item.tolerance is QUANT for item in passes):
+        raise UsageError(
+            f"{options[0]} has no effect, none of the passes quantizes: add quantize to --passes"
+        )
 
 
 def _failed(model: Path, error: NotProven) -> dict[str, Any]:
-    """Return the report of a failed run; the input is read again, as passes edit in place."""
+    """Return the report of a failed run; reloads the input, which the passes edited in place."""
     from toolkit.pass_manager.result import ModelStats
 
     return {
@@ -210,5 +202,5 @@ def _reporting_state(destination: Path) -> Generator[list[Path]]:
     except OSError as error:
         if not done:
             raise
-        # the model is right even if the table cannot be printed
+        # the model is valid even if the report cannot be printed
         print(f"standard output: {error.strerror}; '{destination}' is written", file=sys.stderr)

@@ -10,7 +10,7 @@ import typer
 from toolkit.cli import arguments as args
 from toolkit.cli import calibration
 from toolkit.cli.inputs import read_model, require_apart
-from toolkit.cli.output_file import JsonReport
+from toolkit.cli.outputs import JsonReport
 from toolkit.errors import UsageError
 from toolkit.settings import Settings
 
@@ -51,7 +51,7 @@ def sensitivity(
 ) -> None:
     """Quantize one layer at a time to find sensitive ones; show how errors accumulate."""
     report = JsonReport(json_file)
-    report.require()
+    report.side_file.require()
 
     from toolkit.accuracy.ablation import quantize_by
     from toolkit.accuracy.evaluator import evaluator_for

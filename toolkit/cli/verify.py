@@ -10,7 +10,7 @@ import typer
 
 from toolkit.cli import arguments as args
 from toolkit.cli.inputs import read_model, require_apart
-from toolkit.cli.output_file import JsonReport
+from toolkit.cli.outputs import JsonReport
 from toolkit.cli.timing import TimeBoth, speed_of
 from toolkit.errors import RuntimeRefused, UsageError
 
@@ -37,7 +37,7 @@ def verify(
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"--tolerance {tolerance} is not valid: write a number, 0 or more")
     report = JsonReport(json_file)
-    report.require()
+    report.side_file.require()
 
     from toolkit.report.comparison import print_comparison
     from toolkit.report.console import console, line

@@ -1,4 +1,4 @@
-"""Exported: proven graphs with the files that belong beside them, ready to save or to optimize."""
+"""Exported: proven graphs and their companion files, ready to save or to optimize."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import SaveError, UsageError
-from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import Case, Failure
 from toolkit.frontends.request import Axes, Request
 from toolkit.frontends.scratch import Scratch
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.result import Result
 
 _SAMPLES = 4
-"""Of the inputs that the export was proven with, so many also judge the passes after it."""
+"""The number of test inputs of the export proof on which later passes are verified too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedGraph:
-    """One graph, as it was proven against its framework.
+    """One graph, proven against its framework.
 
-    `failures` are the ways that were tried before and why they were given up; `optimized` is what
-    passes made of it, with a proof of its own against the graph as exported.
+    `failures` are the earlier attempts; `optimized` is the result of running passes, proven against
+    the graph as exported.
     """
 
     name: str
@@ -49,7 +48,7 @@ class ExportedGraph:
 
     @property
     def result(self) -> Model:
-        """The graph to deploy: optimized where passes ran."""
+        """The graph to deploy: the optimized one if passes ran."""
         return self.model if self.optimized is None else self.optimized.model
 
     def to_json(self) -> dict[str, Any]:
@@ -60,8 +59,8 @@ class ExportedGraph:
             "tried": [{"exporter": f.exporter, "reason": f.reason} for f in self.failures],
             "opset": self.result.opsets.get("", 0),
             "nodes": self.result.node_count(),
-            "inputs": [_value(self.result, name) for name in graph.feeds],
-            "outputs": [_value(self.result, name) for name in graph.outputs],
+            "inputs": [describe_value(self.result, name) for name in graph.feeds],
+            "outputs": [describe_value(self.result, name) for name in graph.outputs],
             "dynamic": {
                 n: {str(a): d for a, d in axes.items()} for n, axes in self.dynamic.items()
             },
@@ -72,19 +71,15 @@ class ExportedGraph:
         }
 
 
-def _taken(feed: Feed, model: Model) -> Feed:
-    """The feed without inputs that the graph does not have."""
-    return {name: value for name, value in feed.items() if name in model.graph.inputs}
-
-
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise SaveError(f"cannot make the folder '{folder}': {error.strerror}") from error
+        raise SaveError(f"cannot create the folder '{folder}': {error.strerror}") from error
 
 
-def _value(model: Model, name: str) -> dict[str, Any]:
+def describe_value(model: Model, name: str) -> dict[str, Any]:
+    """Return the name, type and shape of a value; type None if it is not a tensor."""
     declared = model.graph.type(name)
     if declared is None:
         return {"name": name, "type": None, "shape": None}
@@ -96,9 +91,10 @@ def _value(model: Model, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What `export` hands back.
+    """The result of `export`.
 
-    Weights and companions lie in a scratch folder, which goes with the last of this and its models.
+    Weights and companions are in a scratch folder, deleted with the last reference to this object
+    and its models.
     """
 
     graphs: Mapping[str, ExportedGraph]
@@ -111,7 +107,7 @@ class Exported:
 
     @property
     def only(self) -> ExportedGraph:
-        """The graph, where there is one; UsageError where there are several."""
+        """The single graph; raises UsageError if there are several."""
         if len(self.graphs) != 1:
             raise UsageError(
                 f"there are {len(self.graphs)} graphs ({', '.join(self.graphs)}): name one of them"
@@ -120,21 +116,22 @@ class Exported:
 
     @property
     def model(self) -> Model:
-        """The one graph's model, to go on with."""
+        """The model of the single graph."""
         return self.only.result
 
     def to_bytes(self, name: str | None = None) -> bytes:
-        """The model as one serialized ModelProto, with all weights inside."""
+        """Serialize a graph, with all weights, as one ModelProto."""
         graph = self.only if name is None else self.graphs[name]
         chunks = serialize.inflate(graph.result.to_proto(), graph.result.weights)
         if serialize.size_of(chunks) >= serialize.PROTOBUF_LIMIT:
-            raise UsageError("the model is over 2 GiB, which no protobuf holds: save it to a file")
+            raise UsageError("the model exceeds protobuf's limit of 2 GiB: save it to a file")
         return b"".join(chunks)
 
     def files(self, path: str | os.PathLike[str]) -> dict[str, Path]:
-        """Where `save` puts each graph: one graph at `path`, several in the folder `path`.
+        """Return the path at which `save` writes each graph.
 
-        One graph in a folder is called `model.onnx`.
+        A single graph is written to `path`, or as `model.onnx` if `path` is a folder; several
+        graphs are written into the folder `path`.
         """
         folder = os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir()
         path = Path(path)
@@ -148,13 +145,13 @@ class Exported:
         return {name: path / f"{name}.onnx" for name in self.graphs}
 
     def save(self, path: str | os.PathLike[str], external_data: bool = False) -> list[Path]:
-        """Write the graphs, and beside them the files that belong to them; returns all of them.
+        """Write the graphs and their companion files; return the paths.
 
-        A companion never replaces a file that is not of an earlier export to the same place.
+        A companion replaces a different file only if an earlier export wrote to the same place.
         """
         places = self.files(path)
         folder = next(iter(places.values())).parent
-        if folder != Path(path).parent:  # a folder of the model's own, which may be new
+        if folder != Path(path).parent:  # a folder for the graphs, perhaps a new one
             _make_folder(folder)
         companions = {
             folder / name: source
@@ -162,15 +159,15 @@ class Exported:
             if not same_file(folder / name, source)
         }
         again = all(place.exists() for place in places.values())
-        for inner in {target.parent for target in companions} - {folder}:  # as of 1_Pooling/
+        for inner in {target.parent for target in companions} - {folder}:  # such as 1_Pooling/
             _make_folder(inner)
         for place in (*places.values(), *companions):
             require_writable(place)
         for target, source in companions.items():
             if target.exists() and not again and target.read_bytes() != source.read_bytes():
                 raise SaveError(
-                    f"'{target}' is there and differs from the model's own: name a folder for "
-                    "the model alone, as in -o exported/"
+                    f"'{target}' already exists and differs: export to a folder of its own, as in "
+                    "-o exported/"
                 )
         if companions:
             write_files({target: [source.read_bytes()] for target, source in companions.items()})
@@ -184,10 +181,9 @@ class Exported:
         target: str = DEFAULT_TARGET,
         progress: Callable[[Progress], None] | None = None,
     ) -> Exported:
-        """The same with passes run over every graph, proven against the graph as exported.
+        """Run passes on every graph, verified against the graph as exported.
 
-        The inputs that the export was proven with judge them too. An opset that was asked for is
-        kept.
+        Test inputs of the export proof serve as samples. A requested opset is kept.
         """
         from toolkit.api import optimize
 
@@ -198,7 +194,10 @@ class Exported:
                 passes,
                 target,
                 opset=self.request.opset,
-                samples=[_taken(case.feed, graph.result) for case in graph.cases[:_SAMPLES]],
+                samples=[
+                    {n: v for n, v in case.feed.items() if n in graph.result.graph.inputs}
+                    for case in graph.cases[:_SAMPLES]
+                ],
                 seed=self.request.seed,
                 custom_ops=self.request.custom_ops,
                 progress=progress,
@@ -207,7 +206,7 @@ class Exported:
         return replace(self, graphs=done)
 
     def to_json(self) -> dict[str, Any]:
-        """The report, as plain data for `json.dump`."""
+        """Return the report as plain data for `json.dump`."""
         return {
             "framework": self.framework,
             "graphs": [graph.to_json() for graph in self.graphs.values()],

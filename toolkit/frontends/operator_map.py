@@ -1,8 +1,8 @@
-"""`--map`: which module and operator of the framework each ONNX node comes from.
+"""`--map`: the module and operator of the framework behind each ONNX node.
 
-Read from the exported file itself: dynamo writes metadata on every node (`pkg.torch.onnx.*`), and
-so do we on those of TorchScript, which only names nodes after the module that they are in
-(`/encoder/layer.0/MatMul`). Others leave nothing: their nodes are listed by operator alone.
+The map is read from the exported file: dynamo annotates every node with metadata
+(`pkg.torch.onnx.*`), and we annotate those of TorchScript, which itself only names nodes after
+their module (`/encoder/layer.0/MatMul`). Without either, nodes are grouped by operator alone.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from toolkit.runtime.diagnose import try_kernels
 _META = "pkg.torch.onnx."
 _TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
 _NO_MODULE = "_empty_nn_module_stack"
-"""What torch writes for operators that it added itself, such as the sizes of inputs."""
-_RESHAPING = (*VIEWS, "Expand", "Transpose")
-# `prims.convert_element_type` is not among them: it is how a promotion of types is written out.
-_ASKS_FOR_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
-_ASKS_FOR_SHAPE = re.compile(
+"""The scope that torch gives to operators it added itself, such as those that size inputs."""
+_RESHAPES = (*VIEWS, "Expand", "Transpose")
+# Without `prims.convert_element_type`: that is an implicit type promotion.
+_IMPLIES_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
+_IMPLIES_RESHAPE = re.compile(
     r"view|reshape|expand|permute|transpose|squeeze|flatten|\.t(\.|$)|select|slice|repeat|unfold|"
     r"split|chunk|stack|movedim|broadcast|pixel|shuffle"
 )
@@ -37,19 +37,19 @@ _ASKS_FOR_SHAPE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: the module's path and class, the operator, the line of code."""
+    """The origin of a node: its module's path and class, its operator, its line of code."""
 
     module: str = ""
     kind: str = ""
     operator: str = ""
     instance: str = ""
-    """The call itself, to tell two of the same operator apart."""
+    """The call, which distinguishes two uses of the same operator."""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """One operator of one module, and the ONNX nodes that it became."""
+    """One operator of one module, and the ONNX nodes it was exported to."""
 
     module: str
     kind: str
@@ -58,10 +58,10 @@ class OperatorRow:
     nodes: dict[str, int]
     """ONNX operators with their counts."""
     opset: int
-    """The newest opset that one of them first appeared in, in this form."""
+    """The oldest opset that has all of them in this version; 0 if none is standard."""
     dtypes: tuple[str, ...]
     changes: tuple[str, ...]
-    """Casts and reshapes that the framework's operator does not ask for."""
+    """Casts and reshapes that the exporter added."""
     standard: bool
     runs: bool
     """Whether onnxruntime has a CPU kernel for all of them."""
@@ -70,7 +70,7 @@ class OperatorRow:
 
     @property
     def how(self) -> str:
-        """`direct` where every call became one node, else `decomposed`."""
+        """`direct` if every call became one node, else `decomposed`."""
         return "direct" if sum(self.nodes.values()) <= self.calls else "decomposed"
 
     def to_json(self) -> dict[str, Any]:
@@ -93,14 +93,15 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class OperatorMap:
-    """The table, the names that lead back to modules, and what changed its type on the way."""
+    """The map of a model: one row per operator, and the origins of its values and weights."""
 
     rows: tuple[OperatorRow, ...]
     values: dict[str, str]
-    """Intermediate values, and the module and operator that they come from."""
+    """Module and operator by intermediate value."""
     initializers: dict[str, str]
-    """Weights, and the module that they belong to; empty for constants of the exporter's own."""
+    """Module by weight; empty for constants that the exporter added."""
     flags: tuple[str, ...]
+    """Casts and reshapes that the exporter added, with their modules."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -112,7 +113,7 @@ class OperatorMap:
 
 
 def map_operators(model: Model, custom_ops: Sequence[str] = ()) -> OperatorMap:
-    """The table of a model as its exporter wrote it."""
+    """Return the map of a model as its exporter wrote it."""
     kinds, missing = _kernels(model, custom_ops)
     types = _types(model)
     groups: dict[tuple[str, str, str], list[tuple[NodeProto, Origin]]] = {}
@@ -132,26 +133,24 @@ def map_operators(model: Model, custom_ops: Sequence[str] = ()) -> OperatorMap:
 
 
 def _owners(model: Model) -> dict[str, str]:
-    """The module of each weight: by its name (`encoder.layer.weight`), else by who reads it."""
-    readers: dict[str, set[str]] = {}
+    """Return the module of each weight, by its name (`encoder.layer.weight`) or its sole user."""
+    users: dict[str, set[str]] = {}
     for node in _nodes(model):
         for name in nd.inputs_of(node):
-            readers.setdefault(name, set()).add(origin_of(node).module)
+            users.setdefault(name, set()).add(origin_of(node).module)
     owners: dict[str, str] = {}
     for name in model.graph.initializers:
-        modules = readers.get(name, set())
-        alone = modules.pop() if len(modules) == 1 else ""
-        owners[name] = alone if "/" in name or "::" in name else name.rpartition(".")[0] or alone
+        modules = users.get(name, set())
+        sole = modules.pop() if len(modules) == 1 else ""
+        owners[name] = sole if "/" in name or "::" in name else name.rpartition(".")[0] or sole
     return owners
 
 
 def origin_of(node: NodeProto) -> Origin:
-    """Where a node comes from, by its metadata or its name."""
+    """Return the origin of a node from its metadata, or else from its name."""
     meta = {entry.key: entry.value for entry in node.metadata_props}
-    scopes, classes = (
-        _listed(meta.get(f"{_META}name_scopes")),
-        _listed(meta.get(f"{_META}class_hierarchy")),
-    )
+    scopes = _parsed_list(meta.get(f"{_META}name_scopes"))
+    classes = _parsed_list(meta.get(f"{_META}class_hierarchy"))
     if scopes:
         if scopes[-2:][0].startswith(_NO_MODULE):
             scopes[-2:-1], classes[-2:-1] = [""], [""]
@@ -172,7 +171,7 @@ def origin_of(node: NodeProto) -> Origin:
 
 
 def note_origin(node: NodeProto, origin: Origin) -> None:
-    """Write down where a node comes from, as dynamo does: `origin_of` reads it back."""
+    """Store the origin of a node as dynamo does, for `origin_of`."""
     file, _, line = origin.source.rpartition(":")
     found = {
         "name_scopes": repr([origin.module, origin.instance]),
@@ -185,17 +184,17 @@ def note_origin(node: NodeProto, origin: Origin) -> None:
 
 
 def module_path(scopes: Sequence[str]) -> str:
-    """`/encoder/layer/layer.0/self` names `encoder.layer.0.self`: a list names itself twice."""
+    """Join scopes to a path: `encoder, layer, layer.0, self` is `encoder.layer.0.self`."""
     path: list[str] = []
     for scope in scopes:
         head, dot, _ = scope.rpartition(".")
-        if dot and path and path[-1] == head:
+        if dot and path and path[-1] == head:  # a ModuleList occurs twice
             path.pop()
         path.append(scope)
     return ".".join(path)
 
 
-def _listed(text: str | None) -> list[str]:
+def _parsed_list(text: str | None) -> list[str]:
     if not text:
         return []
     try:
@@ -205,7 +204,7 @@ def _listed(text: str | None) -> list[str]:
 
 
 def _own_line(trace: str) -> str:
-    """`model.py:7`: the innermost line of a stack that is not torch's own."""
+    """Return the innermost line of a stack outside torch, as `model.py:7`."""
     found = re.findall(r'File "([^"]+)", line (\d+)', trace)
     files = [(re.split(r"[/\\]", path), line) for path, line in found]
     own = [(path[-1], line) for path, line in files if "torch" not in path]
@@ -216,7 +215,7 @@ def _own_line(trace: str) -> str:
 
 
 def _nodes(model: Model) -> Iterator[NodeProto]:
-    """All nodes but constants, which are weights written another way."""
+    """Yield all nodes except Constant, which stands for a weight."""
     for graph in model.graphs():
         yield from (node for node in graph.nodes if not nd.is_op(node, "Constant"))
 
@@ -224,7 +223,7 @@ def _nodes(model: Model) -> Iterator[NodeProto]:
 def _kernels(
     model: Model, custom_ops: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The element types that each node reads, by its first output, and why one does not run."""
+    """Return each node's element types and, if it does not run, the reason, by first output."""
     kinds: dict[str, tuple[str, ...]] = {}
     missing: dict[str, str] = {}
     for tried in try_kernels(model, custom_ops):
@@ -236,7 +235,7 @@ def _kernels(
 
 
 def _types(model: Model) -> Mapping[str, str]:
-    """Element types by value, as far as they can be inferred."""
+    """Return the element types of values where inference finds them."""
     proto = shape_inference.infer_shapes(model.to_proto())
     declared = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
     found = {value.name: from_proto(value.type) for value in declared}
@@ -275,28 +274,25 @@ def _row(
 
 
 def _since(node: NodeProto, model: Model) -> int:
-    """The opset in which the operator got the form that it is used in; 0 if it is not standard."""
+    """Return the opset that introduced this version of the operator; 0 if it is not standard."""
     domain = nd.domain_of(node)
     try:
         return defs.get_schema(node.op_type, model.opsets.get(domain, 1), domain).since_version
-    except Exception:  # onnx's own class of "no such schema"
+    except Exception:  # onnx's private class for a missing schema
         return 0
 
 
 def _changes(operator: str, nodes: Iterable[NodeProto], types: Mapping[str, str]) -> Iterator[str]:
-    """What the nodes do to types and shapes beside what the operator is about."""
+    """Yield the casts and reshapes among the nodes that the operator itself does not imply."""
     found: Counter[str] = Counter()
     for node in nodes:
         inputs, outputs = list(nd.inputs_of(node)), list(nd.outputs_of(node))
-        if nd.is_op(node, "Cast") and not _ASKS_FOR_CAST.search(operator):
+        if nd.is_op(node, "Cast") and not _IMPLIES_CAST.search(operator):
             before, after = types.get(inputs[0], "?"), types.get(outputs[0], "?")
             found[f"Cast {before} -> {after}"] += 1
-        elif node.op_type in _RESHAPING and not _asks_for(node.op_type, operator):
-            found[f"{node.op_type} of the exporter's own"] += 1
+        elif node.op_type in _RESHAPES and not (
+            operator == node.op_type or _IMPLIES_RESHAPE.search(operator)
+        ):
+            found[f"{node.op_type} added by the exporter"] += 1
     for what, count in found.items():
         yield what if count == 1 else f"{what}, {count} times"
-
-
-def _asks_for(op_type: str, operator: str) -> bool:
-    """Whether an operator of the framework is about shapes itself."""
-    return operator == op_type or bool(_ASKS_FOR_SHAPE.search(operator))

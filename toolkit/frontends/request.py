@@ -1,4 +1,4 @@
-"""Request: what the user asked of an export, decided once and read by every front end."""
+"""Request: the options of an export, validated once and read by every front end."""
 
 from __future__ import annotations
 
@@ -14,46 +14,41 @@ from toolkit.verification.tolerance import EXPORT_TOLERANCE
 Exporter = Literal["auto", "dynamo", "torchscript"]
 
 Axes = Mapping[str, Mapping[int, str]]
-"""The dynamic dimensions: a name for an axis of an input, as `{"x": {0: "batch"}}`."""
+"""Names of dynamic dimensions by input and axis, as `{"x": {0: "batch"}}`."""
 
 MIN_OPSET = 7
-"""The oldest opset that any exporter writes; the newest is what onnxruntime loads."""
+"""The oldest opset that any exporter writes; the newest is the newest that onnxruntime loads."""
 
 _AXIS = re.compile(r"^(-?\d+)=([A-Za-z_]\w*)$")
 
 
-def _silent(_: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to export and how. A field that is None (or empty) is for the front end to find out."""
+    """The options of an export; the front end chooses where a field is None or empty."""
 
     task: str | None = None
     framework: str | None = None
-    """The name of a front end, where more than one would take the source."""
+    """The name of a front end; needed only if several accept the source."""
     exporter: Exporter = "auto"
     opset: int | None = None
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     dynamic: Axes | None = None
-    """None: sensible ones; empty: every size is fixed."""
+    """None: detected by the front end; empty: every size is fixed."""
     example: Any = None
-    """What the model is called with: a tuple of arguments, a dict of keyword arguments, or one
-    argument."""
+    """Arguments for one call: a tuple, a dict of keyword arguments, or a single argument."""
     weights: str | os.PathLike[str] | None = None
-    """A file of weights to load into the model that the source builds."""
+    """A file of weights to load into the source model."""
     translations: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
-    """Operators of the framework that the user translates, and how."""
+    """The user's translations to ONNX, by operator of the framework."""
     custom_ops: tuple[str, ...] = ()
     """Libraries of custom operators that onnxruntime loads for the proof."""
     trust_remote_code: bool = False
     seed: int = 0
     tolerance: float = EXPORT_TOLERANCE
     """The largest difference allowed, relative to an output's scale."""
-    progress: Callable[[str], None] = _silent
-    """Told in a few words what is being done."""
+    progress: Callable[[str], None] = lambda _: None
+    """Called with a short description of each step."""
 
     def __post_init__(self) -> None:
         from toolkit.runtime import MAX_OPSET
@@ -68,25 +63,33 @@ class Request:
         for kind, names in (("input", self.input_names), ("output", self.output_names)):
             _require_distinct(kind, names)
 
+    def axes_of(
+        self, feed: Mapping[str, Any], outputs: Iterable[str] = ()
+    ) -> dict[str, dict[int, str]] | None:
+        """Return the requested dynamic axes of these inputs, or None to detect them."""
+        if self.dynamic is None:
+            return None
+        return resolve_axes(self.dynamic, {n: value.ndim for n, value in feed.items()}, outputs)
+
 
 def _require_distinct(kind: str, names: tuple[str, ...]) -> None:
     for name in names:
         if not name:
-            raise UsageError(f"an {kind} name is empty")
+            raise UsageError(f"an {kind} name is empty: separate the names by single commas")
         if names.count(name) > 1:
-            raise UsageError(f"{kind} name '{name}' is given twice: every {kind} has its own")
+            raise UsageError(f"{kind} name '{name}' is given twice: give each {kind} its own name")
 
 
 def parse_dynamic(texts: Iterable[str]) -> Axes | None:
-    """`--dynamic`: `input:0=batch,1=sequence` for each input, or `none`; None without any.
+    """Parse --dynamic: `input:0=batch,1=sequence` per input (`*`: every input), or `none`.
 
-    `*` stands for every input.
+    Return None if nothing is given, and no axes for `none`.
     """
     axes: dict[str, dict[int, str]] = {}
     listed = list(texts)
     if "none" in listed:
         if len(listed) > 1:
-            raise UsageError("--dynamic none stands alone: every size is fixed")
+            raise UsageError("--dynamic none fixes every size: drop the other --dynamic options")
         return {}
     for text in listed:
         name, colon, rest = text.rpartition(":")
@@ -106,10 +109,10 @@ def parse_dynamic(texts: Iterable[str]) -> Axes | None:
 def resolve_axes(
     asked: Axes, ranks: Mapping[str, int], outputs: Iterable[str] = ()
 ) -> dict[str, dict[int, str]]:
-    """The axes that the user names, on these inputs: `*` expanded, negative axes counted out.
+    """Resolve requested axes for inputs of these ranks: expand `*`, make negative axes positive.
 
-    Axes of outputs, which torch's own `dynamic_axes` lists too, follow from those of the inputs.
-    Raises UsageError for an input that there is not, or an axis that it does not have.
+    Axes of `outputs`, which torch's `dynamic_axes` lists too, are ignored: they follow from the
+    inputs. Raise UsageError for an unknown input or an axis out of range.
     """
     found: dict[str, dict[int, str]] = {}
     for name, axes in asked.items():
@@ -117,22 +120,21 @@ def resolve_axes(
             continue
         if name != "*" and name not in ranks:
             known = ", ".join(ranks) or "none"
-            raise UsageError(f"dynamic axes of '{name}': there is no such input; inputs: {known}")
+            raise UsageError(f"dynamic axes of '{name}': no such input; inputs: {known}")
         for each in ranks if name == "*" else (name,):
-            for axis, dim in _named(axes, each).items():
-                rank = ranks[each]
-                if not -rank <= axis < rank:
-                    if name == "*":
-                        continue
+            rank = ranks[each]
+            for axis, dim in _with_names(axes, each).items():
+                if -rank <= axis < rank:
+                    found.setdefault(each, {})[axis % rank] = dim
+                elif name != "*":
                     raise UsageError(
-                        f"dynamic axis {axis} of '{each}': it has {rank} axes, 0 to {rank - 1}"
+                        f"dynamic axis {axis} of '{each}' is out of range: it has {rank} axes"
                     )
-                found.setdefault(each, {})[axis % rank] = dim
     return found
 
 
-def _named(axes: Mapping[int, str] | Iterable[int], name: str) -> dict[int, str]:
-    """Names for axes that have none: torch's `dynamic_axes` takes plain lists too."""
+def _with_names(axes: Mapping[int, str] | Iterable[int], name: str) -> dict[int, str]:
+    """Return the axes with names, which torch's `dynamic_axes` may lack."""
     if isinstance(axes, Mapping):
         return dict(cast("Mapping[int, str]", axes))
     return {axis: "batch" if axis == 0 else f"{name}_{axis}" for axis in axes}

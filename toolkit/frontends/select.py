@@ -41,7 +41,7 @@ _SPECIAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
+class Selection:
     """A front end, the resolved source, and the request completed with the factory's example."""
 
     front_end: FrontEnd
@@ -49,29 +49,29 @@ class Selected:
     request: Request
 
 
-def select_front_end(source: Any, request: Request) -> Selected:
-    """Resolve `source` and select its front end; raise UsageError if none takes it."""
+def select_front_end(source: Any, request: Request) -> Selection:
+    """Resolve `source` and select its front end; raise UsageError if none accepts it."""
     available, broken = _available()
     if request.framework is not None:
         available = [_named(request.framework, available, broken)]
     if isinstance(source, str):
         source = _resolve(source)
-    taker = _taker(source, available)
-    if taker is None and isinstance(source, tuple) and len(cast("tuple[Any, ...]", source)) == 2:
+    chosen = _first_that_takes(source, available)
+    if chosen is None and isinstance(source, tuple) and len(cast("tuple[Any, ...]", source)) == 2:
         # a factory may return (model, example)
         model, example = cast("tuple[Any, Any]", source)
-        taker = _taker(model, available)
-        if taker is not None:
+        chosen = _first_that_takes(model, available)
+        if chosen is not None:
             source = model
             if request.example is None:
                 request = replace(request, example=example)
-    if taker is None:
+    if chosen is None:
         raise UsageError(_not_taken(source, available, broken))
-    _require_supported(taker, request)
-    return Selected(taker, source, request)
+    _require_supported(chosen, request)
+    return Selection(chosen, source, request)
 
 
-def _taker(source: Any, available: Sequence[FrontEnd]) -> FrontEnd | None:
+def _first_that_takes(source: Any, available: Sequence[FrontEnd]) -> FrontEnd | None:
     return next((each for each in available if each.takes(source)), None)
 
 
@@ -88,10 +88,10 @@ def _require_supported(front_end: FrontEnd, request: Request) -> None:
 
 
 def _not_taken(source: Any, available: Sequence[FrontEnd], broken: Sequence[str]) -> str:
-    what = f"'{source}'" if isinstance(source, Path) else f"a {type(source).__name__}"
+    what = f"'{source}'" if isinstance(source, Path) else f"a value of type {type(source).__name__}"
     names = ", ".join(each.name for each in available)
     hint = "; ".join(["", *broken]) if broken else ""
-    return f"no front end takes {what}; available: {names}{hint}"
+    return f"no front end accepts {what}; available: {names}{hint}"
 
 
 # Sources -----------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Feeds to prove with, made from one that the model takes.
+"""Test inputs for the export proof, derived from one feed that the model accepts.
 
-A size is changed by repeating or cutting what is there, so that ids stay ids and masks stay masks;
-values are drawn anew where that is safe: floats around the example's, integers between its smallest
-and largest. Zeros, other signs and large numbers are for branches that tracing may have baked in.
+A size is changed by repeating or truncating the feed, which keeps ids valid ids and masks valid
+masks. New values are drawn where that is safe: floats around the example's, integers within its
+range. Zeros, other signs and large values exercise branches that tracing may have specialized away.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ from toolkit.ir.model import Model
 from toolkit.symbolic import Expr
 
 Array = NDArray[Any]
+Call = Callable[[Feed], Mapping[str, Any]]
+"""Runs a framework's model: inputs by name to outputs by name."""
 
 BATCH_SIZES = (1, 2, 5)
 _LARGE = 30.0
+"""Factor of the "large values" case."""
 
 
 def sizes_in(feed: Feed, axes: Axes) -> dict[str, int]:
-    """The size of every dynamic dimension in a feed; UsageError if one has two."""
+    """Return the size of every dynamic dimension; raise UsageError if one has two sizes."""
     sizes: dict[str, int] = {}
-    where: dict[str, str] = {}
+    first: dict[str, str] = {}
     for name, dims in axes.items():
         for axis, dim in dims.items():
             size = int(feed[name].shape[axis])
             if sizes.setdefault(dim, size) != size:
                 raise UsageError(
-                    f"dimension '{dim}' is {sizes[dim]} in '{where[dim]}' and {size} in '{name}' "
-                    "of the example: it needs two names, or another example"
+                    f"dimension '{dim}' is {sizes[dim]} in '{first[dim]}' and {size} in '{name}' "
+                    "of the example: give it two names, or another example"
                 )
-            where.setdefault(dim, name)
+            first.setdefault(dim, name)
     return sizes
 
 
 def resized(feed: Feed, axes: Axes, sizes: Mapping[str, int]) -> Feed:
-    """The feed with its dynamic dimensions at other sizes: entries repeated, or cut."""
+    """Return the feed at other sizes of its dynamic dimensions: entries repeated or truncated."""
     made = dict(feed)
     for name, dims in axes.items():
         for axis, dim in dims.items():
@@ -55,23 +58,22 @@ def resized(feed: Feed, axes: Axes, sizes: Mapping[str, int]) -> Feed:
 
 
 def cases_from(feed: Feed, axes: Axes, seed: int = 0) -> list[Case]:
-    """The feed itself, then others at several sizes of every dynamic dimension, then odd values."""
+    """Return the feed itself, then other sizes of every dynamic dimension, then unusual values."""
     base = sizes_in(feed, axes)
     random = np.random.default_rng(seed)
     cases = [Case(feed, base)]
-    for sizes in several_sizes(base, axes):
-        cases.append(Case(redrawn(resized(feed, axes, sizes), random), sizes))
-    for label, values in odd_values(feed, random):
+    for sizes in _several_sizes(base, axes):
+        cases.append(Case(_redrawn(resized(feed, axes, sizes), random), sizes))
+    for label, values in _unusual_values(feed, random):
         cases.append(Case(values, base, label, tied=label == "zeros"))
     return cases
 
 
-def several_sizes(base: Mapping[str, int], axes: Axes) -> Iterator[dict[str, int]]:
-    """Each dimension changed alone, then all at their smallest, then all at their largest."""
-    choices = {dim: _sizes_of(dim, size, axes) for dim, size in base.items()}
+def _several_sizes(base: Mapping[str, int], axes: Axes) -> Iterator[dict[str, int]]:
+    """Yield sizes with each dimension changed alone, then all smallest, then all largest."""
+    choices = {dim: _sizes_to_try(dim, size, axes) for dim, size in base.items()}
     listed = [{**base, dim: size} for dim, sizes in choices.items() for size in sizes]
-    listed.append({dim: sizes[0] for dim, sizes in choices.items()})
-    listed.append({dim: sizes[-1] for dim, sizes in choices.items()})
+    listed += [{dim: sizes[end] for dim, sizes in choices.items()} for end in (0, -1)]
     seen = [dict(base)]
     for sizes in listed:
         if sizes not in seen:
@@ -79,31 +81,25 @@ def several_sizes(base: Mapping[str, int], axes: Axes) -> Iterator[dict[str, int
             yield sizes
 
 
-def is_batch(dim: str, axes: Axes) -> bool:
-    """Whether a dimension counts examples: by its name, or as the first axis wherever it is."""
-    if "batch" in dim.lower():
-        return True
-    return {axis for dims in axes.values() for axis, name in dims.items() if name == dim} == {0}
-
-
-def _sizes_of(dim: str, size: int, axes: Axes) -> list[int]:
-    if is_batch(dim, axes):
+def _sizes_to_try(dim: str, size: int, axes: Axes) -> list[int]:
+    """Return test sizes; a batch is named so, or is axis 0 wherever it occurs."""
+    places = {axis for dims in axes.values() for axis, name in dims.items() if name == dim}
+    if "batch" in dim.lower() or places == {0}:
         return list(BATCH_SIZES)
     return sorted({1, max(2, size // 2), 2 * size + 1})
 
 
-def redrawn(feed: Feed, random: np.random.Generator) -> Feed:
-    """Other values of the same kind in every input."""
+def _redrawn(feed: Feed, random: np.random.Generator) -> Feed:
     return {name: _redraw(value, random) for name, value in feed.items()}
 
 
-def odd_values(feed: Feed, random: np.random.Generator) -> Iterator[tuple[str, Feed]]:
-    """Feeds that may take another branch than the example: other signs, zeros, large numbers."""
-    yield "other values", redrawn(feed, random)
+def _unusual_values(feed: Feed, random: np.random.Generator) -> Iterator[tuple[str, Feed]]:
+    """Yield feeds that may take another branch than the example, with their labels."""
+    yield "other values", _redrawn(feed, random)
     masks = [name for name, value in feed.items() if _is_mask(name, value)]
     for variation, side in enumerate(("right", "left") if masks else ()):
         variant = FeedVariant(random, {}, variation)
-        # the same padding in all of them, as a tokenizer makes it
+        # the same padding in every mask, as from a tokenizer
         drawn = Mask().draw(feed[masks[0]].shape, np.dtype(np.int64), variant)
         padded = {n: drawn.astype(feed[n].dtype) for n in masks if feed[n].shape == drawn.shape}
         yield f"padded on the {side}", {**feed, **padded}
@@ -123,7 +119,7 @@ def odd_values(feed: Feed, random: np.random.Generator) -> Iterator[tuple[str, F
 
 
 def _is_mask(name: str, value: Any) -> bool:
-    """Rows of ones (and zeros), or something of that kind that is called a mask."""
+    """Return whether an input is an integer matrix of ones, or of zeros and ones named a mask."""
     if value.ndim < 2 or value.dtype.kind not in "biu" or not value.size:
         return False
     bits = set(np.unique(value).tolist()) <= {0, 1}
@@ -135,6 +131,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _redraw(value: Any, random: np.random.Generator) -> Any:
+    """Return other values with the mean, spread or range of these."""
     if not hasattr(value, "dtype") or not value.size:
         return value
     array: Array = value
@@ -142,7 +139,7 @@ def _redraw(value: Any, random: np.random.Generator) -> Any:
         wide = array.astype(np.float64)
         spread = float(np.std(wide)) if array.size > 1 else 0.0
         drawn = random.standard_normal(array.shape) * (spread or 1.0) + float(np.mean(wide))
-        if float(np.min(wide)) >= 0:  # a mask, a probability, a length: never below zero
+        if float(np.min(wide)) >= 0:  # a mask, a probability or a length is never negative
             drawn = np.clip(drawn, float(np.min(wide)), float(np.max(wide)))
         return drawn.astype(array.dtype)
     if array.dtype.kind in "iu":
@@ -153,14 +150,54 @@ def _redraw(value: Any, random: np.random.Generator) -> Any:
     return array
 
 
-# From the graph's side ---------------------------------------------------------------------------
+# Dynamic axes ------------------------------------------------------------------------------------
 
 
 def axes_of(model: Model) -> dict[str, dict[int, str]]:
-    """The dynamic dimensions that a graph declares on its inputs."""
+    """Return the dynamic dimensions that a graph declares on its inputs."""
     found: dict[str, dict[int, str]] = {}
     for name in model.graph.feeds:
         for axis, dim in enumerate(model.graph.shape(name) or ()):
             if isinstance(dim, Expr):
                 found.setdefault(name, {})[axis] = str(dim)
+    return found
+
+
+def batched_inputs(feed: Feed) -> list[str]:
+    """Return the inputs whose axis 0 has the same size as the first input's."""
+    sizes = {name: value.shape[0] for name, value in feed.items() if value.ndim}
+    first = next(iter(sizes.values()), None)
+    return [name for name, size in sizes.items() if size == first]
+
+
+def accepts(call: Call, feed: Feed) -> bool:
+    """Return whether the model runs on a feed."""
+    try:
+        call(feed)
+    except Exception:  # a framework, or the user's own code in it, may raise anything
+        return False
+    return True
+
+
+def output_axes(call: Call, feed: Feed, axes: Axes) -> dict[str, dict[int, str]]:
+    """Return the dynamic axes of the outputs, found by changing one dimension at a time.
+
+    An axis that changes with a dimension, but to another size, gets a name of its own.
+    """
+    base = call(feed)
+    found: dict[str, dict[int, str]] = {}
+    for dim, size in sizes_in(feed, axes).items():
+        other = size + 3
+        try:
+            changed = call(resized(feed, axes, {dim: other}))
+        except Exception:  # the proof reports sizes that the model does not accept
+            continue
+        for name, value in base.items():
+            before, after = np.shape(value), np.shape(changed[name])
+            if len(before) != len(after):
+                continue
+            for axis, (a, b) in enumerate(zip(before, after, strict=True)):
+                if a != b:
+                    same = (a, b) == (size, other)
+                    found.setdefault(name, {})[axis] = dim if same else f"{name}_{axis}"
     return found

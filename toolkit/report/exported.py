@@ -36,11 +36,13 @@ def print_exported(out: Console, exported: Exported) -> None:
 
 
 def _print_graph(out: Console, graph: ExportedGraph) -> None:
+    from toolkit.frontends.exported import describe_value
+
     values = table("", "name", "type", "shape")
     for kind, names in (("input", graph.model.graph.feeds), ("output", graph.model.graph.outputs)):
         for name in names:
-            described = _describe(graph, name)
-            values.add_row(kind, name, *described)
+            value = describe_value(graph.model, name)
+            values.add_row(kind, name, value["type"] or "no tensor", text.shape(value["shape"]))
     out.print(values)
     out.print()
     runs = table("sizes", "values", "parity", "outcome", right=("parity",))
@@ -59,25 +61,11 @@ def _print_graph(out: Console, graph: ExportedGraph) -> None:
     line(out, "proof", graph.proof.summary(), "green")
 
 
-def _describe(graph: ExportedGraph, name: str) -> tuple[str, str]:
-    from toolkit.ir.tensor_type import dtype_name
-
-    declared = graph.model.graph.type(name)
-    if declared is None:
-        return "no tensor", ""
-    shape = None if declared.shape is None else [_size(size) for size in declared.shape]
-    return dtype_name(declared.dtype), text.shape(shape)
-
-
-def _size(size: object) -> int | str:
-    return size if isinstance(size, int) else str(size)
-
-
 def _cells(run: CaseResult) -> tuple[str, str, str, Text]:
-    sizes = ", ".join(f"{name} {size}" for name, size in run.sizes.items()) or "as the example"
+    sizes = ", ".join(f"{name} {size}" for name, size in run.sizes.items()) or "as in the example"
     outcome = Text(run.outcome, style=_STYLES[run.outcome])
     if run.outcome == "skipped":
-        outcome.append(": the model itself refuses it")
+        outcome.append(": the framework itself fails on it")
     elif run.reason:
         outcome.append(f": {run.reason}")
     return sizes, run.label, text.error(run.error), outcome
@@ -115,7 +103,7 @@ def print_map(out: Console, found: OperatorMap) -> None:
     _print_lines(out, "changed", found.flags)
     _print_lines(out, "cannot run", (reason for row in found.rows for reason in row.reasons))
     named = sum(bool(module) for module in found.initializers.values())
-    line(out, "weights", f"{named} of {len(found.initializers)} lead back to a module")
+    line(out, "weights", f"{named} of {len(found.initializers)} traced back to a module")
     out.print()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ import toolkit
 from toolkit.errors import NotProven, UsageError
 
 _FILE = Path(__file__).with_name("deepflow.py")
-_SPEC = importlib.util.spec_from_file_location("deepflow", _FILE)
+_SPEC: Any = importlib.util.spec_from_file_location("deepflow", _FILE)
 deepflow = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(deepflow)
 
@@ -140,7 +141,7 @@ def test_an_exporter_that_fails(kind, message):
         ({"example": None}, "needs an example"),
         ({"input_names": ["a", "b"]}, "2 input names are given, but there are 1"),
         ({"output_names": ["a", "a"]}, "given twice"),
-        ({"dynamic": "z:0=batch"}, "there is no such input; inputs: x"),
+        ({"dynamic": "z:0=batch"}, "no such input; inputs: x"),
         ({"dynamic": "x:2=batch"}, "it has 2 axes"),
         ({"dynamic": "x:zero=batch"}, "write an axis and its name"),
         ({"opset": 6}, "out of range"),
@@ -156,5 +157,5 @@ def test_bad_requests(options, message):
 
 
 def test_a_source_that_nobody_takes():
-    with pytest.raises(UsageError, match="no front end takes a int"):
+    with pytest.raises(UsageError, match="no front end accepts a value of type int"):
         toolkit.export(7)

@@ -1,10 +1,10 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Operators that the user translates: PyTorch's custom ones, or torch's own in another way.
+"""The user's translations of PyTorch operators, custom or built-in.
 
 A table maps an operator (`"mylib::scale"`, or `torch.ops.mylib.scale.default`) to an onnxscript
-function, any callable that writes onnxscript operators, or a `CustomOp`: an operator of a domain of
-the user's own, whose inputs and attributes are those of the PyTorch operator's schema. onnxruntime
-runs it with the user's library (`--custom-ops`).
+function, a callable that emits onnxscript operators, or a `CustomOp`: an operator of a custom
+domain with the inputs and attributes of the PyTorch operator's schema. onnxruntime runs it from the
+user's library (`--custom-ops`).
 """
 
 from __future__ import annotations
@@ -14,29 +14,44 @@ import importlib
 import inspect
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from onnx import defs
 
 from toolkit.errors import UsageError
 
 _TENSORS = ("Tensor", "Tensor?", "Optional[Tensor]")
-_ATTRIBUTES: dict[str, tuple[Any, str]] = {
-    "int": (int, "i"),
-    "SymInt": (int, "i"),
-    "bool": (bool, "i"),
-    "float": (float, "f"),
-    "str": (str, "s"),
-    "List[int]": (list[int], "i"),
-    "List[float]": (list[float], "f"),
+
+
+class _AttributeType(NamedTuple):
+    """A type of a PyTorch schema that becomes an attribute, in terms of both exporters."""
+
+    python: Any
+    onnx: str
+    suffix: str
+    """What TorchScript appends to the attribute's name."""
+    reader: str
+    """How TorchScript reads the value."""
+
+
+_ATTRIBUTES = {
+    "int": _AttributeType(int, "INT", "i", "i"),
+    "SymInt": _AttributeType(int, "INT", "i", "i"),
+    "bool": _AttributeType(bool, "INT", "i", "b"),
+    "float": _AttributeType(float, "FLOAT", "f", "f"),
+    "str": _AttributeType(str, "STRING", "s", "s"),
+    "List[int]": _AttributeType(list[int], "INTS", "i", "is"),
+    "List[float]": _AttributeType(list[float], "FLOATS", "f", "fs"),
 }
-"""Types of a schema that become attributes, in both exporters' spelling."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomOp:
-    """An operator of the user's own domain: tensors of the PyTorch schema are its inputs, numbers
-    and texts its attributes (renamed by `attributes` where the library calls them otherwise)."""
+    """An operator of a custom domain.
+
+    The tensors of the PyTorch schema are its inputs, numbers and strings its attributes; the table
+    `attributes` renames them.
+    """
 
     domain: str
     name: str
@@ -49,7 +64,7 @@ class CustomOp:
 
 @dataclass(frozen=True, slots=True)
 class Translations:
-    """The user's table with its operators found."""
+    """The user's table with its operators resolved."""
 
     table: Mapping[Any, Any]
     """OpOverload to a callable or a CustomOp."""
@@ -58,19 +73,19 @@ class Translations:
         return target in self.table
 
     def for_dynamo(self) -> dict[Any, Any]:
-        """What `torch.onnx.export(custom_translation_table=...)` takes."""
+        """Return the `custom_translation_table` of `torch.onnx.export`."""
         return {
             op: _as_function(op, how) if isinstance(how, CustomOp) else how
             for op, how in self.table.items()
         }
 
     def opsets(self) -> dict[str, int]:
-        """The versions of the custom domains."""
+        """Return the versions of the custom domains."""
         return {how.domain: how.version for how in self.table.values() if isinstance(how, CustomOp)}
 
     @contextlib.contextmanager
     def for_torchscript(self, opset: int) -> Generator[None]:
-        """The table registered with the TorchScript exporter meanwhile."""
+        """Register the table with the TorchScript exporter for the context."""
         onnx = importlib.import_module("torch.onnx")
         names: list[str] = []
         try:
@@ -86,12 +101,12 @@ class Translations:
 
 
 def translations_of(table: Mapping[Any, Any]) -> Translations:
-    """The table with every operator found; raises UsageError for one that is not registered."""
+    """Resolve every operator of a table; raise UsageError for one that is not registered."""
     found: dict[Any, Any] = {}
     for key, how in table.items():
         if not callable(how) and not isinstance(how, CustomOp):
             kind = type(how).__name__
-            raise UsageError(f"translation of {key}: a function or a CustomOp, not a {kind}")
+            raise UsageError(f"translation of {key} is a {kind}: give a function or a CustomOp")
         for overload in _overloads(key):
             found[overload] = how
     return Translations(found)
@@ -105,8 +120,8 @@ def _overloads(key: Any) -> list[Any]:
         packet = getattr(getattr(torch.ops, namespace, None), name, None) if rest else None
         if packet is None:
             raise UsageError(
-                f"translation of '{key}': there is no such operator; write namespace::name, and "
-                "import what registers it"
+                f"translation of '{key}': no such operator; write namespace::name, and import the "
+                "module that registers it"
             )
         if overload and not hasattr(packet, overload):
             raise UsageError(f"translation of '{key}': it has no overload '{overload}'")
@@ -115,22 +130,22 @@ def _overloads(key: Any) -> list[Any]:
         return [getattr(key, each) for each in key.overloads()]
     if hasattr(key, "_schema"):
         return [key]
-    if hasattr(key, "_opoverload"):  # what torch.library.custom_op returns
+    if hasattr(key, "_opoverload"):  # the result of torch.library.custom_op
         return [key._opoverload]
-    raise UsageError(f"translation of {key!r}: name an operator, as 'mylib::scale'")
+    raise UsageError(f"translation of {key!r}: name an operator, as in 'mylib::scale'")
 
 
-# A CustomOp for each exporter --------------------------------------------------------------------
+# A CustomOp in each exporter ---------------------------------------------------------------------
 
 
 def _arguments(op: Any, how: CustomOp) -> list[tuple[str, str]]:
-    """The schema's arguments with their types; raises UsageError for one ONNX has nothing for."""
+    """Return the schema's arguments with their types; raise UsageError if ONNX lacks a type."""
     found: list[tuple[str, str]] = []
     for argument in op._schema.arguments:
         kind = str(argument.type)
         if kind not in _TENSORS and kind not in _ATTRIBUTES:
             raise UsageError(
-                f"{op}: argument '{argument.name}' is a {kind}, which is neither an input nor an "
+                f"{op}: argument '{argument.name}' is a {kind}, which cannot be an input or an "
                 f"attribute of {how.domain}::{how.name}: write a translation function"
             )
         found.append((argument.name, kind))
@@ -138,11 +153,8 @@ def _arguments(op: Any, how: CustomOp) -> list[tuple[str, str]]:
 
 
 def declared_schema(op: Any, how: CustomOp) -> Any:
-    """The ONNX schema that the PyTorch operator's own one stands for."""
+    """Derive the ONNX schema of a CustomOp from the PyTorch operator's schema."""
     schema = defs.OpSchema
-    kinds = {int: schema.AttrType.INT, bool: schema.AttrType.INT, float: schema.AttrType.FLOAT}
-    kinds |= {str: schema.AttrType.STRING}
-    lists = {list[int]: schema.AttrType.INTS, list[float]: schema.AttrType.FLOATS}
     arguments = _arguments(op, how)
     optional = {a.name for a in op._schema.arguments if a.has_default_value()}
     tensors = [(name, kind) for name, kind in arguments if kind in _TENSORS]
@@ -167,7 +179,7 @@ def declared_schema(op: Any, how: CustomOp) -> Any:
         attributes=[
             schema.Attribute(
                 how.renamed(name),
-                (kinds | lists)[_ATTRIBUTES[kind][0]],
+                getattr(schema.AttrType, _ATTRIBUTES[kind].onnx),
                 required=name not in optional,
             )
             for name, kind in arguments
@@ -177,7 +189,7 @@ def declared_schema(op: Any, how: CustomOp) -> Any:
 
 
 def _as_function(op: Any, how: CustomOp) -> Callable[..., Any]:
-    """A function that dynamo's translator takes: its signature says what is an attribute."""
+    """Return a function for dynamo's translator, whose signature tells inputs from attributes."""
     values = importlib.import_module("onnxscript").values
     opset = values.Opset(how.domain, how.version)
     operator = values.Op(opset, how.name, declared_schema(op, how))
@@ -200,7 +212,7 @@ def _as_function(op: Any, how: CustomOp) -> Callable[..., Any]:
             name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=defaults.get(name, inspect.Parameter.empty),
-            annotation=Any if kind in _TENSORS else _ATTRIBUTES[kind][0],
+            annotation=Any if kind in _TENSORS else _ATTRIBUTES[kind].python,
         )
         for name, kind in arguments
     ]
@@ -212,7 +224,7 @@ def _as_function(op: Any, how: CustomOp) -> Callable[..., Any]:
 
 
 def _symbolic(op: Any, how: CustomOp) -> Callable[..., Any]:
-    """The same for the TorchScript exporter, which spells attributes `alpha_f`."""
+    """Return a symbolic function for the TorchScript exporter."""
     helper = importlib.import_module("torch.onnx.symbolic_helper")
     arguments = _arguments(op, how)
     outputs = len(op._schema.returns)
@@ -224,20 +236,17 @@ def _symbolic(op: Any, how: CustomOp) -> Callable[..., Any]:
             if kind in _TENSORS:
                 inputs.append(value)
                 continue
-            spelled = "is" if kind == "List[int]" else "fs" if kind == "List[float]" else None
-            read = spelled or {"bool": "b", "SymInt": "i"}.get(kind, _ATTRIBUTES[kind][1])
-            number = helper._maybe_get_const(value, read)
-            if number is not None:
-                attributes[f"{how.renamed(name)}_{_ATTRIBUTES[kind][1]}"] = (
-                    int(number) if kind == "bool" else number
-                )
+            constant = helper._maybe_get_const(value, _ATTRIBUTES[kind].reader)
+            if constant is not None:
+                key = f"{how.renamed(name)}_{_ATTRIBUTES[kind].suffix}"
+                attributes[key] = int(constant) if kind == "bool" else constant
         return g.op(f"{how.domain}::{how.name}", *inputs, **attributes, outputs=outputs)
 
     return symbolic
 
 
 def _traced(function: Any) -> Callable[..., Any]:
-    """An onnxscript function for the TorchScript exporter; any other callable as its symbolic."""
+    """Return a symbolic function for TorchScript: an onnxscript function is wrapped as one."""
     if not hasattr(function, "to_function_proto"):
         return function
 

@@ -1,8 +1,8 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""torch's two exporters: dynamo (torch.export, then a translation) and TorchScript (tracing).
+"""torch's two exporters: dynamo (torch.export, then translation) and TorchScript (tracing).
 
-Each writes one .onnx file at the sizes of the feed that it is given, with `axes` left open, and
-raises ExportFailed with what the exporter had to say in a line.
+Each traces at the sizes of a feed, writes one .onnx file with `axes` dynamic, and raises
+ExportFailed with the exporter's reason in one line.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import io
-import logging
 import re
-import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ from toolkit.frontends.pytorch import external_weights
 from toolkit.frontends.pytorch.call_signature import ModuleCall, evaluating, tensors_in
 from toolkit.frontends.pytorch.custom_ops import Translations
 from toolkit.frontends.pytorch.errors import (
-    exporters_homes,
+    library_folders,
     reason_of,
     unsupported,
     unsupported_in_trace,
@@ -36,9 +33,11 @@ from toolkit.frontends.pytorch.errors import (
 from toolkit.frontends.pytorch.tracing import capturable, move_labels, traceable
 from toolkit.frontends.request import Axes
 from toolkit.frontends.signature import rename_values
+from toolkit.frontends.silence import silence
 
 DYNAMO, TORCHSCRIPT = "dynamo", "torchscript"
 _TORCHSCRIPT_OPSETS = (7, 20)
+"""The oldest and the newest opset that the exporter writes."""
 _TORCHSCRIPT_DEFAULT = 18
 
 
@@ -55,7 +54,7 @@ def write_dynamo(
 
 
 def capture(call: ModuleCall, feed: Feed, axes: Axes) -> Any:
-    """The ExportedProgram of a call, with the axes left open."""
+    """Return the ExportedProgram of a call, with these axes dynamic."""
     torch = importlib.import_module("torch")
     args, kwargs = call.arranged(call.tensors(feed))
     shapes = _dynamic_shapes(call, feed, axes)
@@ -69,13 +68,13 @@ def capture(call: ModuleCall, feed: Feed, axes: Axes) -> Any:
         except Exception as error:  # the tracer raises a dozen unrelated classes
             errors.append(error)
             continue
-        _require_open(program, call, axes, feed)
+        _require_dynamic(program, call, axes, feed)
         return program
     raise ExportFailed(DYNAMO, reason_of(errors[0])) from errors[0]
 
 
 def _dynamic_shapes(call: ModuleCall, feed: Feed, axes: Axes) -> dict[str, Any]:
-    """What torch.export is told of every argument: which axes may change."""
+    """Return torch.export's `dynamic_shapes`: the dynamic axes of every argument."""
     torch = importlib.import_module("torch")
     auto = torch.export.Dim.AUTO
     by_place = {
@@ -102,13 +101,10 @@ def _dynamic_shapes(call: ModuleCall, feed: Feed, axes: Axes) -> dict[str, Any]:
     return made
 
 
-def open_axes(program: Any) -> dict[str, dict[int, str]]:
-    """The axes that a program leaves open, by its own input names, as torch's symbols."""
+def dynamic_axes(program: Any) -> dict[str, dict[int, str]]:
+    """Return a program's dynamic axes by its own input names, as torch's symbols."""
     found: dict[str, dict[int, str]] = {}
-    wanted = set(program.graph_signature.user_inputs)
-    for node in program.graph.nodes:
-        if node.op != "placeholder" or node.name not in wanted:
-            continue
+    for node in _user_inputs(program):
         sizes: Any = getattr(node.meta.get("val"), "shape", ())
         for axis, size in enumerate(sizes):
             if not isinstance(size, int):
@@ -117,17 +113,21 @@ def open_axes(program: Any) -> dict[str, dict[int, str]]:
 
 
 def tensor_inputs(program: Any) -> list[str]:
-    """The names of a program's tensor inputs, in order."""
+    """Return the names of a program's tensor inputs, in order."""
     torch = importlib.import_module("torch")
-    wanted = set(program.graph_signature.user_inputs)
-    nodes = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in wanted]
+    nodes = _user_inputs(program)
     return [node.name for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
 
 
-def _require_open(program: Any, call: ModuleCall, axes: Axes, feed: Feed) -> None:
-    """Raise when torch.export has fixed a size that was to stay open."""
+def _user_inputs(program: Any) -> list[Any]:
+    wanted = set(program.graph_signature.user_inputs)
+    return [n for n in program.graph.nodes if n.op == "placeholder" and n.name in wanted]
+
+
+def _require_dynamic(program: Any, call: ModuleCall, axes: Axes, feed: Feed) -> None:
+    """Raise ExportFailed if torch.export has fixed one of these axes."""
     own = dict(zip(call.inputs, tensor_inputs(program), strict=False))
-    left = open_axes(program)
+    left = dynamic_axes(program)
     fixed = [
         (name, axis, dim)
         for name, dims in axes.items()
@@ -138,8 +138,8 @@ def _require_open(program: Any, call: ModuleCall, axes: Axes, feed: Feed) -> Non
         name, axis, dim = fixed[0]
         size = feed[name].shape[axis]
         reason = (
-            f"dimension '{dim}' (axis {axis} of '{name}') is fixed at {size} by the model's own "
-            "code, or tied to a fixed size"
+            f"dimension '{dim}' (axis {axis} of '{name}') is fixed at {size} by the model's code, "
+            "or equal to a size that is"
         )
         raise ExportFailed(DYNAMO, reason, dims={dim for _, _, dim in fixed})
 
@@ -152,7 +152,7 @@ def write_program(
     path: Path,
     translations: Translations,
 ) -> None:
-    """Translate an ExportedProgram to ONNX, with our names of inputs, outputs and dimensions."""
+    """Translate an ExportedProgram to ONNX, under our names of inputs, outputs and dimensions."""
     torch = importlib.import_module("torch")
     try:
         with quiet(), torch.no_grad():
@@ -179,50 +179,44 @@ def write_program(
 
 
 def _name_values(proto: onnx.ModelProto) -> None:
-    """Names that lead back to modules: `linear_3` becomes `encoder.layer.0/linear_3`.
+    """Prefix names with their modules: `linear_3` becomes `encoder.layer.0/linear_3`.
 
-    So do weights that the exporter has folded, and named anew, if one module alone reads them.
+    So do weights that the exporter folded and renamed, if a single module uses them.
     """
     outputs = {value.name for value in proto.graph.output}
     names: dict[str, str] = {}
-    readers: dict[str, set[str]] = {}
+    users: dict[str, set[str]] = {}
     for node in proto.graph.node:
         module = origin_of(node).module
         for name in node.input:
-            readers.setdefault(name, set()).add(module)
+            users.setdefault(name, set()).add(module)
         if module:
             node.name = f"{module}/{node.name}"
             names |= {out: f"{module}/{out}" for out in node.output if out and out not in outputs}
     for tensor in proto.graph.initializer:
-        (module, *others) = readers.get(tensor.name, {""})
+        (module, *others) = users.get(tensor.name, {""})
         if module and not others and "." not in tensor.name:
             names[tensor.name] = f"{module}/{tensor.name}"
     rename_values(proto.graph, names)
 
 
 def _drop_folders(proto: onnx.ModelProto) -> None:
-    """Leave the model's own files and lines in the stacks that torch stores.
-
-    Not where they are on this machine; nor torch's lines and ours, which are on every way.
-    """
-    for node in proto.graph.node:
-        for entry in node.metadata_props:
-            if entry.key.endswith("stack_trace"):
-                entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', _own_frames(entry.value))
-
-
-def _own_frames(trace: str) -> str:
-    frames = re.split(r'(?m)^(?=\s*File ")', trace)
-    files = [re.search(r'File "([^"]*)"', frame) for frame in frames]
-    homes = exporters_homes()
-    own = (
-        frame for frame, at in zip(frames, files, strict=True) if at and not at[1].startswith(homes)
-    )
-    return "".join(own)
+    """Reduce stored stacks to the user's frames, without this machine's folders."""
+    libraries = library_folders()
+    for entry in (entry for node in proto.graph.node for entry in node.metadata_props):
+        if entry.key.endswith("stack_trace"):
+            frames = re.split(r'(?m)^(?=\s*File ")', entry.value)
+            files = (re.search(r'File "([^"]*)"', frame) for frame in frames)
+            own = (
+                frame
+                for frame, file in zip(frames, files, strict=True)
+                if file and not file[1].startswith(libraries)
+            )
+            entry.value = re.sub(r'File "[^"]*[/\\]', 'File "', "".join(own))
 
 
 def _name_dimensions(proto: onnx.ModelProto, axes: Axes) -> None:
-    """Put our names in place of torch's symbols, also inside of expressions as `2*s17`."""
+    """Rename torch's symbols to our dimensions, also within expressions such as `2*s17`."""
     symbols: dict[str, str] = {}
     for value in proto.graph.input:
         for axis, dim in axes.get(value.name, {}).items():
@@ -254,11 +248,11 @@ def write_torchscript(
     path: Path,
     translations: Translations,
 ) -> None:
-    """Write `path` by tracing; a size that the trace read as a number is baked in."""
+    """Write `path` by tracing; sizes that the model reads as Python numbers become constants."""
     torch = importlib.import_module("torch")
     low, high = _TORCHSCRIPT_OPSETS
     version = min(max(opset or _TORCHSCRIPT_DEFAULT, low), high)
-    module, args = _flat(call, feed)
+    module, args = _flattened(call), tuple(call.tensors(feed))
     large = external_weights.is_large(module)
     with (
         quiet(),
@@ -291,29 +285,24 @@ def write_torchscript(
             raise ExportFailed(TORCHSCRIPT, listed or reason_of(error)) from error
 
 
-def _flat(call: ModuleCall, feed: Feed) -> tuple[Any, tuple[Any, ...]]:
-    """The module as one of plain tensors: tracing takes no other arguments, and no dataclasses."""
-    tensors = call.tensors(feed)
-    return (call.module if call.plain else _flat_class()(call)), tuple(tensors)
-
-
-def _flat_class() -> Any:
-    """A module class, made where torch is: a subclass cannot be written without it."""
+def _flattened(call: ModuleCall) -> Any:
+    """Wrap the module to take and return plain tensors: tracing supports nothing else."""
+    if call.plain:
+        return call.module
     torch = importlib.import_module("torch")
 
     class Flat(torch.nn.Module):
-        def __init__(self, call: ModuleCall) -> None:
+        def __init__(self) -> None:
             super().__init__()
             self.model = call.module
-            self._call = call
             self.training = False
 
         def forward(self, *tensors: Any) -> Any:
-            args, kwargs = self._call.arranged(tensors)
+            args, kwargs = call.arranged(tensors)
             found = [tensor for _, tensor in tensors_in(self.model(*args, **kwargs))]
             return found[0] if len(found) == 1 else tuple(found)
 
-    return Flat
+    return Flat()
 
 
 # Silence -----------------------------------------------------------------------------------------
@@ -321,21 +310,12 @@ def _flat_class() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """Exporters print progress and warn about every traced condition: the proof says more."""
+    """Mute torch: its exporters print progress and warn about every traced condition."""
     internals: Any = importlib.import_module("torch")._C
-    log = internals._jit_onnx_log  # prints whole graphs, past Python's streams
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    sink = io.StringIO()
+    log = internals._jit_onnx_log  # prints whole graphs, bypassing Python's streams
+    internals._jit_onnx_log = print
     try:
-        internals._jit_onnx_log = print  # into the sink
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(sink),
-            contextlib.redirect_stderr(sink),
-        ):
-            warnings.simplefilter("ignore")
+        with silence():
             yield
     finally:
         internals._jit_onnx_log = log
-        logging.disable(before)

@@ -1,9 +1,9 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Weights that stay outside while TorchScript exports: no second copy of them in memory.
+"""Export large modules by TorchScript without a second copy of the weights in memory.
 
-That exporter serializes weights into its own message. Of a large module it is asked for the graph
-alone, with every weight an input; the weights are then written from the module's own memory into a
-file beside it, and become initializers that refer to it.
+That exporter would serialize all weights into one message. For a large module it writes the graph
+alone, with every weight as an input; the weights are then written from the module's memory to an
+external data file, and the inputs become initializers that refer to it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from toolkit.storage.atomic_write import sidecar_of
 from toolkit.storage.weights import set_reference
 
 LARGE = 1 << 28
-"""Bytes of weights from which on they stay outside. Below it, the exporter folds them as it likes:
-a transposed weight is stored transposed."""
+"""Above this size in bytes, weights bypass the exporter. Smaller ones it may fold, so that a
+transposed weight is stored transposed."""
 
 
 def weights_of(module: Any) -> dict[str, Any]:
-    """Parameters and buffers by name, those that share memory under each of their names."""
+    """Return parameters and buffers by name, shared ones under each of their names."""
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -36,7 +36,7 @@ def is_large(module: Any) -> bool:
 
 
 def attach(path: Path, module: Any) -> None:
-    """Make initializers of the inputs that are weights of the module, with their data outside."""
+    """Turn the graph inputs that are weights into initializers with external data."""
     weights = weights_of(module)
     proto = onnx.load(path, load_external_data=False)
     sidecar = sidecar_of(path)

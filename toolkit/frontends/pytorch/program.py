@@ -1,4 +1,4 @@
-"""An ExportedProgram: a graph already, of which only the translation is left."""
+"""Export an ExportedProgram: torch.export has captured it, so only the translation is left."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from toolkit.frontends.protocol import AttemptList, Draft, ExportPlan
 from toolkit.frontends.pytorch import exporters
 from toolkit.frontends.pytorch.call_signature import ModuleCall, bind, bind_arguments
 from toolkit.frontends.pytorch.custom_ops import Translations
-from toolkit.frontends.request import Axes, Request, resolve_axes
+from toolkit.frontends.request import Axes, Request
 from toolkit.frontends.test_inputs import cases_from, sizes_in
 
 
 def plan_program(
     program: Any, request: Request, scratch: Path, translations: Translations
 ) -> ExportPlan:
-    """One graph with the axes that the program leaves open."""
+    """Plan one graph with the program's dynamic axes."""
     if request.exporter == "torchscript":
-        raise UsageError("an ExportedProgram is dynamo's: --exporter torchscript does not take it")
+        raise UsageError("TorchScript does not support an ExportedProgram: use --exporter dynamo")
     call = _call(program, request)
     axes = _axes(program, call, request)
 
     def draft() -> Draft:
         path = scratch / "model.onnx"
-        request.progress("model: translating the program")
+        request.progress("model: exporting the program")
         exporters.write_program(program, call, axes, request.opset, path, translations)
         feed = call.feed()
         cases = cases_from(feed, axes, request.seed)
@@ -39,26 +39,25 @@ def _call(program: Any, request: Request) -> ModuleCall:
     if request.example is not None:
         return bind(module, request)
     if program.example_inputs is None:
-        raise UsageError("the ExportedProgram holds no example inputs: give an --example")
+        raise UsageError("the ExportedProgram has no example inputs: give an --example")
     args, kwargs = program.example_inputs
     return bind_arguments(module, tuple(args), dict(kwargs), request)
 
 
 def _axes(program: Any, call: ModuleCall, request: Request) -> Axes:
-    """The axes that the program leaves open, under the user's names where there are some."""
+    """Return the program's dynamic axes, under the requested names if there are any."""
     own = dict(zip(exporters.tensor_inputs(program), call.inputs, strict=True))
-    left = {own[name]: dims for name, dims in exporters.open_axes(program).items()}
-    axes = _named(left)
-    if request.dynamic is None:
+    left = {own[name]: dims for name, dims in exporters.dynamic_axes(program).items()}
+    axes = _with_names(left)
+    asked = request.axes_of(call.feed(), call.outputs)
+    if asked is None:
         return axes
-    ranks = {name: value.ndim for name, value in call.feed().items()}
-    asked = resolve_axes(request.dynamic, ranks, call.outputs)
     for name, dims in asked.items():
         for axis in dims:
             if axis not in left.get(name, {}):
                 raise UsageError(
-                    f"dynamic axis {axis} of '{name}': the ExportedProgram has fixed it; export "
-                    "the module again with it open"
+                    f"dynamic axis {axis} of '{name}' is fixed in the ExportedProgram: call "
+                    "torch.export.export again with that axis dynamic"
                 )
     return {
         name: {axis: asked.get(name, {}).get(axis, dim) for axis, dim in dims.items()}
@@ -66,8 +65,8 @@ def _axes(program: Any, call: ModuleCall, request: Request) -> Axes:
     }
 
 
-def _named(symbols: Axes) -> dict[str, dict[int, str]]:
-    """Names for torch's symbols: `batch` for that of the first axis 0, else input and axis."""
+def _with_names(symbols: Axes) -> dict[str, dict[int, str]]:
+    """Name torch's symbols: `batch` for the first at an axis 0, others by input and axis."""
     names: dict[str, str] = {}
     for name, dims in symbols.items():
         for axis, symbol in dims.items():

@@ -1,17 +1,15 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What torch's exporters need put otherwise, and what TorchScript's does not tell of its own.
+"""Patch torch during tracing: equivalents that export at any size, and labels of node origins.
 
-While they trace, some of torch's functions are replaced by the same in operators that they follow
-at any size; the proof sees what would not be the same. And every node that TorchScript's writes is
-labelled with the operator that it comes from: `move_labels` takes the labels over into the file's
-metadata.
+Some of torch's functions are replaced by equivalent operators that the exporters translate for
+dynamic sizes; the proof would catch a difference. The TorchScript exporter labels every node with
+its operator; `move_labels` turns the labels into metadata.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import re
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -19,17 +17,17 @@ from typing import Any
 import onnx
 
 from toolkit.frontends.operator_map import Origin, note_origin, origin_of
-from toolkit.frontends.pytorch.errors import exporters_homes
+from toolkit.frontends.pytorch.errors import user_line
 
 _LABEL = "toolkit_label"
 _NOT_LABELLED = ("onnx::Constant", "prim::", "aten::")
-"""Constants have no origin; lists and tuples go before the file is written, if left as they are."""
+"""Constants have no origin; labels would keep lists and tuples from being optimized away."""
 _MISSING = object()
 
 
 @contextlib.contextmanager
 def traceable() -> Generator[None]:
-    """TorchScript's replacements and labels, for as long as a trace takes."""
+    """Apply the replacements and labels for the TorchScript exporter."""
     torch = importlib.import_module("torch")
     fused = torch.backends.mha.get_fastpath_enabled()
     with contextlib.ExitStack() as stack:
@@ -52,7 +50,7 @@ def traceable() -> Generator[None]:
 
 @contextlib.contextmanager
 def capturable() -> Generator[None]:
-    """What dynamo needs too; the others it calls itself, for what they do to memory."""
+    """Apply the replacements for dynamo, which needs torch's own memory layout functions."""
     torch = importlib.import_module("torch")
     with (
         replaced(torch, "repeat_interleave", _repeat_interleave),
@@ -63,19 +61,19 @@ def capturable() -> Generator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[None]:
-    """`owner.name` is `make(what it was)` meanwhile."""
+    """Set `owner.name` to `make(original)` for the context."""
     before, own = getattr(owner, name), vars(owner).get(name, _MISSING)
     setattr(owner, name, make(before))
     try:
         yield
     finally:
-        if own is _MISSING:  # it was inherited
+        if own is _MISSING:  # the original is inherited
             delattr(owner, name)
         else:
             setattr(owner, name, own)
 
 
-# The same in other operators ---------------------------------------------------------------------
+# Equivalent operators ----------------------------------------------------------------------------
 
 
 def _attention(original: Any) -> Any:
@@ -88,7 +86,7 @@ def _attention(original: Any) -> Any:
         is_causal: Any = False,
         **more: Any,
     ) -> Any:
-        """While tracing, `is_causal` is a tensor, which torch's own function refuses."""
+        """Convert `is_causal`, which is a tensor while tracing, to the bool that torch expects."""
         return original(query, key, value, attn_mask, dropout_p, bool(is_causal), **more)
 
     return attention
@@ -98,7 +96,7 @@ def _repeat_interleave(original: Any) -> Any:
     torch = importlib.import_module("torch")
 
     def repeat_interleave(tensor: Any, repeats: Any = None, dim: Any = None, **more: Any) -> Any:
-        """By a view that is expanded: the translation of torch's own fixes a computed count."""
+        """Expand a view: torch's translation fixes a computed number of repeats."""
         count = isinstance(repeats, (int, torch.SymInt))
         single = count or (torch.is_tensor(repeats) and repeats.ndim == 0)
         if not single or dim is None:
@@ -114,7 +112,7 @@ def _repeat_interleave(original: Any) -> Any:
 
 def _permute(original: Any) -> Any:
     def permute(tensor: Any, *dims: Any, **named: Any) -> Any:
-        """With axes counted from the first: ONNX takes no others, and they are passed on."""
+        """Make negative axes positive: the exporter would pass them on, and ONNX has none."""
         listed = named.get("dims", dims if not dims or isinstance(dims[0], int) else dims[0])
         return original(tensor, [axis % tensor.ndim for axis in listed])
 
@@ -123,7 +121,7 @@ def _permute(original: Any) -> Any:
 
 def _stride(original: Any) -> Any:
     def stride(tensor: Any, dim: int | None = None) -> Any:
-        """Of what lies without gaps, as products of sizes, which follow when these change."""
+        """Compute strides of contiguous memory as products of sizes, which stay symbolic."""
         order = _memory_order(original(tensor))
         if not tensor.ndim or not tensor.permute(order).is_contiguous():
             return original(tensor) if dim is None else original(tensor, dim)
@@ -139,21 +137,21 @@ def _stride(original: Any) -> Any:
 
 
 def _memory_order(steps: Any) -> list[int]:
-    """The axes from the one with the longest steps in memory to that with the shortest."""
+    """Return the axes in order of decreasing stride."""
     return sorted(range(len(steps)), key=lambda axis: -steps[axis])
 
 
 def _as_strided(original: Any) -> Any:
     torch = importlib.import_module("torch")
-    memory_steps = torch.Tensor.stride  # taken before it is replaced: plain numbers
+    strides = torch.Tensor.stride  # before it is replaced: plain numbers
 
     def as_strided(tensor: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-        """By index into the memory, as far as the tensor covers it without gaps.
+        """Gather by computed indices from contiguous memory.
 
-        The translation of torch's own reads the values in the order of the axes, which is another
-        one after a transpose, and takes strides for fixed.
+        torch's translation reads values in axis order, which is wrong after a transpose, and fixes
+        the strides.
         """
-        memory = tensor.permute(_memory_order(memory_steps(tensor)))
+        memory = tensor.permute(_memory_order(strides(tensor)))
         start = 0 if storage_offset is None else storage_offset - tensor.storage_offset()
         if not memory.is_contiguous() or start < 0:
             return original(tensor, size, stride, storage_offset)
@@ -166,14 +164,14 @@ def _as_strided(original: Any) -> Any:
     return as_strided
 
 
-# Where nodes come from ---------------------------------------------------------------------------
+# Node origins ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _labelled() -> Generator[None]:
-    """Every ONNX node gets an attribute that names the operator, the call and the line.
+    """Label every ONNX node with an attribute of its operator, call and line.
 
-    These are private parts of torch: where they are gone, nodes have no labels.
+    This patches private parts of torch; in versions without them, nodes have no labels.
     """
     try:
         utils, jit, public = map(
@@ -197,7 +195,7 @@ def _labelled() -> Generator[None]:
     def running(original: Any) -> Any:
         def run_symbolic(graph: Any, block: Any, node: Any, *rest: Any, **more: Any) -> Any:
             calls.append(node.kind())
-            current.append(f"{node.kind()}|{len(calls)}|{line_in(node.sourceRange())}")
+            current.append(f"{node.kind()}|{len(calls)}|{user_line(node.sourceRange())}")
             try:
                 return original(graph, block, node, *rest, **more)
             finally:
@@ -218,7 +216,7 @@ def _labelled() -> Generator[None]:
         stack.enter_context(replaced(utils, run, running))
         stack.enter_context(replaced(public, run, running))
         stack.enter_context(replaced(jit, create, creating))
-        # it would refuse the labels; the proof checks the file without them
+        # torch's check would reject the labels; the proof checks the file without them
         stack.enter_context(replaced(internals, check, _unchecked))
         yield
 
@@ -230,16 +228,8 @@ def _unchecked(_: Any) -> Any:
     return check
 
 
-def line_in(source: str) -> str:
-    """`model.py:7`: the innermost line of a traced stack that is neither torch's nor ours."""
-    found = re.findall(r"(?m)^(\S.*?)\((\d+)\):", source)
-    homes = exporters_homes()
-    own = next(((file, line) for file, line in found if not file.startswith(homes)), None)
-    return f"{Path(own[0]).name}:{own[1]}" if own else ""
-
-
 def move_labels(path: Path, module: Any) -> None:
-    """Turn the labels in a file into metadata, with the class of the module that a node is in."""
+    """Turn the labels in a file into metadata, with the class of each node's module."""
     proto = onnx.load(path, load_external_data=False)
     classes = {name: type(part).__name__ for name, part in module.named_modules()}
     pending = [proto.graph]

@@ -1,16 +1,16 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""scikit-learn, through skl2onnx: classifiers, regressors, transformers, and pipelines of them.
+"""The scikit-learn front end, by skl2onnx: estimators, transformers and pipelines of them.
 
-    model                   inputs              outputs
-    classifier              input, or columns   label, probabilities (or scores, one for each class)
-    ... of several targets  the same            label, probabilities_0, probabilities_1, ...
-    regressor               the same            variable
-    clustering              the same            label, scores
-    transformer             the same            variable
+    model                       outputs
+    classifier                  label, probabilities (or scores, one per class)
+    ... of several targets      label, probabilities_0, probabilities_1, ...
+    regressor                   variable
+    clustering                  label, scores
+    transformer                 variable
 
-A table with named columns of several types becomes one input for each column. Graphs compute in
-32-bit floats; where that is not enough (a threshold in a tree falls between two of them), they
-compute in 64 bits, as scikit-learn does.
+The input is one matrix, `input`; a table with columns of different types has one input per column.
+Graphs compute in 32-bit floats, or in 64 bits like scikit-learn if that is not precise enough (a
+tree's threshold may lie between two 32-bit floats).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import numpy as np
 from toolkit.errors import UsageError
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import AttemptList, Case, Draft, ExportPlan
-from toolkit.frontends.request import Axes, Request, resolve_axes
-from toolkit.frontends.signature import new_names, renamed
-from toolkit.frontends.sklearn.converter import written
-from toolkit.frontends.sklearn.input_columns import InputTable, Kind, installed
+from toolkit.frontends.request import Axes, Request
+from toolkit.frontends.signature import renamed, requested_names
+from toolkit.frontends.sklearn.converter import convert
+from toolkit.frontends.sklearn.input_columns import FloatType, InputTable, installed
 from toolkit.frontends.sklearn.reference_outputs import (
-    answers_of,
     as_declared,
     cases_of,
-    one_by_one,
-    wide,
+    outputs_of,
+    separated,
+    to_float64,
 )
 from toolkit.ir.model import Model
 
@@ -42,7 +42,7 @@ _PICKLES = (".pkl", ".pickle", ".joblib")
 
 
 class SklearnFrontEnd:
-    """The front end of scikit-learn."""
+    """Exports fitted scikit-learn models."""
 
     name = "sklearn"
     supports = ()
@@ -54,24 +54,24 @@ class SklearnFrontEnd:
         return any(module.split(".")[0] == "sklearn" for module in modules)
 
     def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
+        """Plan one graph, in 32-bit floats, or else in 64 bits."""
         if isinstance(source, Path):
             raise UsageError(
                 f"'{source}' is a pickle, which runs code when it is read: load it in a function "
-                "of your own and name that, as in ./my_model.py:load"
+                "of your own and export that, as in ./my_model.py:load"
             )
         for package in ("sklearn", "skl2onnx"):
             installed(package)
         _require_fitted(source)
         table = InputTable.of(source, request.example)
-        dynamic = {name: {0: "batch"} for name in table.columns}
-        if request.dynamic is not None:
-            ranks = {name: value.ndim for name, value in table.feed(np.float32).items()}
-            dynamic = resolve_axes(request.dynamic, ranks)
-        ways = [
-            _way(source, table, dynamic, request, scratch, kind)
+        dynamic = request.axes_of(table.feed(np.float32))
+        if dynamic is None:
+            dynamic = {name: {0: "batch"} for name in table.columns}
+        attempts = [
+            _attempt(source, table, dynamic, request, scratch, kind)
             for kind in (np.float32, np.float64)
         ]
-        return ExportPlan([AttemptList("model", ways)])
+        return ExportPlan([AttemptList("model", attempts)])
 
 
 FRONT_END = SklearnFrontEnd()
@@ -81,31 +81,28 @@ def _require_fitted(model: Any) -> None:
     validation: Any = importlib.import_module("sklearn.utils.validation")
     try:
         validation.check_is_fitted(model)
-    except Exception as error:  # NotFittedError, or an object that is no estimator
+    except Exception as error:  # NotFittedError, or not an estimator at all
         raise UsageError(f"the {type(model).__name__} cannot be exported: {error}") from error
 
 
-def _way(
+def _attempt(
     model: Any,
     table: InputTable,
     dynamic: Axes,
     request: Request,
     scratch: Path,
-    kind: Kind,
+    kind: FloatType,
 ) -> Callable[[], Draft]:
     def draft() -> Draft:
-        path = written(model, table.feed(kind), dynamic, request, scratch, kind)
+        path = convert(model, table.feed(kind), dynamic, request, scratch, kind)
         graph = Model.load(path).graph
         outputs = list(graph.outputs)
-        names = {
-            **new_names("input", list(table.columns), request.input_names),
-            **new_names("output", outputs, request.output_names),
-        }
-        given = {names.get(name, name): name for name in table.columns}
+        names = requested_names(request, list(table.columns), outputs)
+        columns = {names.get(name, name): name for name in table.columns}
 
         def reference(feed: Feed) -> dict[str, Any]:
-            values = wide({given[name]: value for name, value in feed.items()})
-            found = one_by_one(answers_of(model, table.build(values), len(outputs)), len(outputs))
+            values = to_float64({columns[name]: value for name, value in feed.items()})
+            found = separated(outputs_of(model, table.build(values), len(outputs)), len(outputs))
             pairs = list(zip(outputs, found, strict=False))
             return {names.get(n, n): as_declared(graph, n, value) for n, value in pairs}
 
@@ -115,7 +112,7 @@ def _way(
         ]
         axes = {names.get(name, name): dims for name, dims in dynamic.items()}
         exact = np.dtype(kind).itemsize == 8
-        note = ("32-bit floats do not reproduce it: it computes in 64 bits",) if exact else ()
+        note = ("computes in 64 bits: 32-bit floats do not reproduce the model",) if exact else ()
         return Draft(renamed(path, names), reference, cases, "skl2onnx", axes, notes=note)
 
     return draft

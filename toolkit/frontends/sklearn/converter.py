@@ -1,5 +1,5 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Graphs by skl2onnx, and what has to be mended about them before they run."""
+"""Convert models by skl2onnx, and fix what keeps the graphs from running."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import ExportFailed
 from toolkit.frontends.request import Axes, Request
 from toolkit.frontends.signature import rename_values
-from toolkit.frontends.sklearn.input_columns import Array, Kind, installed
+from toolkit.frontends.sklearn.input_columns import Array, FloatType, installed
 from toolkit.ir.model import Model
 
-_USUAL_LOCALE, _PLAIN_LOCALE = "en_US.UTF-8", "C.UTF-8"
+_DEFAULT_LOCALE, _PORTABLE_LOCALE = "en_US.UTF-8", "C.UTF-8"
 _ML_OPSET = 3
-"""Of ai.onnx.ml: the newest that all of skl2onnx's converters write."""
+"""The newest opset of ai.onnx.ml that all of skl2onnx's converters support."""
 
 
-def written(
+def convert(
     model: Any,
     feed: Feed,
     dynamic: Axes,
     request: Request,
     scratch: Path,
-    kind: Kind,
+    kind: FloatType,
 ) -> Path:
+    """Write the graph of a model that computes in floats of this type."""
     skl2onnx = installed("skl2onnx")
     types: Any = importlib.import_module("skl2onnx.common.data_types")
     number = types.DoubleTensorType if np.dtype(kind).itemsize == 8 else types.FloatTensorType
@@ -50,10 +51,10 @@ def written(
     try:
         inputs = [(name, declared(name, value)) for name, value in feed.items()]
         made = _converted(skl2onnx, model, inputs, opset)
-    except Exception as error:  # converters raise whatever their code does
+    except Exception as error:  # converters may raise anything
         raise ExportFailed("skl2onnx", summarize(error)) from error
-    _unpack(made.graph)
-    _speak_here(made.graph)
+    _unpack_sequences(made.graph)
+    _use_installed_locale(made.graph)
     path = scratch / f"model-{np.dtype(kind).name}.onnx"
     Model.from_proto(made).save(path)
     return path
@@ -62,49 +63,49 @@ def written(
 def _converted(skl2onnx: Any, model: Any, inputs: Any, opset: Mapping[str, int]) -> Any:
     base: Any = importlib.import_module("sklearn.base")
     plain = {id(model): {"zipmap": False}}  # probabilities as a tensor, not as a list of maps
-    with _plain_attributes():
+    with _python_attributes():
         if base.is_classifier(model):
             try:
                 return skl2onnx.convert_sklearn(
                     model, initial_types=inputs, target_opset=opset, options=plain
                 )
-            except NameError:  # a converter that never writes maps does not know the option
+            except NameError:  # converters that never emit maps lack the option
                 pass
         return skl2onnx.convert_sklearn(model, initial_types=inputs, target_opset=opset)
 
 
-def _unpack(graph: GraphProto) -> None:
-    """Outputs that are lists of tensors, one for each target, as outputs of their own."""
+def _unpack_sequences(graph: GraphProto) -> None:
+    """Replace outputs that are lists of tensors, one per target, by the tensors."""
     for value in [each for each in graph.output if each.type.HasField("sequence_type")]:
-        makers = [n for n in graph.node if value.name in n.output]
-        if len(makers) != 1 or makers[0].op_type != "SequenceConstruct":
+        producer = next((n for n in graph.node if value.name in n.output), None)
+        if producer is None or producer.op_type != "SequenceConstruct":
             continue
         kind = value.type.sequence_type.elem_type.tensor_type.elem_type
-        names = {old: f"{value.name}_{place}" for place, old in enumerate(makers[0].input)}
+        names = {old: f"{value.name}_{place}" for place, old in enumerate(producer.input)}
         graph.output.remove(value)
-        graph.node.remove(makers[0])
+        graph.node.remove(producer)
         rename_values(graph, names)
         graph.output.extend(
             helper.make_tensor_value_info(name, kind, [None, None]) for name in names.values()
         )
 
 
-def _speak_here(graph: GraphProto) -> None:
-    """Lowercase text by the plain locale, where the one that the graph names is not installed.
+def _use_installed_locale(graph: GraphProto) -> None:
+    """Replace the locale of StringNormalizer, without which onnxruntime fails, if not installed.
 
-    onnxruntime loads no such graph otherwise. For letters the two are the same.
+    Both locales lowercase letters alike.
     """
     for node in graph.node:
         if node.op_type != "StringNormalizer":
             continue
         named = next((each for each in node.attribute if each.name == "locale"), None)
-        if not _speaks(named.s.decode() if named is not None else _USUAL_LOCALE):
+        if not _is_installed(named.s.decode() if named is not None else _DEFAULT_LOCALE):
             if named is not None:
                 node.attribute.remove(named)
-            node.attribute.append(helper.make_attribute("locale", _PLAIN_LOCALE))
+            node.attribute.append(helper.make_attribute("locale", _PORTABLE_LOCALE))
 
 
-def _speaks(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     before = locale.setlocale(locale.LC_CTYPE)
     try:
         locale.setlocale(locale.LC_CTYPE, name)
@@ -116,21 +117,19 @@ def _speaks(name: str) -> bool:
 
 
 @contextmanager
-def _plain_attributes() -> Generator[None]:
-    """Let converters hand numpy's integers to onnx, whose attributes take Python's own only.
+def _python_attributes() -> Generator[None]:
+    """Convert numpy scalars in attributes to Python numbers, as onnx requires.
 
-    skl2onnx 1.20 does so for histogram-based gradient boosting.
+    skl2onnx 1.20 passes numpy scalars for histogram-based gradient boosting.
     """
     container: Any = importlib.import_module("skl2onnx.common._container")
     make_node = container.make_node
 
-    def plain(value: Any) -> Any:
-        return (
-            [_number(v) for v in value] if isinstance(value, (list, tuple, np.ndarray)) else value
-        )
-
     def patched(*args: Any, **attributes: Any) -> Any:
-        return make_node(*args, **{name: plain(value) for name, value in attributes.items()})
+        for name, value in attributes.items():
+            if isinstance(value, (list, tuple, np.ndarray)):
+                attributes[name] = [_number(v) for v in value]
+        return make_node(*args, **attributes)
 
     container.make_node = patched
     try:

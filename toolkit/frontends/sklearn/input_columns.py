@@ -1,5 +1,5 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The example of a scikit-learn model: what it takes, as inputs of a graph."""
+"""The example of a scikit-learn model as inputs of a graph: one matrix, or one per column."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from toolkit.extras import require
 from toolkit.feeds.user_samples import Feed
 
 Array: TypeAlias = NDArray[Any]
-Kind: TypeAlias = type[np.floating[Any]]
-"""The floats that a graph computes in."""
+FloatType: TypeAlias = type[np.floating[Any]]
+"""The precision that a graph computes in."""
 
 _INPUT = "input"
 _ROWS = 8
+"""Rows of a synthetic example."""
 
 
 def installed(package: str) -> Any:
@@ -28,12 +29,12 @@ def installed(package: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class InputTable:
-    """The example: rows of one matrix, or of columns that have types of their own."""
+    """The example: rows of one matrix, or of columns of different types."""
 
     columns: Mapping[str, Array]
-    """By input name, each with rows first."""
+    """Arrays by input name, with rows along axis 0."""
     build: Callable[[Feed], Any]
-    """What scikit-learn takes, of a feed."""
+    """Converts a feed to what scikit-learn expects."""
 
     @classmethod
     def of(cls, model: Any, example: Any) -> InputTable:
@@ -48,19 +49,17 @@ class InputTable:
             count = getattr(model, "n_features_in_", None)
             if count is None:
                 raise UsageError(
-                    f"the {type(model).__name__} does not say what it takes: give an example"
+                    f"the {type(model).__name__} does not declare its inputs: give an example"
                 )
             example = np.random.default_rng(0).standard_normal((_ROWS, count))
-        values = np.asarray(example)
+        values = _array(example)
         if values.ndim == 1 and values.dtype.kind in "fiu":
             values = values.reshape(1, -1)
-        if values.dtype == object:
-            values = values.astype(str)
         return cls({_INPUT: values}, lambda feed: feed[_INPUT])
 
     @classmethod
     def _of_frame(cls, frame: Any) -> InputTable:
-        """A frame of numbers alone is a matrix; else each column is an input."""
+        """Return a matrix if all columns have one numeric kind, else one input per column."""
         names = [str(name) for name in frame.columns]
         kinds = {np.asarray(frame[name]).dtype.kind for name in frame.columns}
         if kinds <= set("fiub") and len(kinds) == 1:
@@ -73,19 +72,18 @@ class InputTable:
         def columns(feed: Feed) -> Any:
             return type(frame)({name: feed[name].reshape(-1) for name in names})
 
-        made = {str(name): _column(frame[name]) for name in frame.columns}
+        made = {str(name): _array(frame[name]).reshape(-1, 1) for name in frame.columns}
         return cls(made, columns)
 
-    def feed(self, kind: Kind) -> Feed:
-        """The example as arrays that the graph takes, floats in these."""
+    def feed(self, kind: FloatType) -> Feed:
+        """Return the example with numbers in this precision."""
         return {
             name: value.astype(kind) if value.dtype.kind in "fiu" else value
             for name, value in self.columns.items()
         }
 
 
-def _column(series: Any) -> Array:
-    values = np.asarray(series)
-    if values.dtype == object:
-        values = values.astype(str)
-    return values.reshape(-1, 1)
+def _array(values: Any) -> Array:
+    """Return an array, of strings instead of objects."""
+    array = np.asarray(values)
+    return array.astype(str) if array.dtype == object else array

@@ -1,23 +1,19 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""TensorFlow, through tf2onnx: Keras models and files, SavedModel folders, TFLite files.
+"""The TensorFlow front end, by tf2onnx: Keras models and files, SavedModels, TFLite files.
 
-    source                              inputs and outputs are called
-    a Keras model, .keras, .h5          as the model calls them; `input`, `output` where it does not
-    a SavedModel folder                 as its signature does (`serving_default`, or the only one)
-    a .tflite file                      as its signature does, else as its tensors
+    source                         names of inputs and outputs
+    a Keras model, .keras, .h5     the model's own, else `input` and `output`
+    a SavedModel folder            its signature's (`serving_default`, or the only one)
+    a .tflite file                 its signature's, else those of its tensors
 
-A size that the model leaves open stays open: the first axis as `batch`, others by input and axis.
-Those that the model only takes alike, as ids and their mask, have one name.
+Unknown sizes are dynamic: `batch` for axis 0, others named by input and axis. Sizes that the model
+requires to be equal, such as those of ids and their mask, share a name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -28,12 +24,12 @@ from numpy.typing import NDArray
 from toolkit.errors import UsageError, summarize
 from toolkit.extras import require
 from toolkit.feeds.user_samples import Feed
-from toolkit.frontends.generic import follow
 from toolkit.frontends.protocol import AttemptList, Draft, ExportFailed, ExportPlan
-from toolkit.frontends.request import Axes, Request, resolve_axes
-from toolkit.frontends.signature import new_names, opened, renamed
+from toolkit.frontends.request import Axes, Request
+from toolkit.frontends.signature import example_values, new_names, opened, renamed
+from toolkit.frontends.silence import silence
 from toolkit.frontends.tensorflow.tflite import InputSpec, TfliteModel, plain_names
-from toolkit.frontends.test_inputs import cases_from, sizes_in
+from toolkit.frontends.test_inputs import accepts, cases_from, output_axes, sizes_in
 from toolkit.ir.model import Model
 
 Array = NDArray[Any]
@@ -42,13 +38,13 @@ _KERAS_FILES = (".keras", ".h5", ".hdf5")
 _PACKAGES = ("keras", "tensorflow", "tf_keras")
 _SIGNATURE = "serving_default"
 _DEFAULT_OPSET, _NEWEST_OPSET = 17, 18
-"""What tf2onnx 1.17 writes; the core lifts to newer ones."""
-_OPEN_SIZES = (2, 8)
-"""Of an example that nobody gave: the batch, and any other open size."""
+"""The opsets of tf2onnx 1.17; the toolkit converts to newer ones."""
+_BATCH_SIZE, _OTHER_SIZE = 2, 8
+"""Unknown sizes of a synthetic example."""
 
 
 class TensorFlowFrontEnd:
-    """The front end of TensorFlow, Keras and TFLite."""
+    """Exports TensorFlow, Keras and TFLite models."""
 
     name = "tensorflow"
     supports = ()
@@ -62,8 +58,9 @@ class TensorFlowFrontEnd:
         return not packages.isdisjoint(_PACKAGES)
 
     def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
+        """Plan one graph, with the requested dynamic axes or the model's own."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        with _quiet():
+        with silence():
             tensorflow, tf2onnx = _require("tensorflow"), _require("tf2onnx")
             model = _open(tensorflow, tf2onnx, source, request.example)
         feed, axes = _example(model, request)
@@ -81,24 +78,11 @@ def _require(package: str) -> Any:
     return require(package, "tensorflow", f"TensorFlow models need {package}")
 
 
-@contextlib.contextmanager
-def _quiet() -> Generator[None]:
-    """TensorFlow and tf2onnx tell much about themselves, on both streams and by warnings."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
+# Models ------------------------------------------------------------------------------------------
 
 
-# What there is to export -------------------------------------------------------------------------
-
-
-class _Source(Protocol):
-    """A model as a function of arrays that tf2onnx can write."""
+class _Model(Protocol):
+    """A model as a function of arrays that tf2onnx can convert."""
 
     @property
     def inputs(self) -> Sequence[InputSpec]: ...
@@ -109,11 +93,11 @@ class _Source(Protocol):
     def __call__(self, feed: Feed) -> Mapping[str, Any]: ...
 
     def write(self, opset: int, fixed: Mapping[str, tuple[int | None, ...]]) -> Any:
-        """The ModelProto; `fixed` are the shapes that the inputs are declared with."""
+        """Return the ModelProto; `fixed` are the declared input shapes."""
         ...
 
 
-def _open(tensorflow: Any, tf2onnx: Any, source: Any, example: Any) -> _Source:
+def _open(tensorflow: Any, tf2onnx: Any, source: Any, example: Any) -> _Model:
     if isinstance(source, Path):
         if source.suffix.lower() == ".tflite":
             return TfliteModel(tensorflow, tf2onnx, source)
@@ -123,7 +107,7 @@ def _open(tensorflow: Any, tf2onnx: Any, source: Any, example: Any) -> _Source:
             source = tensorflow.keras.models.load_model(source, compile=False)
         except UsageError:
             raise
-        except Exception as error:  # readers of three formats raise whatever they like
+        except Exception as error:  # loaders of three formats may raise anything
             raise UsageError(f"'{source}' cannot be read: {summarize(error)}") from error
     if hasattr(source, "signatures") and not hasattr(source, "layers"):
         return _of_signature(tensorflow, tf2onnx, source)
@@ -132,19 +116,19 @@ def _open(tensorflow: Any, tf2onnx: Any, source: Any, example: Any) -> _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """Anything that TensorFlow calls with tensors."""
+    """A callable of TensorFlow tensors."""
 
     tensorflow: Any
     tf2onnx: Any
     owner: Any
-    """What the variables belong to: TensorFlow frees them with it."""
+    """The owner of the variables, kept alive because TensorFlow frees them with it."""
     call: Callable[..., list[Any]]
     inputs: Sequence[InputSpec]
     outputs: Sequence[str]
 
     def __call__(self, feed: Feed) -> Mapping[str, Any]:
         values = [self.tensorflow.constant(feed[value.name]) for value in self.inputs]
-        with _quiet():
+        with silence():
             found = self.call(*values)
         return {n: np.asarray(value.numpy()) for n, value in zip(self.outputs, found, strict=True)}
 
@@ -164,18 +148,15 @@ class _Function:
 
 
 def _write_erfc(ctx: Any, node: Any, name: str, _arguments: Any) -> None:
-    """erfc(x) = 1 - erf(x): TensorFlow has a GELU of it, and tf2onnx 1.17 does not know it."""
-    dtype, shape, outputs = (
-        ctx.get_dtype(node.output[0]),
-        ctx.get_shape(node.output[0]),
-        node.output,
-    )
-    whole = ctx.make_const(f"{name}_one", np.array(1, np.float32)).output[0]
+    """erfc(x) = 1 - erf(x), which TensorFlow's GELU uses and tf2onnx 1.17 lacks."""
+    outputs = node.output
+    dtype, shape = ctx.get_dtype(outputs[0]), ctx.get_shape(outputs[0])
+    one = ctx.make_const(f"{name}_one", np.array(1, np.float32)).output[0]
     if dtype != 1:
-        whole = ctx.make_node("Cast", [whole], attr={"to": dtype}).output[0]
+        one = ctx.make_node("Cast", [one], attr={"to": dtype}).output[0]
     ctx.remove_node(node.name)
-    error = ctx.make_node("Erf", node.input, shapes=[shape], dtypes=[dtype])
-    ctx.make_node("Sub", [whole, error.output[0]], outputs=outputs, shapes=[shape], dtypes=[dtype])
+    erf = ctx.make_node("Erf", node.input, shapes=[shape], dtypes=[dtype])
+    ctx.make_node("Sub", [one, erf.output[0]], outputs=outputs, shapes=[shape], dtypes=[dtype])
 
 
 def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Function:
@@ -195,7 +176,7 @@ def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Funct
         ]
     else:
         raise UsageError(
-            f"the {type(model).__name__} does not say what it takes: give an example, or let the "
+            f"the {type(model).__name__} does not declare its inputs: give an example, or let the "
             "factory return (model, example)"
         )
     flatten = tensorflow.nest.flatten
@@ -204,7 +185,7 @@ def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Funct
         one = inputs[0] if len(inputs) == 1 else list(inputs)
         try:
             found = model(one, training=False)
-        except TypeError:  # a plain tf.Module takes no such word
+        except TypeError:  # a plain tf.Module has no such argument
             found = model(*inputs)
         return flatten(found)
 
@@ -217,8 +198,8 @@ def _of_keras(tensorflow: Any, tf2onnx: Any, model: Any, example: Any) -> _Funct
 def _of_signature(tensorflow: Any, tf2onnx: Any, loaded: Any) -> _Function:
     signatures = dict(loaded.signatures)
     if _SIGNATURE not in signatures and len(signatures) != 1:
-        known = ", ".join(signatures) or "none at all"
-        raise UsageError(f"the SavedModel has no signature '{_SIGNATURE}'; it has {known}")
+        known = ", ".join(signatures) or "none"
+        raise UsageError(f"the SavedModel has no signature '{_SIGNATURE}'; signatures: {known}")
     signature = signatures.get(_SIGNATURE) or next(iter(signatures.values()))
     specs: dict[str, Any] = signature.structured_input_signature[1]
     keys = list(specs)
@@ -240,18 +221,18 @@ def _of_signature(tensorflow: Any, tf2onnx: Any, loaded: Any) -> _Function:
 
 
 def _as_list(example: Any) -> list[Any]:
-    if example is None:
-        return []
     if isinstance(example, (tuple, list)):
         return list(cast("Sequence[Any]", example))
-    return [example]
+    return [] if example is None else [example]
 
 
-def _example(model: _Source, request: Request) -> tuple[Feed, Axes]:
-    """The feed to prove with, and the axes that stay open."""
-    feed = _given(model, request.example) or _drawn(model, request.seed)
-    if request.dynamic is not None:
-        return feed, resolve_axes(request.dynamic, {n: v.ndim for n, v in feed.items()})
+def _example(model: _Model, request: Request) -> tuple[Feed, Axes]:
+    """Return the example as a feed, and the dynamic axes."""
+    given = request.example is not None
+    feed = _given(model, request.example) if given else _drawn(model, request.seed)
+    asked = request.axes_of(feed)
+    if asked is not None:
+        return feed, asked
     axes = {
         value.name: {
             axis: "batch" if not axis else f"{value.name}_{axis}"
@@ -264,9 +245,9 @@ def _example(model: _Source, request: Request) -> tuple[Feed, Axes]:
     return feed, {name: dims for name, dims in axes.items() if dims}
 
 
-def _tie(model: _Source, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
-    """Give one name to open sizes that the model does not take one without the other."""
-    if isinstance(model, TfliteModel):  # whose sizes are set by hand, and stay so after a failure
+def _tie(model: _Model, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
+    """Give one name to unknown sizes that the model only supports together."""
+    if isinstance(model, TfliteModel):  # a failed resize would leave the interpreter unusable
         return
     places = [(name, axis) for name, dims in axes.items() for axis in dims if axis]
     left = [place for place in places if not _runs(model, feed, [place])]
@@ -282,55 +263,40 @@ def _tie(model: _Source, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
         left = [place for place in left if place not in together]
 
 
-def _runs(model: _Source, feed: Feed, longer: Sequence[tuple[str, int]]) -> bool:
-    """Whether the model takes inputs that are longer by one along these axes."""
+def _runs(model: _Model, feed: Feed, longer: Sequence[tuple[str, int]]) -> bool:
+    """Return whether the model supports inputs longer by one along these axes."""
     changed = dict(feed)
     for name, axis in longer:
         last = np.take(changed[name], [-1], axis=axis)
         changed[name] = np.concatenate([changed[name], last], axis=axis)
-    try:
-        model(changed)
-    except Exception:  # whatever the framework makes of it
-        return False
-    return True
+    return accepts(model, changed)
 
 
-def _given(model: _Source, example: Any) -> Feed:
+def _given(model: _Model, example: Any) -> Feed:
     names = [value.name for value in model.inputs]
-    if isinstance(example, Mapping):
-        given = cast("Mapping[str, Any]", example)
-        unknown = [name for name in given if name not in names]
-        if unknown or len(given) != len(names):
-            raise UsageError(f"the example has {', '.join(given)}; inputs: {', '.join(names)}")
-        listed = [given[name] for name in names]
-    else:
-        listed = _as_list(example)
-    if listed and len(listed) != len(names):
-        raise UsageError(
-            f"the example has {len(listed)} values, but the model takes {len(names)}: "
-            f"{', '.join(names)}"
-        )
+    several = example if isinstance(example, Mapping) else tuple(_as_list(example))
     feed: Feed = {}
-    for value, array in zip(model.inputs, map(np.asarray, listed), strict=False):
+    values = map(np.asarray, example_values(several, names))
+    for value, array in zip(model.inputs, values, strict=True):
         sizes = zip(value.shape, array.shape, strict=False)
         if array.ndim != len(value.shape) or any(s is not None and s != n for s, n in sizes):
             wanted = ", ".join("?" if size is None else str(size) for size in value.shape)
             raise UsageError(
-                f"the example's '{value.name}' has shape {list(array.shape)}; the model takes "
+                f"the example's '{value.name}' has shape {list(array.shape)}; the model expects "
                 f"[{wanted}]"
             )
         feed[value.name] = array.astype(value.dtype)
     return feed
 
 
-def _drawn(model: _Source, seed: int) -> Feed:
+def _drawn(model: _Model, seed: int) -> Feed:
     random = np.random.default_rng(seed)
 
     def draw(value: InputSpec) -> Array:
         shape = [_size(value, axis) for axis in range(len(value.shape))]
         if value.dtype.kind == "f":
             return random.standard_normal(shape).astype(value.dtype)
-        high = 2 if value.dtype.kind in "iub" else 1  # ids that every table has
+        high = 2 if value.dtype.kind in "iub" else 1  # ids valid in any embedding table
         return random.integers(0, high, shape).astype(value.dtype)
 
     return {value.name: draw(value) for value in model.inputs}
@@ -338,13 +304,13 @@ def _drawn(model: _Source, seed: int) -> Feed:
 
 def _size(value: InputSpec, axis: int) -> int:
     size = value.shape[axis]
-    return _OPEN_SIZES[min(axis, 1)] if size is None else size
+    return size if size is not None else _OTHER_SIZE if axis else _BATCH_SIZE
 
 
 # The graph ---------------------------------------------------------------------------------------
 
 
-def _draft(model: _Source, feed: Feed, axes: Axes, request: Request, scratch: Path) -> Draft:
+def _draft(model: _Model, feed: Feed, axes: Axes, request: Request, scratch: Path) -> Draft:
     fixed = {
         name: tuple(
             None if axis in axes.get(name, {}) else size for axis, size in enumerate(v.shape)
@@ -354,11 +320,11 @@ def _draft(model: _Source, feed: Feed, axes: Axes, request: Request, scratch: Pa
     request.progress("exporting with tf2onnx")
     opset = min(request.opset or _DEFAULT_OPSET, _NEWEST_OPSET)
     try:
-        with _quiet():
+        with silence():
             made = model.write(opset, fixed)
     except UsageError:
         raise
-    except Exception as error:  # converters raise whatever their code does
+    except Exception as error:  # converters may raise anything
         raise ExportFailed("tf2onnx", summarize(error)) from error
     path = Model.from_proto(made).save(scratch / "model.onnx")
     graph = Model.load(path).graph
@@ -378,11 +344,11 @@ def _draft(model: _Source, feed: Feed, axes: Axes, request: Request, scratch: Pa
 
     named = {inputs[name]: value for name, value in feed.items()}
     named_axes = {inputs[name]: dims for name, dims in axes.items()}
-    path = opened(renamed(path, names), named_axes, follow(reference, named, named_axes))
+    path = opened(renamed(path, names), named_axes, output_axes(reference, named, named_axes))
     cases = cases_from(named, named_axes, request.seed)
     return Draft(path, reference, cases, "tf2onnx", named_axes, sizes_in(named, named_axes))
 
 
 def _in_order(have: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The graph's inputs in the order of the model's, where they go by the same names."""
+    """Return the graph's inputs in the order of the model's, if their names are the same."""
     return list(wanted) if set(have) == set(wanted) else list(have)

@@ -1,5 +1,5 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""A TFLite file as a function of arrays that tf2onnx can write, run by its interpreter."""
+"""A TFLite file as a function of arrays that tf2onnx can convert, run by its interpreter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMELESS = re.compile(r"^keras_tensor(_\d+)?$")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """An input: its name in the graph, and its sizes, None where they are open."""
+    """An input: its name in the graph, its type, and its shape, with None for unknown sizes."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -30,7 +30,7 @@ class InputSpec:
 
 
 def plain_names(names: Sequence[str], kind: str, count: int | None = None) -> list[str]:
-    """The names where the model gave some, else `input`, or `input_0` and on of several."""
+    """Return valid, distinct names: the model's own, else `kind`, or `kind_0`, `kind_1`, ..."""
     wanted = len(names) if count is None else count
     listed = list(names) if len(names) == wanted else [""] * wanted
     plain = [kind] if wanted == 1 else [f"{kind}_{index}" for index in range(wanted)]
@@ -64,7 +64,7 @@ class TfliteModel:
         self.outputs: Sequence[str] = plain_names(found, "output", len(self._out))
 
     def _signature_names(self) -> dict[int, str]:
-        """Tensor indices to what the file's signature calls them."""
+        """Return the names in the file's signature by tensor index."""
         if not self._interpreter.get_signature_list():
             return {}
         runner = self._interpreter.get_signature_runner()
@@ -97,10 +97,10 @@ class TfliteModel:
             custom_op_handlers={"TFL_READ_VARIABLE": (note, []), "TFL_VAR_HANDLE": (note, [])},
         )
         if lost:
-            # what TensorFlow 2.21 makes of a Keras model behind tf.saved_model.save
+            # as from a Keras model saved by tf.saved_model.save in TensorFlow 2.21
             raise UsageError(
-                f"'{self._path}' reads variables that hold nothing, as '{lost[0]}': its weights "
-                "were lost when it was converted; export the SavedModel or the Keras model itself"
+                f"'{self._path}' reads uninitialized variables such as '{lost[0]}': its conversion "
+                "lost the weights; export the SavedModel or the Keras model instead"
             )
         return made
 

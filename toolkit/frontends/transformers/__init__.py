@@ -1,4 +1,4 @@
-"""transformers: checkpoints to proven graphs, task by task."""
+"""Export transformers checkpoints, by task."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which graphs a checkpoint becomes: a wrapper and its interface for each.
+"""The graphs of a checkpoint: a wrapper and its interface for each.
 
-Most tasks are one graph. An encoder-decoder is three: the encoder, the decoder's first step, which
-reads the encoder's output, and its later steps, which go on from the cache. Shapes of caches and
-hidden states are not read from configs, which all name them differently, but from a run.
+Most tasks are one graph. An encoder-decoder is three: the encoder, the decoder's first step from
+the encoder's output, and its later steps from the cache. Shapes of caches and hidden states are
+taken from a run, because configs all name them differently.
 """
 
 # Runs only where torch and transformers are; types end at their border.
@@ -27,7 +27,7 @@ from toolkit.frontends.transformers.tasks import Outputs
 
 @dataclass(frozen=True)
 class Blueprint:
-    """One graph to be: what is traced, what it takes, and what is to be said."""
+    """One graph to export: the module to trace, its inputs, and notes for the report."""
 
     name: str
     wrapper: wrappers.Wrapper
@@ -36,17 +36,17 @@ class Blueprint:
 
 
 def blueprints(checkpoint: Checkpoint) -> list[Blueprint]:
-    """The graphs of the checkpoint's task; raises UsageError for a model that does not run."""
+    """Return the graphs of the checkpoint's task; raise UsageError if the model does not run."""
     form = checkpoint.choice.head.form
     if form == "encoder-decoder":
         return _encoder_decoder(checkpoint)
     if form == "cached":
         return [_cached(checkpoint)]
-    return [_one(checkpoint)]
+    return [_single(checkpoint)]
 
 
 def run(wrapper: wrappers.Wrapper, interface: GraphInterface, setting: Setting) -> list[Any]:
-    """The wrapper's outputs on a feed of this setting."""
+    """Return the wrapper's outputs on a feed of this setting."""
     feed = interface.feed(setting)
     with torch.no_grad():
         return list(wrapper(*(torch.from_numpy(feed[name]) for name in wrapper.inputs)))
@@ -55,7 +55,7 @@ def run(wrapper: wrappers.Wrapper, interface: GraphInterface, setting: Setting) 
 # One graph ---------------------------------------------------------------------------------------
 
 
-def _one(checkpoint: Checkpoint) -> Blueprint:
+def _single(checkpoint: Checkpoint) -> Blueprint:
     model, head = checkpoint.model, checkpoint.choice.head
     interface = _interface(checkpoint, model)
     fixed = {"use_cache": False} if "use_cache" in fed.parameters_of(model) else {}
@@ -71,17 +71,17 @@ def _one(checkpoint: Checkpoint) -> Blueprint:
     try:
         run(wrapper, interface, interface.settings[0])
     except Exception as error:  # a model may raise anything
-        encoder = _encoder_alone(checkpoint, wrapper)
+        encoder = _encoder_only(checkpoint, wrapper)
         if encoder is None:
-            raise UsageError(_refusal(checkpoint, interface, error)) from error
+            raise UsageError(_why_it_fails(checkpoint, interface, error)) from error
         wrapper, interface = encoder
-        notes.append("the encoder alone is exported: the whole model asks for decoder inputs")
-    interface, note = settled(wrapper, interface)
+        notes.append("only the encoder is exported: the whole model requires decoder inputs")
+    interface, note = _with_fixed_sizes(wrapper, interface)
     return Blueprint("model", wrapper, interface, tuple(filter(None, [*notes, note])))
 
 
 def _interface(checkpoint: Checkpoint, model: Any) -> GraphInterface:
-    """By what the model takes first: text, images, audio, or text with images."""
+    """Return the interface by the kind of input: text, images, audio, or text with images."""
     main = str(getattr(model, "main_input_name", "input_ids"))
     if "image_embeds" in checkpoint.choice.head.outputs:
         return _pair(checkpoint, model)
@@ -94,21 +94,21 @@ def _interface(checkpoint: Checkpoint, model: Any) -> GraphInterface:
     return GraphInterface(given, fed.text_settings(words, model), words)
 
 
-_NO_WORDS = Vocabulary(2, 0)
+_NO_TEXT = Vocabulary(2, 0)
 
 
 def _images(checkpoint: Checkpoint, model: Any) -> GraphInterface:
     rows, columns = fed.image_size(model, checkpoint.settings)
-    pixels = fed.image_input(model, checkpoint.settings)
+    pixels = fed.image_input(model)
     settings = tuple(
         Setting({"batch": batch, "height": height, "width": width})
         for batch, (height, width) in zip((2, 1, 5, 2, 1), _image_sizes(rows, columns), strict=True)
     )
-    return GraphInterface((pixels,), settings, _NO_WORDS, frozenset({"height", "width"}))
+    return GraphInterface((pixels,), settings, _NO_TEXT, frozenset({"height", "width"}))
 
 
 def _image_sizes(rows: int, columns: int) -> list[tuple[int, int]]:
-    """The size that the model is made for three times, then two others."""
+    """Return the model's own size three times, then two other sizes."""
     step = 32 if rows % 32 == 0 and rows > 32 else max(1, rows // 2)
     return [(rows, columns)] * 3 + [(rows + step, columns + 2 * step), (rows + step, columns)]
 
@@ -122,31 +122,31 @@ def _audio(checkpoint: Checkpoint, model: Any) -> GraphInterface:
         Setting({"batch": batch, dim: size}, "right" if masked and batch > 1 else "none")
         for batch, size in zip((2, 1, 5, 2, 1), lengths, strict=True)
     )
-    return GraphInterface(given, settings, _NO_WORDS, frozenset({dim}))
+    return GraphInterface(given, settings, _NO_TEXT, frozenset({dim}))
 
 
 def _pair(checkpoint: Checkpoint, model: Any) -> GraphInterface:
     words = fed.words_of(model, checkpoint.tokenizer)
     text = fed.text_inputs(model, checkpoint.tokenizer, "text_batch")
-    pixels = fed.image_input(model, checkpoint.settings, "image_batch")
+    pixels = fed.image_input(model, "image_batch")
     sizes = _image_sizes(*fed.image_size(model, checkpoint.settings))
     settings = tuple(
         Setting(
-            {**said.sizes, "image_batch": batch, "height": rows, "width": columns}, said.padding
+            {**of_text.sizes, "image_batch": batch, "height": rows, "width": columns},
+            # the model searches for the end of the text, which must not be padded on the left
+            "right" if of_text.padding == "left" else of_text.padding,
         )
-        for said, batch, (rows, columns) in zip(
+        for of_text, batch, (rows, columns) in zip(
             fed.text_settings(words, model, "text_batch"), (3, 1, 2, 5, 1), sizes, strict=True
         )
     )
-    # texts are not padded on the left here: the end of the text is looked for
-    settings = tuple(replace(s, padding="right") if s.padding == "left" else s for s in settings)
     return GraphInterface((*text, pixels), settings, words, frozenset({"height", "width"}))
 
 
-def _encoder_alone(
+def _encoder_only(
     checkpoint: Checkpoint, whole: wrappers.Wrapper
 ) -> tuple[wrappers.Wrapper, GraphInterface] | None:
-    """The same task on the encoder, for models such as T5 that do not run without a decoder."""
+    """Return the same task on the encoder, for models such as T5 that require decoder inputs."""
     model = checkpoint.model
     wanted = "last_hidden_state" in whole.outputs or isinstance(whole, wrappers.Pooled)
     if not wanted or not getattr(model.config, "is_encoder_decoder", False):
@@ -159,42 +159,39 @@ def _encoder_alone(
         made = wrappers.Plain(encoder, interface.names, whole.outputs)
     try:
         run(made.eval(), interface, interface.settings[0])
-    except Exception:  # then the first error says more
+    except Exception:  # the error of the whole model is more informative
         return None
     return made, interface
 
 
-def _refusal(checkpoint: Checkpoint, interface: GraphInterface, error: Exception) -> str:
+def _why_it_fails(checkpoint: Checkpoint, interface: GraphInterface, error: Exception) -> str:
     name = type(checkpoint.model).__name__
     if isinstance(error, KeyError):
-        return f"{name} gives no output {error} for task '{checkpoint.choice.task}'"
-    taken = ", ".join(interface.names)
-    return f"{name} does not run on {taken} alone: {summarize(error)}"
+        return f"{name} has no output {error}, as task '{checkpoint.choice.task}' requires"
+    given = ", ".join(interface.names)
+    return f"{name} does not run on {given} alone: {summarize(error)}"
 
 
-def settled(wrapper: wrappers.Wrapper, interface: GraphInterface) -> tuple[GraphInterface, str]:
-    """Without the optional dimensions in which the model itself takes one size only."""
+def _with_fixed_sizes(
+    wrapper: wrappers.Wrapper, interface: GraphInterface
+) -> tuple[GraphInterface, str]:
+    """Fix the optional dimensions if the model supports one size only; return a note on them."""
     first = interface.settings[0].sizes
     for setting in interface.settings:
         if all(setting.sizes[dim] == first[dim] for dim in interface.optional):
             continue
         try:
             run(wrapper, interface, setting)
-        except Exception:  # any refusal means the same
-            dims = sorted(interface.optional)
-            sizes = " and ".join(f"{dim} {first[dim]}" for dim in dims)
-            return without(interface, interface.optional), f"{sizes}: the model takes no other"
+        except Exception:  # a model may raise anything
+            sizes = " and ".join(f"{dim} {first[dim]}" for dim in sorted(interface.optional))
+            note = f"fixed at {sizes}: the model supports no other size"
+            return with_fixed(interface, interface.optional), note
     return interface, ""
 
 
-def without(interface: GraphInterface, dims: frozenset[str]) -> GraphInterface:
-    """The interface with these dimensions fixed at the sizes of the first setting."""
+def with_fixed(interface: GraphInterface, dims: frozenset[str]) -> GraphInterface:
+    """Fix these dimensions at the sizes of the first setting."""
     sizes = {dim: interface.settings[0].sizes[dim] for dim in dims}
-
-    def fix(each: Input) -> Input:
-        return replace(
-            each, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in each.shape)
-        )
 
     settings: list[Setting] = []
     for setting in interface.settings:
@@ -204,7 +201,10 @@ def without(interface: GraphInterface, dims: frozenset[str]) -> GraphInterface:
             settings.append(made)
     return replace(
         interface,
-        inputs=tuple(map(fix, interface.inputs)),
+        inputs=tuple(
+            replace(each, shape=tuple(sizes.get(str(d), d) for d in each.shape))
+            for each in interface.inputs
+        ),
         settings=tuple(settings),
         optional=interface.optional - dims,
     )
@@ -212,14 +212,17 @@ def without(interface: GraphInterface, dims: frozenset[str]) -> GraphInterface:
 
 # Caches ------------------------------------------------------------------------------------------
 
-_GROWING = ("DynamicLayer", "DynamicSlidingWindowLayer")
+_SUPPORTED_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+"""Cache layers that hold the keys and values of all tokens so far."""
 
 
 def _cached(checkpoint: Checkpoint) -> Blueprint:
     model, words = checkpoint.model, fed.words_of(checkpoint.model, checkpoint.tokenizer)
     plain = fed.text_inputs(model, None)
     if "attention_mask" not in {each.name for each in plain}:
-        raise UsageError(f"{type(model).__name__} takes no attention mask: use text-generation")
+        raise UsageError(
+            f"{type(model).__name__} has no attention mask: use --task text-generation"
+        )
     past: list[Input] = []
     outputs: dict[str, dict[int, str]] = {"logits": {0: "batch", 1: "sequence"}}
     for layer, shapes in enumerate(_cache_shapes(checkpoint)):
@@ -243,7 +246,7 @@ def _cached(checkpoint: Checkpoint) -> Blueprint:
 
 
 def _cache_settings(long: int) -> list[Setting]:
-    """One token and several, after nothing, little and much; padded on the left as in batches."""
+    """Return settings of one token and several, after a cache of zero, few and many tokens."""
 
     def at(batch: int, sequence: int, past: int, padding: fed.Padding = "none") -> Setting:
         sizes = {"batch": batch, "sequence": sequence, "past": past, "total": past + sequence}
@@ -260,7 +263,7 @@ def _cache_settings(long: int) -> list[Setting]:
 
 
 def _cache_shapes(checkpoint: Checkpoint) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Heads and width of the keys and of the values of every layer."""
+    """Return the heads and width of the keys and of the values of every layer."""
     model = checkpoint.model
     ids = torch.ones(1, 2, dtype=torch.int64)
     try:
@@ -270,16 +273,16 @@ def _cache_shapes(checkpoint: Checkpoint) -> list[tuple[tuple[int, int], tuple[i
         raise UsageError(f"{type(model).__name__} does not run: {summarize(error)}") from error
     cache = getattr(given, "past_key_values", None)
     layers: Sequence[Any] = getattr(cache, "layers", None) or []
-    if not layers or any(type(layer).__name__ not in _GROWING for layer in layers):
+    if not layers or any(type(layer).__name__ not in _SUPPORTED_LAYERS for layer in layers):
         raise UsageError(
-            f"{type(model).__name__} keeps no cache of keys and values in every layer: "
-            "use task text-generation"
+            f"{type(model).__name__} does not cache keys and values in every layer: use --task "
+            "text-generation"
         )
     return [(_heads(layer.keys), _heads(layer.values)) for layer in layers]
 
 
 def keeps_cache(checkpoint: Checkpoint) -> bool:
-    """Whether a graph of plain text generation could as well go on from a cache."""
+    """Return whether a graph of plain text generation could be exported with a cache."""
     if checkpoint.choice.task != "text-generation":
         return False
     try:
@@ -299,7 +302,7 @@ def _encoder_decoder(checkpoint: Checkpoint) -> list[Blueprint]:
     model = checkpoint.model
     encoder = _encoder(checkpoint)
     states = run(encoder.wrapper, encoder.interface, encoder.interface.settings[0])[0]
-    masked = "attention_mask" in encoder.interface.names and not _is_audio(encoder)
+    masked = {"attention_mask", "input_ids"} <= set(encoder.interface.names)
     words = fed.words_of(model, checkpoint.tokenizer)
     first = _decoder(model, int(states.shape[-1]), masked, words)
     try:
@@ -310,7 +313,7 @@ def _encoder_decoder(checkpoint: Checkpoint) -> list[Blueprint]:
         ) from error
     caches = made[1:]
     if not caches or len(caches) % 4:
-        raise UsageError(f"{type(model).__name__} keeps no cache of keys and values in every layer")
+        raise UsageError(f"{type(model).__name__} does not cache keys and values in every layer")
     outputs: dict[str, Mapping[int, str]] = {"logits": {0: "batch", 1: "sequence"}}
     for name in _cache_names(len(caches) // 4):
         length = "source" if ".encoder." in name else "sequence"
@@ -333,13 +336,9 @@ def _encoder(checkpoint: Checkpoint) -> Blueprint:
     try:
         run(wrapper, interface, interface.settings[0])
     except Exception as error:  # a model may raise anything
-        raise UsageError(_refusal(checkpoint, interface, error)) from error
-    interface, note = settled(wrapper, interface)
+        raise UsageError(_why_it_fails(checkpoint, interface, error)) from error
+    interface, note = _with_fixed_sizes(wrapper, interface)
     return Blueprint("encoder", wrapper, interface, (note,) if note else ())
-
-
-def _is_audio(encoder: Blueprint) -> bool:
-    return "input_ids" not in encoder.interface.names
 
 
 def _decoder(model: Any, width: int, masked: bool, words: Vocabulary) -> Blueprint:
@@ -360,6 +359,7 @@ def _decoder(model: Any, width: int, masked: bool, words: Vocabulary) -> Bluepri
 
 
 _LATER_STEPS = ((2, 3, 5, 11), (1, 1, 1, 3), (5, 1, 4, 7), (2, 1, 12, 41))
+"""Test sizes of batch, sequence, past and source."""
 
 
 def _decoder_with_past(
@@ -370,7 +370,7 @@ def _decoder_with_past(
         given.append(Input("encoder_attention_mask", ("batch", "source"), "mask"))
     outputs: dict[str, dict[int, str]] = {"logits": {0: "batch", 1: "sequence"}}
     for name, tensor in zip(_cache_names(len(caches) // 4), caches, strict=True):
-        heads, size = int(tensor.shape[1]), int(tensor.shape[3])
+        heads, size = _heads(tensor)
         length = "source" if ".encoder." in name else "past"
         given.append(Input(f"past_key_values{name}", ("batch", heads, length, size), "noise"))
         if ".decoder." in name:

@@ -1,11 +1,12 @@
-"""A transformers model as it is handed in: a folder, a .gguf file, or objects in memory.
+"""Load a transformers model from a folder, a .gguf file, or objects in memory.
 
-Nothing is downloaded and no code of a checkpoint runs unless it is asked for. Weights that a task
-needs and the checkpoint does not have would be random numbers: `missing` keeps their names.
+Nothing is downloaded, and code of a checkpoint runs only with --trust-remote-code. Weights that the
+checkpoint lacks would be random: their names are kept in `missing`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from toolkit.errors import UsageError, summarize
+from toolkit.errors import UsageError, one_line, summarize
 from toolkit.frontends.pytorch.exporters import quiet
 from toolkit.frontends.transformers.tasks import TaskChoice, choose, class_names
 
@@ -54,39 +55,38 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model with what belongs to it, loaded for a task."""
+    """A model loaded for a task, with its tokenizer and companion files."""
 
     model: Any
     choice: TaskChoice
     tokenizer: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the image processor or feature extractor: sizes, sampling rate."""
+    """Settings of the image processor or feature extractor: sizes, sampling rate."""
     folder: Path | None = None
     missing: tuple[str, ...] = ()
-    """Parameters that the checkpoint has no weights for."""
+    """Parameters without weights in the checkpoint."""
     companions: Mapping[str, Path] = field(default_factory=dict[str, Path])
     notes: tuple[str, ...] = ()
 
 
 def is_checkpoint(source: object) -> bool:
-    """Whether a source looks like one of transformers; imports nothing."""
+    """Return whether a source looks like a transformers model; imports nothing."""
     if isinstance(source, Path):
         if source.suffix == ".gguf":
             return source.is_file()
         return source.is_dir() and ((source / "config.json").is_file() or bool(_ggufs(source)))
     if isinstance(source, tuple):
         parts = cast("tuple[Any, ...]", source)
-        return len(parts) == 2 and is_model(parts[0])
-    return is_model(source)
+        return len(parts) == 2 and _is_model(parts[0])
+    return _is_model(source)
 
 
 def is_sentence_model(folder: Path | None) -> bool:
-    """Whether a checkpoint says how it pools."""
+    """Return whether a checkpoint declares its pooling."""
     return folder is not None and (folder / "modules.json").is_file()
 
 
-def is_model(source: object) -> bool:
-    """Whether an object is a model of transformers."""
+def _is_model(source: object) -> bool:
     mro = type(source).__mro__
     return any(
         c.__name__ == "PreTrainedModel" and c.__module__.startswith("transformers") for c in mro
@@ -94,7 +94,7 @@ def is_model(source: object) -> bool:
 
 
 def load(source: Any, task: str | None, scratch: Path, *, trust_remote_code: bool) -> Checkpoint:
-    """The model of a folder, of a .gguf file, of a (model, tokenizer) pair or of a model."""
+    """Load a folder or a .gguf file, or take a model or a (model, tokenizer) pair."""
     if isinstance(source, Path):
         with quiet():
             return _from_folder(source, task, scratch, trust_remote_code)
@@ -128,66 +128,64 @@ def _from_folder(source: Path, task: str | None, scratch: Path, trust: bool) -> 
     )
     if gguf is not None:
         loaded = replace(loaded, companions=dict(_saved(model, tokenizer, scratch)))
-    return _described(loaded)
+    return _with_tokenizer_note(loaded)
 
 
 def _config(folder: Path, options: Mapping[str, Any], trust: bool) -> Any:
     if "gguf_file" not in options:
-        raw = _json(folder / "config.json")
+        raw = read_json(folder / "config.json")
         remote = raw.get("auto_map")
         known = raw.get("model_type") in import_module("transformers").CONFIG_MAPPING
         if remote and not known and not trust:
             raise UsageError(
-                f"'{folder}' brings code of its own ({_files_of(remote)}), which is not run "
-                "unless asked for: read it, then add --trust-remote-code"
+                f"'{folder}' needs its own code ({_files_of(remote)}), which is not run by "
+                "default: review it, then add --trust-remote-code"
             )
         if "model_type" not in raw and "architectures" not in raw:
             raise UsageError(
-                f"'{folder / 'config.json'}' is not a config of transformers: it has no model_type"
+                f"'{folder / 'config.json'}' is not a transformers config: it has no model_type"
             )
     try:
         return import_module("transformers").AutoConfig.from_pretrained(str(folder), **options)
-    except Exception as error:  # transformers raises anything for a config it does not understand
-        raise UsageError(
-            f"'{folder}' is not a checkpoint that can be read: {_why(error)}"
-        ) from error
+    except Exception as error:  # transformers may raise anything for an unknown config
+        raise UsageError(f"'{folder}' cannot be read as a checkpoint: {_short(error)}") from error
 
 
 def _model(
     folder: Path, choice: TaskChoice, config: Any, options: Mapping[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
     if not _any(folder, _WEIGHTS):
-        raise UsageError(f"'{folder}' has no weights: no .safetensors, .bin or .gguf file is there")
+        raise UsageError(f"'{folder}' has no weights: add a .safetensors, .bin or .gguf file")
     transformers, torch = import_module("transformers"), import_module("torch")
     auto = getattr(transformers, choice.head.auto)
     try:
         model, info = auto.from_pretrained(
             str(folder), config=config, dtype=torch.float32, output_loading_info=True, **options
         )
-    except Exception as error:  # anything, from a truncated file to sizes that do not fit
-        raise UsageError(f"the weights in '{folder}' cannot be loaded: {_why(error)}") from error
+    except Exception as error:  # from a truncated file to mismatched shapes
+        raise UsageError(f"the weights in '{folder}' cannot be loaded: {_short(error)}") from error
     return model.eval(), tuple(sorted(info.get("missing_keys", ())))
 
 
 def _tokenizer(folder: Path, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """The folder's tokenizer, or None with what is to be said about it."""
+    """Return the folder's tokenizer, or None and perhaps a note."""
     if "gguf_file" not in options and not _any(folder, TOKENIZER_FILES):
         return None, ""
     try:
         auto = import_module("transformers").AutoTokenizer
         return auto.from_pretrained(str(folder), **options), ""
     except ImportError as error:
-        return None, f"the tokenizer was copied but not used: {_why(error)}"
-    except Exception as error:  # of the tokenizers library too, which raises plain Exception
-        raise UsageError(f"the tokenizer in '{folder}' cannot be read: {_why(error)}") from error
+        return None, f"the tokenizer is copied, but not used for the proof: {_short(error)}"
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise UsageError(f"the tokenizer in '{folder}' cannot be read: {_short(error)}") from error
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What image processors and feature extractors say about sizes."""
+    """Merge the settings of image processors and feature extractors."""
     found: dict[str, Any] = {}
     for name in PROCESSOR_FILES:
         if (folder / name).is_file():
-            read = _json(folder / name)
+            read = read_json(folder / name)
             for part in (read, *(read.get(k) for k in ("image_processor", "feature_extractor"))):
                 if isinstance(part, dict):
                     found.update(cast("dict[str, Any]", part))
@@ -202,7 +200,7 @@ def _companions(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _precision_note(config: Any) -> str:
     stored = str(getattr(config, "dtype", None) or "float32").rpartition(".")[2]
-    return "" if stored in ("float32", "None") else f"weights stored as {stored} became float32"
+    return "" if stored == "float32" else f"weights converted from {stored} to float32"
 
 
 # Objects -----------------------------------------------------------------------------------------
@@ -211,15 +209,18 @@ def _precision_note(config: Any) -> str:
 def _from_memory(model: Any, tokenizer: Any, task: str | None, scratch: Path) -> Checkpoint:
     config = model.config
     name = type(model).__name__
-    if task is None and not getattr(config, "architectures", None):
-        config.architectures = [name]
-    choice = choose(task, _named(config, name) if task is None else config)
+    if task is None:
+        if not getattr(config, "architectures", None):
+            config.architectures = [name]
+        config = copy.copy(config)
+        config.architectures = [name]  # as if saved from this class
+    choice = choose(task, config)
     served = class_names(choice.head, config)
     if name not in served:
         base = getattr(model, "base_model", model)
         if choice.head.auto != "AutoModel" or type(base).__name__ not in served:
             raise UsageError(
-                f"a {name} does not serve task '{choice.task}': load the checkpoint with "
+                f"a {name} does not support task '{choice.task}': load the checkpoint with "
                 f"{choice.head.auto}"
             )
         model = base
@@ -227,36 +228,20 @@ def _from_memory(model: Any, tokenizer: Any, task: str | None, scratch: Path) ->
     if model.training:
         notes.append("the model was in training mode: it is exported, and left, in eval mode")
     if str(model.dtype) != "torch.float32":
-        import copy
-
-        notes.append(f"weights in {str(model.dtype).rpartition('.')[2]} became float32")
+        notes.append(f"weights converted from {str(model.dtype).rpartition('.')[2]} to float32")
         model = copy.deepcopy(model).float()
     with quiet():
         companions = dict(_saved(model, tokenizer, scratch))
+    text = getattr(tokenizer, "tokenizer", tokenizer)  # a processor contains one
     loaded = Checkpoint(
         model=model.eval(),
         choice=choice,
-        tokenizer=_words(tokenizer),
+        tokenizer=text if hasattr(text, "get_vocab") else None,
         settings=_settings(scratch / "companions"),
         companions=companions,
         notes=tuple(notes),
     )
-    return _described(loaded)
-
-
-def _words(processor: Any) -> Any:
-    """The tokenizer that a processor holds, or is; an image processor is none."""
-    words = getattr(processor, "tokenizer", processor)
-    return words if hasattr(words, "get_vocab") else None
-
-
-def _named(config: Any, name: str) -> Any:
-    """The config as if the checkpoint had been saved from a class of this name."""
-    import copy
-
-    config = copy.copy(config)
-    config.architectures = [name]
-    return config
+    return _with_tokenizer_note(loaded)
 
 
 def _saved(model: Any, tokenizer: Any, scratch: Path) -> Iterable[tuple[str, Path]]:
@@ -275,12 +260,12 @@ def _saved(model: Any, tokenizer: Any, scratch: Path) -> Iterable[tuple[str, Pat
 # -------------------------------------------------------------------------------------------------
 
 
-def _described(loaded: Checkpoint) -> Checkpoint:
-    """With the note that nothing was copied, where there is no tokenizer or processor."""
+def _with_tokenizer_note(loaded: Checkpoint) -> Checkpoint:
+    """Add a note if no tokenizer or processor is copied beside the model."""
     beside = {Path(name).name for name in loaded.companions}
     if beside & {*TOKENIZER_FILES, *PROCESSOR_FILES}:
         return loaded
-    note = "no tokenizer or processor was copied: there is none; sizes come from the config"
+    note = "no tokenizer or processor was copied: the checkpoint has none"
     return replace(loaded, notes=(*loaded.notes, note))
 
 
@@ -292,14 +277,15 @@ def _any(folder: Path, patterns: Iterable[str]) -> bool:
     return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Load a JSON file whose top level is an object, or a value of another `kind`."""
     try:
         read: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {summarize(error)}") from error
-    if not isinstance(read, dict):
-        raise UsageError(f"'{path}' is not a JSON object")
-    return cast("dict[str, Any]", read)
+    if not isinstance(read, kind):
+        raise UsageError(f"'{path}' is not a JSON {'object' if kind is dict else kind.__name__}")
+    return read
 
 
 def _files_of(remote: Any) -> str:
@@ -308,7 +294,6 @@ def _files_of(remote: Any) -> str:
     return ", ".join(sorted(names)) or "auto_map in config.json"
 
 
-def _why(error: BaseException) -> str:
-    """The first sentence of what transformers says, which often goes on for many lines."""
-    text = summarize(error)
-    return text if len(text) <= 240 else text[:237] + "..."
+def _short(error: BaseException) -> str:
+    """Return the start of an error message of transformers, which may have many lines."""
+    return one_line(summarize(error), 240)

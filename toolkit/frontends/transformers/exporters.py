@@ -1,7 +1,7 @@
-"""torch's two exporters on a wrapper; dynamo also with transformers' own patches.
+"""Export a wrapper by dynamo with transformers' patches; declare the output shapes of a trace.
 
-transformers ships patches and translations for an ONNX exporter of its own. They make more
-architectures traceable, and cost some nodes: they are for what does not export without them.
+transformers ships patches and translations for its own ONNX exporter. They make more architectures
+traceable but add nodes, so they are used only if an export fails without them.
 """
 
 # Runs only where torch and transformers are; types end at their border.
@@ -31,14 +31,14 @@ def write_patched(
     path: Path,
     translations: Translations,
 ) -> None:
-    """As `writers.write_dynamo`, with transformers' patches as long as it lasts."""
+    """Call `write_dynamo` with transformers' patches and translations applied."""
     with _patches() as table:
         both = Translations({**table, **translations.table})
         exporters.write_dynamo(call, feed, axes, opset, path, both)
 
 
 def declare_outputs(path: Path, shapes: Mapping[str, Sequence[int | str]]) -> None:
-    """Give the outputs these shapes: TorchScript invents names for sizes that it cannot infer."""
+    """Declare these output shapes: TorchScript makes up names for sizes it cannot infer."""
     proto = onnx.load(path, load_external_data=False)
     for value in proto.graph.output:
         del value.type.tensor_type.shape.dim[:]
@@ -54,13 +54,15 @@ def declare_outputs(path: Path, shapes: Mapping[str, Sequence[int | str]]) -> No
 @contextlib.contextmanager
 def _patches() -> Iterator[dict]:
     try:
-        # both register patches when they are imported
+        # importing them registers the patches
         from transformers.exporters import exporter_dynamo, exporter_onnx
         from transformers.exporters.utils import apply_patches
 
         table = exporter_onnx._ONNX_TRANSLATION_TABLE
         del exporter_dynamo
     except (ImportError, AttributeError) as error:
-        raise ExportFailed(exporters.DYNAMO, f"transformers has no patches: {error}") from error
+        raise ExportFailed(
+            exporters.DYNAMO, f"this version of transformers has no patches: {error}"
+        ) from error
     with apply_patches("dynamo"), apply_patches("onnx"):
         yield table

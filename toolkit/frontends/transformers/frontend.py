@@ -1,6 +1,7 @@
 """The transformers front end: a checkpoint folder, a .gguf file, a model, or (model, tokenizer).
 
-load for a task -> wrappers with declared inputs and outputs -> ways to export each
+The checkpoint is loaded for a task, wrapped into modules with declared inputs and outputs, and each
+of these is exported by one of several strategies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from toolkit.frontends.transformers.tasks import WITH_PAST
 
 @dataclass(frozen=True, slots=True)
 class TransformersFrontEnd:
-    """Exports what transformers can load."""
+    """Exports models and checkpoints of transformers."""
 
     name: str = "transformers"
     supports: tuple[str, ...] = ("task", "exporter", "translations")
@@ -29,7 +30,7 @@ class TransformersFrontEnd:
         return is_checkpoint(source)
 
     def plan(self, source: Any, request: Request, scratch: Path) -> ExportPlan:
-        """The graphs of the task that is asked for, or of the one that the config tells."""
+        """Plan the graphs of the requested task, or of the one that the config implies."""
         _require_installed()
         request.progress("loading the checkpoint")
         checkpoint = load(
@@ -46,20 +47,18 @@ class TransformersFrontEnd:
             require_weights(checkpoint, graphs)
             texts = {graph.name: feeds_for(graph, checkpoint, request.example) for graph in graphs}
             cached = request.task is None and keeps_cache(checkpoint)
-        parts = [
-            CheckpointGraphPlan(graph, request, scratch, texts[graph.name]) for graph in graphs
-        ]
-        task = "" if request.task else f"task {checkpoint.choice.task}, by the config"
-        more = f"it has no cache: --task {WITH_PAST} exports one with it" if cached else ""
+        plans = [CheckpointGraphPlan(g, request, scratch, texts[g.name]) for g in graphs]
+        task = "" if request.task else f"task {checkpoint.choice.task}, from the config"
+        more = f"exported without a cache: --task {WITH_PAST} exports it with one" if cached else ""
         notes = tuple(filter(None, [task, more, *checkpoint.notes]))
-        return ExportPlan(parts, checkpoint.companions, notes)
+        return ExportPlan(plans, checkpoint.companions, notes)
 
 
 def _require_installed() -> None:
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"a checkpoint of transformers needs {' and '.join(missing)}: {install('export')}"
+            f"transformers checkpoints need {' and '.join(missing)}: {install('export')}"
         )
 
 

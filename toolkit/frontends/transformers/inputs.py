@@ -1,8 +1,8 @@
-"""What a model takes, and feeds of any size for it.
+"""The inputs of a model, and feeds of any size for them.
 
 Names come from the model's forward and its tokenizer, sizes from the processor or else the config.
-A shape mixes sizes with the names of dynamic dimensions; `content` says what the numbers mean.
-Texts begin and end as the config says and are padded for real: a mask of zeros, ids of padding.
+A shape mixes sizes with names of dynamic dimensions; `content` is the meaning of the numbers. Texts
+end with the config's end token and are padded as by a tokenizer: zeros in the mask, padding ids.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ Content = Literal["ids", "mask", "types", "boxes", "noise"]
 Padding = Literal["none", "right", "left"]
 Sizes = Mapping[str, int]
 
-_IMAGE = 224
-_MOST_POSITIONS = 320
+_IMAGE_SIZE = 224
+"""Height and width if neither config nor processor declares them."""
+_MAX_POSITIONS = 320
+"""The longest text to test on, in tokens."""
+_FEATURE_FRAMES = 97
 _RAW_SAMPLES = 8000
+"""Length of the traced audio: half a second at 16 kHz."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +43,18 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The token ids that a model knows."""
+    """The token ids of a model; `last` ends a text, `types` counts the token types."""
 
     count: int
     pad: int
     last: int | None = None
-    longest: int = _MOST_POSITIONS
+    longest: int = _MAX_POSITIONS
     types: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Sizes of the dynamic dimensions, and on which side texts are padded."""
+    """Sizes of the dynamic dimensions, and the side on which texts are padded."""
 
     sizes: Sizes
     padding: Padding = "none"
@@ -62,9 +66,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class GraphInterface:
-    """All inputs of one graph, and the settings that it is to be proven in; the first is traced.
+    """All inputs of one graph, and the settings to test it in; the first is traced.
 
-    `optional` dimensions are given up when no exporter keeps them: those of images and audio.
+    `optional` dimensions, those of images and audio, are fixed if no exporter keeps them dynamic.
     """
 
     inputs: tuple[Input, ...]
@@ -80,7 +84,7 @@ class GraphInterface:
         return {each.name: each.axes for each in self.inputs if each.axes}
 
     def renamed(self, names: Mapping[str, str]) -> GraphInterface:
-        """The same with other names for the dynamic dimensions."""
+        """Rename dynamic dimensions."""
         inputs = tuple(
             replace(each, shape=tuple(names.get(str(d), d) for d in each.shape))
             for each in self.inputs
@@ -92,7 +96,7 @@ class GraphInterface:
         return replace(self, inputs=inputs, settings=settings)
 
     def feed(self, setting: Setting, seed: int = 0) -> dict[str, NDArray[Any]]:
-        """Seeded values for every input, at the setting's sizes."""
+        """Return seeded values for every input, at the setting's sizes."""
         random = np.random.default_rng(seed)
         made: dict[str, NDArray[Any]] = {}
         masks = [i for i in self.inputs if i.content == "mask"]
@@ -124,7 +128,7 @@ def _values(
 
 
 def _mask(shape: list[int], padding: Padding, random: np.random.Generator) -> NDArray[Any]:
-    """Rows of ones; the first keeps all of its tokens, the others between a quarter and most."""
+    """Return a mask: the first row unpadded, the others with at least a quarter of the tokens."""
     rows, length = shape
     if padding == "none":
         return np.ones(shape, dtype=np.int64)
@@ -139,7 +143,7 @@ def _mask(shape: list[int], padding: Padding, random: np.random.Generator) -> ND
 def _ids(
     shape: list[int], words: Vocabulary, mask: NDArray[Any] | None, random: np.random.Generator
 ) -> NDArray[Any]:
-    """Random words; the last real one ends the text, and stands nowhere else."""
+    """Return random token ids, with the end token exactly at the end of each text."""
     ids = random.integers(0, words.count, shape, dtype=np.int64)
     plain = next((i for i in range(words.count) if i not in (words.pad, words.last)), 0)
     ids[(ids == words.pad) | (ids == words.last)] = plain
@@ -154,7 +158,7 @@ def _ids(
 
 
 def words_of(model: Any, tokenizer: Any) -> Vocabulary:
-    """What the model's embedding and config say about token ids and lengths."""
+    """Return the vocabulary declared by the model's embedding, its config and the tokenizer."""
     config = text_config(model.config)
     count = _first(config, ("vocab_size",)) or 0
     table = _embedding(model)
@@ -162,7 +166,7 @@ def words_of(model: Any, tokenizer: Any) -> Vocabulary:
         count = min(count, table) if count else table
     pad = _id(config, "pad_token_id")
     if pad is None and tokenizer is not None:
-        pad = _known_id(tokenizer, "pad_token_id")
+        pad = _id(tokenizer, "pad_token_id")
     last = _id(config, "eos_token_id")
     count = max(count, 2)
     return Vocabulary(
@@ -175,26 +179,25 @@ def words_of(model: Any, tokenizer: Any) -> Vocabulary:
 
 
 def text_inputs(model: Any, tokenizer: Any, batch: str = "batch") -> tuple[Input, ...]:
-    """`input_ids`, and of mask, token types and boxes those that model and tokenizer know."""
-    taken = parameters_of(model)
-    fed: set[str] = set(getattr(tokenizer, "model_input_names", None) or [""])
-    types = words_of(model, tokenizer).types > 1
-    asked = {
-        "attention_mask": "attention_mask" in fed or tokenizer is None,
-        "token_type_ids": "token_type_ids" in fed if tokenizer is not None else types,
-    }
+    """Return `input_ids`, and the mask, token types and boxes if model and tokenizer have them."""
+    accepted = parameters_of(model)
+    given: set[str] = set(getattr(tokenizer, "model_input_names", None) or [""])
+    if tokenizer is None:
+        given = {"attention_mask"}
+        if words_of(model, None).types > 1:
+            given.add("token_type_ids")
     found = [Input("input_ids", (batch, "sequence"), "ids")]
-    if "attention_mask" in taken and asked["attention_mask"]:
+    if "attention_mask" in accepted & given:
         found.append(Input("attention_mask", (batch, "sequence"), "mask"))
-    if "token_type_ids" in taken and asked["token_type_ids"]:
+    if "token_type_ids" in accepted & given:
         found.append(Input("token_type_ids", (batch, "sequence"), "types"))
-    if "bbox" in taken:
+    if "bbox" in accepted:
         found.append(Input("bbox", (batch, "sequence", 4), "boxes"))
     return tuple(found)
 
 
 def text_settings(words: Vocabulary, model: Any, batch: str = "batch") -> tuple[Setting, ...]:
-    """Batch 1, 2 and 5, short and long, without padding and with it on either side."""
+    """Return settings of batch 1, 2 and 5, short and long, unpadded and padded on either side."""
     long = long_text(words, model)
     middle, short = min(11, long), min(3, long)
     return (
@@ -207,16 +210,16 @@ def text_settings(words: Vocabulary, model: Any, batch: str = "batch") -> tuple[
 
 
 def long_text(words: Vocabulary, model: Any) -> int:
-    """Beyond the window of local attention where there is one, within what positions allow."""
+    """Return a length beyond the window of local attention, within the position embeddings."""
     config = text_config(model.config)
     windows = (_first(config, (name,)) for name in ("sliding_window", "local_attention"))
     window = max((w for w in windows if w), default=0)
-    wanted = window + 9 if window and window + 9 <= _MOST_POSITIONS else 41
+    wanted = window + 9 if window and window + 9 <= _MAX_POSITIONS else 41
     return max(2, min(wanted, words.longest))
 
 
 def text_config(config: Any) -> Any:
-    """The config of the part that reads text."""
+    """Return the config of the text model."""
     get = getattr(config, "get_text_config", None)
     return get() if get is not None else config
 
@@ -224,8 +227,8 @@ def text_config(config: Any) -> Any:
 def _longest(config: Any) -> int:
     names = ("max_position_embeddings", "n_positions", "max_length_positions", "n_ctx")
     positions = _first(config, names)
-    # RoBERTa and its kin count from the padding id on
-    return max(2, min(_MOST_POSITIONS, positions - 4)) if positions else _MOST_POSITIONS
+    # RoBERTa and its descendants start counting after the padding id
+    return max(2, min(_MAX_POSITIONS, positions - 4)) if positions else _MAX_POSITIONS
 
 
 def _embedding(model: Any) -> int | None:
@@ -238,23 +241,23 @@ def _embedding(model: Any) -> int | None:
 # Images ------------------------------------------------------------------------------------------
 
 
-def image_input(model: Any, settings: Mapping[str, Any], batch: str = "batch") -> Input:
-    """`pixel_values` of any height and width; `image_size` says which the model is made for."""
+def image_input(model: Any, batch: str = "batch") -> Input:
+    """Return `pixel_values` of dynamic height and width."""
     channels = _first(_image_config(model.config), ("num_channels", "in_channels")) or 3
     return Input("pixel_values", (batch, channels, "height", "width"), "noise")
 
 
 def image_size(model: Any, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width: of the config, else of the processor."""
+    """Return the height and width in the config, else in the processor's settings."""
     for given in (
         getattr(_image_config(model.config), "image_size", None),
         settings.get("crop_size") if settings.get("do_center_crop", True) else None,
         settings.get("size"),
     ):
-        found = _pair(given)
+        found = _height_and_width(given)
         if found is not None:
             return found
-    return _IMAGE, _IMAGE
+    return _IMAGE_SIZE, _IMAGE_SIZE
 
 
 def _image_config(config: Any) -> Any:
@@ -265,7 +268,7 @@ def _image_config(config: Any) -> Any:
     return config
 
 
-def _pair(given: Any) -> tuple[int, int] | None:
+def _height_and_width(given: Any) -> tuple[int, int] | None:
     if isinstance(given, int):
         return given, given
     if isinstance(given, (list, tuple)) and len(cast("Sequence[Any]", given)) == 2:
@@ -285,56 +288,49 @@ def _pair(given: Any) -> tuple[int, int] | None:
 
 
 def audio_inputs(model: Any, settings: Mapping[str, Any]) -> tuple[tuple[Input, ...], int]:
-    """Raw samples or frames of features, and how many the model is made for.
+    """Return the inputs of an audio model, raw samples or frames of features, and their length.
 
-    The length is dynamic under the name `samples` or `frames` where the model has no fixed one.
+    The dynamic dimension is `samples` or `frames`.
     """
-    config, taken = model.config, parameters_of(model)
+    config, accepted = model.config, parameters_of(model)
     main = str(getattr(model, "main_input_name", "input_values"))
     bins = _first(config, ("num_mel_bins", "feature_size"))
     positions = _first(config, ("max_source_positions",))
-    if main == "input_features" and positions and bins and not _per_channel(config):
-        # Whisper: one length, which everything is padded to
+    per_channel = _first(config, ("input_feat_per_channel",))
+    if main == "input_features" and positions and bins and not per_channel:
+        # Whisper pads everything to one length
         return (Input(main, ("batch", bins, "frames"), "noise"),), 2 * positions
     if main == "input_values" and bins and hasattr(config, "max_length"):  # a spectrogram
         return (Input(main, ("batch", "frames", bins), "noise"),), int(config.max_length)
     if main == "input_features":
-        width = _feature_width(config)
+        encoder = getattr(config, "encoder_config", config)
+        names = ("feature_projection_input_dim", "num_mel_bins", "input_dim", "hidden_size")
+        width = _first(config, names) or _first(encoder, names) or 80
+        if per_channel:
+            width = per_channel * (_first(config, ("input_channels",)) or 1)
         found = [Input(main, ("batch", "frames", width), "noise")]
-        if "attention_mask" in taken:
+        if "attention_mask" in accepted:
             found.append(Input("attention_mask", ("batch", "frames"), "mask"))
-        return tuple(found), 97
+        return tuple(found), _FEATURE_FRAMES
     found = [Input(main, ("batch", "samples"), "noise")]
     masked = settings.get(
         "return_attention_mask", getattr(config, "feat_extract_norm", "") == "layer"
     )
-    if "attention_mask" in taken and masked:
+    if "attention_mask" in accepted and masked:
         found.append(Input("attention_mask", ("batch", "samples"), "mask"))
     return tuple(found), _RAW_SAMPLES
-
-
-def _per_channel(config: Any) -> int | None:
-    return _first(config, ("input_feat_per_channel",))
-
-
-def _feature_width(config: Any) -> int:
-    per_channel = _per_channel(config)
-    if per_channel:
-        return per_channel * (_first(config, ("input_channels",)) or 1)
-    encoder = getattr(config, "encoder_config", config)
-    names = ("feature_projection_input_dim", "num_mel_bins", "input_dim", "hidden_size")
-    return _first(config, names) or _first(encoder, names) or 80
 
 
 # -------------------------------------------------------------------------------------------------
 
 
 def parameters_of(model: Any) -> set[str]:
-    """The names that the model's forward takes."""
+    """Return the parameter names of the model's forward."""
     return set(inspect.signature(model.forward).parameters)
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:
+    """Return the first of these fields that is a positive integer."""
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -343,13 +339,9 @@ def _first(config: Any, names: Sequence[str]) -> int | None:
 
 
 def _id(config: Any, name: str) -> int | None:
+    """Return a token id, the first if there are several."""
     value = getattr(config, name, None)
     if isinstance(value, (list, tuple)):
         listed = cast("Sequence[Any]", value)
         value = listed[0] if listed else None
     return value if isinstance(value, int) and value >= 0 else None
-
-
-def _known_id(tokenizer: Any, name: str) -> int | None:
-    value = getattr(tokenizer, name, None)
-    return value if isinstance(value, int) else None

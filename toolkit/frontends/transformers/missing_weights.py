@@ -1,6 +1,6 @@
-"""Weights that a task needs and the checkpoint does not have are random: that is an error.
+"""Reject checkpoints that lack weights of the task, which would be random.
 
-What is missing but not used, such as a pooler that no output depends on, is none: gradients tell.
+Unused missing weights, such as those of a pooler, are allowed: gradients show what outputs use.
 """
 
 # Runs only where torch is; types end at its border.
@@ -21,7 +21,7 @@ from toolkit.messages import first_of
 
 
 def require_weights(checkpoint: Checkpoint, graphs: Sequence[Blueprint]) -> None:
-    """Raises UsageError when an output of any graph depends on weights that are not there."""
+    """Raise UsageError if an output of any graph depends on missing weights."""
     named = dict(checkpoint.model.named_parameters())
     missing = {name: named[name] for name in checkpoint.missing if name in named}
     if not missing:
@@ -32,13 +32,13 @@ def require_weights(checkpoint: Checkpoint, graphs: Sequence[Blueprint]) -> None
     if used:
         own = infer(checkpoint.model.config, sentences=is_sentence_model(checkpoint.folder))
         raise UsageError(
-            f"the checkpoint was not trained for task '{checkpoint.choice.task}': it has no "
-            f"weights for {first_of(used)}; its own task is '{own}'"
+            f"the checkpoint has no weights for task '{checkpoint.choice.task}': "
+            f"{first_of(used)} would be random; its own task is '{own}'"
         )
 
 
 def _used(graph: Blueprint, missing: dict[str, torch.nn.Parameter]) -> list[str]:
-    """Of these parameters, those that the graph's outputs depend on."""
+    """Return the names of those parameters on which the graph's outputs depend."""
     parameters = list(graph.wrapper.parameters())
     before = [each.requires_grad for each in parameters]
     feed = graph.interface.feed(graph.interface.settings[0])

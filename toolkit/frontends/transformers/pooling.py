@@ -1,7 +1,7 @@
-"""How a checkpoint makes one vector of a text: pooling, dense layers, normalization.
+"""Reduce hidden states to one vector per text: pooling, dense layers, normalization.
 
-sentence-transformers writes it into `modules.json`, and the settings of each module into a folder
-of its own. `PoolingHead` computes the same from hidden states h and mask m, for instance
+sentence-transformers lists these modules in `modules.json`, and the settings of each in a folder of
+its own. `PoolingHead` computes the same from hidden states h and mask m, for instance
 mean = sum(h * m) / max(sum(m), 1e-9), then v / |v|.
 """
 
@@ -10,18 +10,16 @@ mean = sum(h * m) / max(sum(m), 1e-9), then v / |v|.
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from toolkit.errors import UsageError, summarize
+from toolkit.frontends.transformers.checkpoint import read_json
 
-# The flags of 1_Pooling/config.json, in the order in which several are concatenated.
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -30,17 +28,18 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+"""Pooling modes by their flags in 1_Pooling/config.json, in the order of concatenation."""
 
 
 def pool(mode: str, states: Tensor, mask: Tensor) -> Tensor:
-    """(batch, sequence, width) and (batch, sequence) to (batch, width)."""
+    """Reduce (batch, sequence, width) with a mask (batch, sequence) to (batch, width)."""
     if mode == "cls":
         return states[:, 0]
     weights = mask.unsqueeze(-1).to(states.dtype)
     if mode == "max":
         return states.masked_fill(weights == 0, -1e9).amax(1)
     if mode == "lasttoken":
-        # the last position whose mask is not 0
+        # the last unmasked position
         places = torch.arange(mask.shape[1], device=mask.device)[None] * (mask != 0)
         last = places.amax(1)[:, None, None].expand(-1, 1, states.shape[-1])
         return states.gather(1, last)[:, 0] * (weights.amax(1) > 0)
@@ -52,7 +51,7 @@ def pool(mode: str, states: Tensor, mask: Tensor) -> Tensor:
 
 
 class Pooling(nn.Module):
-    """One or more ways to pool, side by side."""
+    """One or more pooling modes, concatenated."""
 
     def __init__(self, modes: tuple[str, ...]) -> None:
         super().__init__()
@@ -71,7 +70,7 @@ class Normalize(nn.Module):
 
 
 class PoolingHead(nn.Module):
-    """Pooling, and what comes after it."""
+    """Pooling and the modules after it."""
 
     def __init__(self, pooling: Pooling, after: list[nn.Module]) -> None:
         super().__init__()
@@ -82,13 +81,13 @@ class PoolingHead(nn.Module):
 
 
 def head_of(folder: Path | None) -> tuple[PoolingHead, str]:
-    """The checkpoint's own pooling, and what is to be said about it."""
+    """Return the checkpoint's pooling head, and a note on it."""
     listed = folder / "modules.json" if folder is not None else None
     if folder is None or listed is None or not listed.is_file():
-        return PoolingHead(Pooling(("mean",)), []), "the checkpoint does not say how it pools: mean"
+        return PoolingHead(Pooling(("mean",)), []), "mean pooling: the checkpoint declares none"
     pooling: Pooling | None = None
     after: list[nn.Module] = []
-    for module in _json(listed):
+    for module in read_json(listed, list):
         kind, place = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
         if kind == "Transformer":
             continue
@@ -99,19 +98,15 @@ def head_of(folder: Path | None) -> tuple[PoolingHead, str]:
         elif kind == "Dense":
             after.append(_dense(folder / place))
         elif kind != "Dropout":
-            raise UsageError(f"'{listed}': module {kind} is not known; use task default")
+            raise UsageError(f"'{listed}': module {kind} is not supported; use --task default")
     if pooling is None:
-        raise UsageError(f"'{listed}' names no Pooling module: use task default")
-    said = [*pooling.modes, *(type(each).__name__.lower() for each in after if not _plain(each))]
-    return PoolingHead(pooling, after).eval(), f"pooling as the checkpoint says: {', '.join(said)}"
-
-
-def _plain(module: nn.Module) -> bool:
-    return isinstance(module, nn.Identity)
+        raise UsageError(f"'{listed}' has no Pooling module: use --task default")
+    names = [*pooling.modes, *(type(each).__name__.lower() for each in after)]
+    return PoolingHead(pooling, after).eval(), f"pooling from the checkpoint: {', '.join(names)}"
 
 
 def _modes(path: Path) -> tuple[str, ...]:
-    settings: dict[str, Any] = _json(path)
+    settings = read_json(path)
     given = settings.get("pooling_mode")
     if given:
         modes = (given,) if isinstance(given, str) else tuple(given)
@@ -119,7 +114,9 @@ def _modes(path: Path) -> tuple[str, ...]:
         modes = tuple(mode for flag, mode in _FLAGS.items() if settings.get(flag))
     unknown = set(modes) - set(_FLAGS.values())
     if unknown or not modes:
-        raise UsageError(f"'{path}': pooling {', '.join(sorted(unknown)) or 'none'} is not known")
+        raise UsageError(
+            f"'{path}': pooling mode {', '.join(sorted(unknown)) or 'none'} is not supported"
+        )
     return modes
 
 
@@ -135,13 +132,13 @@ class DenseLayer(nn.Module):
 
 
 def _dense(folder: Path) -> DenseLayer:
-    settings: dict[str, Any] = _json(folder / "config.json")
+    settings = read_json(folder / "config.json")
     bias = bool(settings.get("bias", True))
     linear = nn.Linear(settings["in_features"], settings["out_features"], bias=bias)
     name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = getattr(nn, name.rpartition(".")[2], None)
     if not name.startswith("torch.nn.") or activation is None:
-        raise UsageError(f"'{folder / 'config.json'}': activation {name} is not one of torch.nn")
+        raise UsageError(f"'{folder / 'config.json'}': activation {name} is not in torch.nn")
     try:
         if (folder / "model.safetensors").is_file():
             load = import_module("safetensors.torch").load_file
@@ -149,15 +146,8 @@ def _dense(folder: Path) -> DenseLayer:
         else:
             weights = torch.load(str(folder / "pytorch_model.bin"), weights_only=True)
         linear.load_state_dict({k.removeprefix("linear."): v.float() for k, v in weights.items()})
-    except Exception as error:  # a missing, broken or foreign file of weights
+    except Exception as error:  # a missing, damaged or unrelated file
         raise UsageError(
             f"the weights in '{folder}' cannot be loaded: {summarize(error)}"
         ) from error
     return DenseLayer(linear, activation())
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"'{path}' cannot be read: {summarize(error)}") from error

@@ -1,4 +1,4 @@
-"""Feeds of real text, by the checkpoint's own tokenizer, and the user's own example.
+"""Test inputs of real text, by the checkpoint's tokenizer, and the user's example.
 
 The example is a text, a list of texts, or arrays by input name.
 """
@@ -25,14 +25,16 @@ _TEXTS = (
 
 
 def feeds_for(graph: Blueprint, checkpoint: Checkpoint, example: Any) -> dict[str, Feed]:
-    """Feeds by what is special about them; the example must fit, a tokenizer may not."""
+    """Return feeds by label; raise UsageError if the example does not fit the graph."""
     found: dict[str, Feed] = {}
     names = graph.interface.names
-    written = set(names) <= {"input_ids", "attention_mask", "token_type_ids"}
-    if checkpoint.tokenizer is not None and written:
+    is_text = checkpoint.tokenizer is not None and (
+        set(names) <= {"input_ids", "attention_mask", "token_type_ids"}
+    )
+    if is_text:
         try:
             found["real text"] = _encoded(checkpoint, names, list(_TEXTS))
-        except Exception:  # tokenizers raise anything, as without a padding token: then one text
+        except Exception:  # without a padding token, say: tokenizers may raise anything
             found["real text"] = _encoded(checkpoint, names, list(_TEXTS[:1]))
     if example is None:
         return found
@@ -40,25 +42,26 @@ def feeds_for(graph: Blueprint, checkpoint: Checkpoint, example: Any) -> dict[st
         given = cast("Mapping[str, Any]", example)
         if set(given) != set(names):
             raise UsageError(
-                f"the example has {', '.join(given)}, but the {graph.name} takes {', '.join(names)}"
+                f"the example has {', '.join(given)}, but the inputs of the {graph.name} are "
+                f"{', '.join(names)}"
             )
         found["the example"] = {name: np.asarray(given[name]) for name in names}
         return found
     texts: list[Any] = [example] if isinstance(example, str) else list(example)
-    if checkpoint.tokenizer is None or not written or not all(isinstance(t, str) for t in texts):
+    if not is_text or not all(isinstance(t, str) for t in texts):
         raise UsageError(
-            f"an example for the {graph.name} is a dict of arrays ({', '.join(names)})"
-            + (", or text" if written and checkpoint.tokenizer is not None else "")
+            f"the example for the {graph.name} must be a dict of arrays ({', '.join(names)})"
+            + (", or text" if is_text else "")
         )
     try:
         found["the example"] = _encoded(checkpoint, names, texts)
     except Exception as error:  # as above
-        raise UsageError(f"the tokenizer refuses the example: {summarize(error)}") from error
+        raise UsageError(f"the tokenizer fails on the example: {summarize(error)}") from error
     return found
 
 
 def _encoded(checkpoint: Checkpoint, names: tuple[str, ...], texts: list[str]) -> Feed:
-    """Texts as the tokenizer writes them; several are padded to one length."""
+    """Tokenize texts, padded to a common length if there are several."""
     from toolkit.frontends.transformers.inputs import words_of
 
     longest = words_of(checkpoint.model, checkpoint.tokenizer).longest

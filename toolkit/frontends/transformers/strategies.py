@@ -1,7 +1,7 @@
-"""The ways to export one graph, and the drafts that they give: the first that holds is taken.
+"""The strategies to export one graph; the first verified draft wins.
 
-dynamo comes before TorchScript and torch's fused attention (sdpa) before the plain one (eager).
-Sizes of images and audio stay dynamic as long as any exporter keeps them; then they are fixed.
+dynamo is tried before TorchScript, and torch's fused attention (sdpa) before eager attention. Sizes
+of images and audio are fixed only if no exporter keeps them dynamic.
 """
 
 # Runs only where torch and transformers are; types end at their border.
@@ -31,7 +31,7 @@ from toolkit.frontends.pytorch.exporters import (
 from toolkit.frontends.request import Axes, Request, resolve_axes
 from toolkit.frontends.signature import new_names
 from toolkit.frontends.test_inputs import sizes_in
-from toolkit.frontends.transformers.blueprints import Blueprint, run, without
+from toolkit.frontends.transformers.blueprints import Blueprint, run, with_fixed
 from toolkit.frontends.transformers.exporters import declare_outputs, write_patched
 from toolkit.frontends.transformers.inputs import GraphInterface, Sizes
 
@@ -46,14 +46,17 @@ class Strategy:
     fixed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.exporter}, {self.attention} attention" + (
-            ", patched" if self.patched else ""
-        )
+        patched = ", patched" if self.patched else ""
+        return f"{self.exporter}, {self.attention} attention{patched}"
 
 
-def ways_of(model: Any, optional: bool, request: Request) -> list[Strategy]:
-    """All ways, the best first; with `optional` dimensions, all once more with these fixed."""
-    attentions = ("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",)
+def _has_sdpa(model: Any) -> bool:
+    return getattr(model, "_supports_sdpa", False)
+
+
+def strategies_for(model: Any, optional: bool, request: Request) -> list[Strategy]:
+    """Return all strategies, the best first; with `optional` dimensions, then again with fixed."""
+    attentions = ("sdpa", "eager") if _has_sdpa(model) else ("eager",)
     plain = [
         Strategy(DYNAMO, attentions[0]),
         Strategy(DYNAMO, attentions[0], patched=True),
@@ -61,13 +64,13 @@ def ways_of(model: Any, optional: bool, request: Request) -> list[Strategy]:
         *(Strategy(TORCHSCRIPT, attention) for attention in attentions),
     ]
     if request.exporter != "auto":
-        plain = [way for way in plain if way.exporter == request.exporter]
-    fixed = [replace(way, fixed=True) for way in plain] if optional else []
+        plain = [each for each in plain if each.exporter == request.exporter]
+    fixed = [replace(each, fixed=True) for each in plain] if optional else []
     return [*plain, *fixed]
 
 
 class CheckpointGraphPlan:
-    """One graph of a checkpoint, tried way by way."""
+    """One graph of a checkpoint, with its remaining strategies."""
 
     def __init__(
         self,
@@ -80,82 +83,80 @@ class CheckpointGraphPlan:
         self._blueprint, self._request, self._scratch = blueprint, request, scratch
         self._extra = extra
         self._optional = blueprint.interface.optional if request.dynamic is None else frozenset()
-        self._left = ways_of(blueprint.wrapper.model, bool(self._optional), request)
+        self._left = strategies_for(blueprint.wrapper.model, bool(self._optional), request)
         self._tried: Strategy | None = None
         wrapper = blueprint.wrapper
         self._inputs = _renamed("input", wrapper.inputs, request.input_names)
         self._outputs = _renamed("output", tuple(wrapper.outputs), request.output_names)
 
     def attempt(self, failures: Sequence[Failure]) -> Draft | None:
-        """The next way that can help against the last failure."""
+        """Export with the next strategy that may avoid the last failure."""
         if failures and self._tried is not None:
-            self._left = [way for way in self._left if _helps(way, self._tried, failures[-1])]
+            self._left = [s for s in self._left if _may_help(s, self._tried, failures[-1])]
         if not self._left:
             return None
-        self._tried = way = self._left.pop(0)
-        self._request.progress(f"{self.name}: exporting with {way}")
+        self._tried = strategy = self._left.pop(0)
+        self._request.progress(f"{self.name}: exporting with {strategy}")
         folder = self._scratch / f"{self.name}-{len(failures)}"
         folder.mkdir()
-        return self._draft(way, folder / f"{self.name}.onnx")
+        return self._draft(strategy, folder / f"{self.name}.onnx")
 
-    def _draft(self, way: Strategy, path: Path) -> Draft:
+    def _draft(self, strategy: Strategy, path: Path) -> Draft:
         interface = self._blueprint.interface
-        if way.fixed:
-            interface = without(interface, self._optional)
-        interface, axes = _asked(interface, self._request)
+        if strategy.fixed:
+            interface = with_fixed(interface, self._optional)
+        interface, axes = _with_requested_axes(interface, self._request)
         try:
-            attend(self._blueprint.wrapper.model, way.attention)
-            self._write(way, path, interface, axes, self._feed(interface, 0))
+            _set_attention(self._blueprint.wrapper.model, strategy.attention)
+            self._write(strategy, path, interface, axes, self._feed(interface, 0))
         except (ValueError, ImportError) as error:
-            reason = f"{way.attention} attention: {one_line(error, 200)}"
-            raise ExportFailed(way.exporter, reason) from error
+            reason = f"{strategy.attention} attention: {one_line(error, 200)}"
+            raise ExportFailed(strategy.exporter, reason) from error
         except ExportFailed as error:
-            # an operator that one way has no translation for may not occur in another
-            raise ExportFailed(way.exporter, str(error), dims=error.dims) from error
-        # real text early: the first cases also judge the passes that come after
+            # not final: another strategy may avoid an operator without a translation
+            raise ExportFailed(strategy.exporter, str(error), dims=error.dims) from error
+        # real text early: later passes are verified on the first cases
         first, *others = self._cases(interface, axes)
         return Draft(
             path=path,
-            reference=self._reference(way),
+            reference=self._reference(strategy),
             cases=[first, *self._extra_cases(axes), *others],
-            exporter=way.exporter,
+            exporter=strategy.exporter,
             dynamic=self._public(axes),
-            traced=_shown(interface.settings[0].sizes, axes),
-            notes=(*self._blueprint.notes, *self._notes(way)),
+            traced=_dynamic_sizes(interface.settings[0].sizes, axes),
+            notes=(*self._blueprint.notes, *self._notes(strategy)),
         )
 
-    def _notes(self, way: Strategy) -> Iterator[str]:
-        if way.fixed:
+    def _notes(self, strategy: Strategy) -> Iterator[str]:
+        if strategy.fixed:
             sizes = self._blueprint.interface.settings[0].sizes
             shown = " and ".join(f"{dim} {sizes[dim]}" for dim in sorted(self._optional))
-            yield f"{shown}, fixed: the exporters do not keep them open"
-        if way.attention == "eager" and getattr(
-            self._blueprint.wrapper.model, "_supports_sdpa", False
-        ):
-            yield "plain attention (eager): with the fused one it did not hold"
+            yield f"fixed at {shown}: no exporter keeps them dynamic"
+        if strategy.attention == "eager" and _has_sdpa(self._blueprint.wrapper.model):
+            yield "exported with eager attention: the export with fused attention failed"
 
     def _write(
-        self, way: Strategy, path: Path, interface: GraphInterface, axes: Axes, feed: Feed
+        self, strategy: Strategy, path: Path, interface: GraphInterface, axes: Axes, feed: Feed
     ) -> None:
         opset, translations = self._request.opset, translations_of(self._request.translations)
         with quiet():
-            call, open_ = self._call(feed), self._public(axes)
-        if way.exporter == TORCHSCRIPT:
+            call, graph_axes = self._call(feed), self._public(axes)
+        if strategy.exporter == TORCHSCRIPT:
             with quiet():
-                seen = output_shapes(self._blueprint, interface, axes)
-            shapes = {self._outputs[name]: shape for name, shape in seen.items()}
+                found = _output_shapes(self._blueprint, interface, axes)
+            shapes = {self._outputs[name]: shape for name, shape in found.items()}
             names = {
                 n: {a: d for a, d in enumerate(s) if isinstance(d, str)} for n, s in shapes.items()
             }
-            write_torchscript(call, feed, open_, names, opset, path, translations)
+            write_torchscript(call, feed, graph_axes, names, opset, path, translations)
             declare_outputs(path, shapes)
-        elif way.patched:
-            write_patched(call, feed, open_, opset, path, translations)
+        elif strategy.patched:
+            write_patched(call, feed, graph_axes, opset, path, translations)
         else:
-            write_dynamo(call, feed, open_, opset, path, translations)
+            write_dynamo(call, feed, graph_axes, opset, path, translations)
 
     def _call(self, feed: Feed) -> ModuleCall:
-        """The wrapper with its example, under the graph's names."""
+        """Bind the wrapper to an example, under the graph's names."""
         names = replace(
             self._request,
             input_names=tuple(self._inputs.values()),
@@ -164,17 +165,19 @@ class CheckpointGraphPlan:
         values = tuple(torch.from_numpy(value) for value in feed.values())
         return bind_arguments(self._blueprint.wrapper, values, {}, names)
 
-    def _reference(self, way: Strategy) -> Callable[[Feed], Mapping[str, Any]]:
-        """Runs the wrapper.
+    def _reference(self, strategy: Strategy) -> Callable[[Feed], Mapping[str, Any]]:
+        """Return a function that runs the wrapper with the attention of the exported graph.
 
-        Rows that attend to nothing, as of padding on the left, mean nothing, but have values: the
-        fused attention gives zeros, the plain one and what dynamo writes (unpatched) an average.
+        Rows that attend to nothing (left padding) are meaningless, but have values: fused attention
+        returns zeros; eager attention, and dynamo's unpatched translation, an average.
         """
         wrapper = self._blueprint.wrapper
-        attention = "eager" if way.exporter == DYNAMO and not way.patched else way.attention
+        attention = (
+            "eager" if strategy.exporter == DYNAMO and not strategy.patched else strategy.attention
+        )
 
         def reference(feed: Feed) -> Mapping[str, Any]:
-            attend(wrapper.model, attention)
+            _set_attention(wrapper.model, attention)
             with quiet(), torch.no_grad():
                 values = wrapper(*(torch.from_numpy(feed[n]) for n in self._inputs.values()))
             return {n: v.numpy() for n, v in zip(self._outputs.values(), values, strict=True)}
@@ -183,12 +186,12 @@ class CheckpointGraphPlan:
 
     def _cases(self, interface: GraphInterface, axes: Axes) -> list[Case]:
         return [
-            Case(self._feed(interface, place), _shown(setting.sizes, axes), setting.label)
+            Case(self._feed(interface, place), _dynamic_sizes(setting.sizes, axes), setting.label)
             for place, setting in enumerate(interface.settings)
         ]
 
     def _extra_cases(self, axes: Axes) -> list[Case]:
-        """Texts and the user's example, where their sizes are open."""
+        """Return the cases of real text and of the user's example, unless sizes are fixed."""
         if axes != self._blueprint.interface.axes() and self._request.dynamic is not None:
             return []
         named = {
@@ -207,22 +210,22 @@ class CheckpointGraphPlan:
 
 
 def _renamed(kind: str, have: Sequence[str], asked: Sequence[str]) -> dict[str, str]:
-    """The graph's names for the wrapper's."""
+    """Map the wrapper's names to the graph's."""
     return {name: name for name in have} | new_names(kind, have, asked)
 
 
-def _helps(way: Strategy, tried: Strategy, failure: Failure) -> bool:
-    """Whether a way may lead further than one that failed so."""
-    if failure.proof is not None and way.patched:
-        return False  # patches help tracing
-    if way.fixed or tried.fixed or not failure.dims:
+def _may_help(strategy: Strategy, tried: Strategy, failure: Failure) -> bool:
+    """Return whether a strategy may succeed after this failure of another."""
+    if failure.proof is not None and strategy.patched:
+        return False  # patches only help tracing
+    if strategy.fixed or tried.fixed or not failure.dims:
         return True
-    # a size that the model's code fixes stays so with any attention
-    return way.exporter != tried.exporter
+    # a size fixed by the model's code is fixed with any attention
+    return strategy.exporter != tried.exporter
 
 
-def attend(model: Any, implementation: str) -> None:
-    """Switch the attention implementation, where the model has a choice; ValueError: it has not."""
+def _set_attention(model: Any, implementation: str) -> None:
+    """Select the attention implementation if the model has several; raise ValueError if unknown."""
     switch = getattr(model, "set_attn_implementation", None)
     if switch is None:
         return
@@ -230,8 +233,10 @@ def attend(model: Any, implementation: str) -> None:
         switch(implementation)
 
 
-def _asked(interface: GraphInterface, request: Request) -> tuple[GraphInterface, Axes]:
-    """The interface with those dimensions only that the user wants dynamic, under their names."""
+def _with_requested_axes(
+    interface: GraphInterface, request: Request
+) -> tuple[GraphInterface, Axes]:
+    """Keep only the requested dimensions dynamic, under the requested names."""
     axes = interface.axes()
     if request.dynamic is None:
         return interface, axes
@@ -239,31 +244,30 @@ def _asked(interface: GraphInterface, request: Request) -> tuple[GraphInterface,
     wanted = resolve_axes(request.dynamic, ranks)
     names: dict[str, str] = {}
     for name, dims in wanted.items():
-        for axis, said in dims.items():
+        for axis, dim in dims.items():
             if axis not in axes.get(name, {}):
-                raise UsageError(f"axis {axis} of '{name}' has one size only in this model")
-            names[axes[name][axis]] = said
+                raise UsageError(f"axis {axis} of '{name}' cannot be dynamic in this model")
+            names[axes[name][axis]] = dim
     every = {dim for dims in axes.values() for dim in dims.values()}
-    interface = without(interface, frozenset(every - set(names)))
-    return interface.renamed(names), interface.renamed(names).axes()
+    interface = with_fixed(interface, frozenset(every - set(names))).renamed(names)
+    return interface, interface.axes()
 
 
-def output_shapes(
+def _output_shapes(
     blueprint: Blueprint, interface: GraphInterface, axes: Axes
 ) -> dict[str, list[int | str]]:
-    """The shapes of the outputs, found by running in all settings.
+    """Return the shapes of the outputs, found by running in all settings.
 
-    A dimension that changes gets the name of the input dimension that always has the same size,
-    else a name of its own.
+    A varying size gets the name of the input dimension that always equals it, else its own.
     """
     runs: list[tuple[Sizes, list[tuple[int, ...]]]] = []
     for setting in interface.settings:
         try:
             shapes = [tuple(v.shape) for v in run(blueprint.wrapper, interface, setting)]
-        except Exception:  # a model may refuse some sizes
+        except Exception:  # a model may not support some sizes
             continue
         runs.append((setting.sizes, shapes))
-    dims = {dim: tuple(sizes[dim] for sizes, _ in runs) for dim in _shown(runs[0][0], axes)}
+    dims = {dim: tuple(sizes[dim] for sizes, _ in runs) for dim in _dynamic_sizes(runs[0][0], axes)}
     found: dict[str, list[int | str]] = {}
     for place, (name, known) in enumerate(blueprint.wrapper.outputs.items()):
         shape: list[int | str] = []
@@ -276,7 +280,6 @@ def output_shapes(
     return found
 
 
-def _shown(sizes: Sizes, axes: Axes) -> dict[str, int]:
-    """The sizes of the dimensions that are open."""
+def _dynamic_sizes(sizes: Sizes, axes: Axes) -> dict[str, int]:
     used = {dim for dims in axes.values() for dim in dims.values()}
     return {dim: size for dim, size in sizes.items() if dim in used}

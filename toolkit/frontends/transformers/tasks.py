@@ -1,8 +1,8 @@
-"""What transformers architectures can do: tasks, the model classes that serve them, their outputs.
+"""Tasks of transformers architectures: the model classes for each, and the outputs of its graph.
 
-A task has one or more heads: an auto class of transformers, the table of transformers that says
-which architectures have it, and the outputs that its graph gives. Which tasks an architecture has
-is read from these tables, so that it is true for every architecture of the installed version.
+A task has one or more heads: an auto class of transformers, the table of transformers that lists
+its architectures, and the outputs of its graph. The tasks of an architecture are looked up in these
+tables, which cover every architecture of the installed version.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal
 from toolkit.errors import UsageError
 
 Form = Literal["plain", "pooled", "cached", "encoder-decoder"]
-"""How the model is wrapped: as it is, with pooling on top, with its key/value cache as inputs and
-outputs, or as one graph for the encoder and two for the decoder."""
+"""The wrapper of the model: none, pooling on top, its key/value cache as inputs and outputs, or one
+graph for the encoder and two for the decoder."""
 
 Outputs = Mapping[str, Mapping[int, str]]
-"""The outputs in order, with the names of their dynamic dimensions."""
+"""The outputs in order, with the names of their dynamic axes."""
 
 _TOKENS = {0: "batch", 1: "sequence"}
 _BATCH = {0: "batch"}
@@ -27,7 +27,7 @@ _BATCH = {0: "batch"}
 
 @dataclass(frozen=True, slots=True)
 class TaskHead:
-    """One way to serve a task. `table` is a constant of transformers' `modeling_auto`."""
+    """One model class for a task. `table` is a constant of transformers' `modeling_auto`."""
 
     auto: str
     table: str
@@ -35,18 +35,19 @@ class TaskHead:
     form: Form = "plain"
 
 
+def _head(auto: str, table: str, outputs: Outputs, form: Form = "plain") -> TaskHead:
+    return TaskHead(f"AutoModelFor{auto}", f"MODEL_FOR_{table}_MAPPING_NAMES", outputs, form)
+
+
 _BASE = "MODEL_MAPPING_NAMES"
-_PAIRS = "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES"
-_STATES: Outputs = {"last_hidden_state": {0: "batch", 1: "sequence"}}
-_CLASSIFIER = TaskHead(
-    "AutoModelForSequenceClassification",
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    {"logits": _BATCH},
-)
-_GENERATOR = ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {"logits": _TOKENS})
+_LOGITS: Outputs = {"logits": _BATCH}
+_TOKEN_LOGITS: Outputs = {"logits": _TOKENS}
+_MASKS = {0: "batch", 2: "rows", 3: "columns"}
+_STATES = TaskHead("AutoModel", _BASE, {"last_hidden_state": _TOKENS})
+_CLASSIFIER = _head("SequenceClassification", "SEQUENCE_CLASSIFICATION", _LOGITS)
 _PAIR = TaskHead(
     "AutoModel",
-    _PAIRS,
+    "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     {
         "logits_per_image": {0: "image_batch", 1: "text_batch"},
         "logits_per_text": {0: "text_batch", 1: "image_batch"},
@@ -58,95 +59,45 @@ _PAIR = TaskHead(
 WITH_PAST = "text-generation-with-past"
 
 TASKS: Mapping[str, tuple[TaskHead, ...]] = {
-    "default": (TaskHead("AutoModel", _BASE, _STATES),),
+    "default": (_STATES,),
     "pooling": (TaskHead("AutoModel", _BASE, {"embeddings": _BATCH}, "pooled"),),
-    "feature-extraction": (_PAIR, TaskHead("AutoModel", _BASE, _STATES)),
+    "feature-extraction": (_PAIR, _STATES),
     "question-answering": (
-        TaskHead(
-            "AutoModelForQuestionAnswering",
-            "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+        _head(
+            "QuestionAnswering",
+            "QUESTION_ANSWERING",
             {"start_logits": _TOKENS, "end_logits": _TOKENS},
         ),
     ),
     "text-classification": (_CLASSIFIER,),
     "zero-shot-classification": (_CLASSIFIER,),
-    "token-classification": (
-        TaskHead(
-            "AutoModelForTokenClassification",
-            "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-            {"logits": _TOKENS},
-        ),
-    ),
-    "fill-mask": (
-        TaskHead("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", {"logits": _TOKENS}),
-    ),
-    "text-generation": (TaskHead(*_GENERATOR),),
-    WITH_PAST: (TaskHead(*_GENERATOR, "cached"),),
+    "token-classification": (_head("TokenClassification", "TOKEN_CLASSIFICATION", _TOKEN_LOGITS),),
+    "fill-mask": (_head("MaskedLM", "MASKED_LM", _TOKEN_LOGITS),),
+    "text-generation": (_head("CausalLM", "CAUSAL_LM", _TOKEN_LOGITS),),
+    WITH_PAST: (_head("CausalLM", "CAUSAL_LM", _TOKEN_LOGITS, "cached"),),
     "text2text-generation": (
-        TaskHead(
-            "AutoModelForSeq2SeqLM",
-            "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-            {"logits": _TOKENS},
-            "encoder-decoder",
-        ),
+        _head("Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", _TOKEN_LOGITS, "encoder-decoder"),
     ),
     "image-to-text": (
-        TaskHead(
-            "AutoModelForImageTextToText",
-            "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-            {"logits": _TOKENS},
-            "encoder-decoder",
-        ),
+        _head("ImageTextToText", "IMAGE_TEXT_TO_TEXT", _TOKEN_LOGITS, "encoder-decoder"),
     ),
-    "image-classification": (
-        TaskHead(
-            "AutoModelForImageClassification",
-            "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-            {"logits": _BATCH},
-        ),
-    ),
+    "image-classification": (_head("ImageClassification", "IMAGE_CLASSIFICATION", _LOGITS),),
     "object-detection": (
-        TaskHead(
-            "AutoModelForObjectDetection",
-            "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
-            {"logits": _BATCH, "pred_boxes": _BATCH},
-        ),
+        _head("ObjectDetection", "OBJECT_DETECTION", {"logits": _BATCH, "pred_boxes": _BATCH}),
     ),
     "semantic-segmentation": (
-        TaskHead(
-            "AutoModelForSemanticSegmentation",
-            "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
-            {"logits": {0: "batch", 2: "rows", 3: "columns"}},
-        ),
-        TaskHead(
-            "AutoModelForUniversalSegmentation",
-            "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
-            {
-                "class_queries_logits": _BATCH,
-                "masks_queries_logits": {0: "batch", 2: "rows", 3: "columns"},
-            },
+        _head("SemanticSegmentation", "SEMANTIC_SEGMENTATION", {"logits": _MASKS}),
+        _head(
+            "UniversalSegmentation",
+            "UNIVERSAL_SEGMENTATION",
+            {"class_queries_logits": _BATCH, "masks_queries_logits": _MASKS},
         ),
     ),
-    "image-feature-extraction": (TaskHead("AutoModel", _BASE, _STATES),),
-    "audio-classification": (
-        TaskHead(
-            "AutoModelForAudioClassification",
-            "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-            {"logits": _BATCH},
-        ),
-    ),
+    "image-feature-extraction": (_STATES,),
+    "audio-classification": (_head("AudioClassification", "AUDIO_CLASSIFICATION", _LOGITS),),
     "automatic-speech-recognition": (
-        TaskHead(
-            "AutoModelForCTC",
-            "MODEL_FOR_CTC_MAPPING_NAMES",
-            {"logits": {0: "batch", 1: "frames"}},
-        ),
-        TaskHead(
-            "AutoModelForSpeechSeq2Seq",
-            "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-            {"logits": _TOKENS},
-            "encoder-decoder",
-        ),
+        _head("CTC", "CTC", {"logits": {0: "batch", 1: "frames"}}),
+        _head("SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ", _TOKEN_LOGITS, "encoder-decoder"),
     ),
 }
 
@@ -166,10 +117,9 @@ _ALIASES = {
     "vision2seq-lm": "image-to-text",
     "image-segmentation": "semantic-segmentation",
 }
-"""Other names that people know the same tasks by."""
+"""Other common names of the same tasks."""
 
-# From the most telling head to the least: the first that an architecture's name fits is its task.
-_TELLING = (
+_MOST_SPECIFIC_FIRST = (
     "question-answering",
     "text-classification",
     "token-classification",
@@ -183,39 +133,41 @@ _TELLING = (
     "image-to-text",
     "text-generation",
 )
+"""Tasks to infer from a class name, in order of precedence."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskChoice:
-    """A task that an architecture has, and the head that serves it."""
+    """A task of an architecture, and the head for it."""
 
     task: str
     head: TaskHead
 
 
 def canonical(task: str) -> str:
-    """The task's own name; raises UsageError for a name that is no task at all."""
+    """Resolve aliases of a task; raise UsageError for an unknown name."""
     task = _ALIASES.get(task, task)
     if task not in TASKS:
-        raise UsageError(f"there is no task '{task}'; tasks: {', '.join(TASKS)}")
+        raise UsageError(f"no task '{task}'; tasks: {', '.join(TASKS)}")
     return task
 
 
 def tasks_of(config: Any) -> list[str]:
-    """The tasks that an architecture has, by its config."""
+    """Return the tasks of an architecture, given its config."""
     return [task for task in TASKS if head_of(task, config) is not None]
 
 
 def head_of(task: str, config: Any) -> TaskHead | None:
-    """The head of the architecture that serves the task; None when it has none."""
+    """Return the architecture's head for a task, or None."""
     fits = (head for head in TASKS[task] if class_names(head, config))
     return next((head for head in fits if _sensible(task, head, config)), None)
 
 
 def choose(task: str | None, config: Any, *, sentences: bool = False) -> TaskChoice:
-    """The task that is asked for, or the one that the config tells.
+    """Return the requested task, or the one that the config implies.
 
-    `sentences`: the checkpoint says how it pools. Raises UsageError with the tasks that there are.
+    `sentences`: the checkpoint declares its pooling. Raise UsageError, with the possible tasks, if
+    the architecture does not have the task.
     """
     if task is None:
         task = infer(config, sentences=sentences)
@@ -226,17 +178,17 @@ def choose(task: str | None, config: Any, *, sentences: bool = False) -> TaskCho
         kind = getattr(config, "model_type", "") or type(config).__name__
         raise UsageError(
             f"architecture '{kind}' has no task '{task}'; "
-            + (f"it has: {have}" if have else "none of the tasks is known for it")
+            + (f"it has: {have}" if have else "it has no supported task")
         )
     return TaskChoice(task, head)
 
 
 def infer(config: Any, *, sentences: bool = False) -> str:
-    """The task that a checkpoint was saved for, by the architectures that its config names."""
+    """Return the task of the class that a checkpoint was saved from."""
     if sentences:
         return "pooling"
     named: list[str] = list(getattr(config, "architectures", None) or [])
-    for task in _TELLING:
+    for task in _MOST_SPECIFIC_FIRST:
         for head in TASKS[task]:
             if set(named) & set(class_names(head, config)) and _sensible(task, head, config):
                 return task
@@ -251,11 +203,11 @@ def infer(config: Any, *, sentences: bool = False) -> str:
     if have:
         return have[0]
     shown = ", ".join(named) or getattr(config, "model_type", "") or "none named"
-    raise UsageError(f"no task is known for this architecture ({shown})")
+    raise UsageError(f"this architecture has no supported task ({shown})")
 
 
 def class_names(head: TaskHead, config: Any) -> list[str]:
-    """The classes that serve the head for this architecture; of remote code too."""
+    """Return the classes of a head for this architecture, including those of remote code."""
     remote: Mapping[str, Any] = getattr(config, "auto_map", None) or {}
     found = list(_names(_tables().__dict__.get(head.table, {}).get(_model_type(config), ())))
     if head.auto in remote:
@@ -264,7 +216,7 @@ def class_names(head: TaskHead, config: Any) -> list[str]:
 
 
 def modality_of(config: Any) -> Literal["text", "image", "audio", "pair"]:
-    """What the architecture's base model takes."""
+    """Return the kind of input of the architecture's base model."""
     if class_names(_PAIR, config):
         return "pair"
     names = class_names(TASKS["default"][0], config)
@@ -276,26 +228,22 @@ def modality_of(config: Any) -> Literal["text", "image", "audio", "pair"]:
 
 
 def _sensible(task: str, head: TaskHead, config: Any) -> bool:
-    """Whether a head that the tables know is one that a user would want."""
+    """Return whether a head listed in the tables makes sense for the architecture."""
     if task == "pooling":
         return modality_of(config) == "text"
     if task == "image-feature-extraction":
         return modality_of(config) == "image"
     if task == "image-to-text":
-        # others in the table read images and text with one and the same decoder
+        # others in the table process images and text in a single decoder
         return bool(getattr(config, "is_encoder_decoder", False))
     if head.table == _BASE:
         return modality_of(config) != "pair"
     if task.startswith("text-generation"):
-        # BERT and its kin are listed, but generate only when they were made decoders
-        encoder = _knows("MODEL_FOR_MASKED_LM_MAPPING_NAMES", config)
+        # encoders such as BERT are listed, but generate text only if configured as decoders
+        encoder = _model_type(config) in _tables().__dict__["MODEL_FOR_MASKED_LM_MAPPING_NAMES"]
         both = getattr(config, "is_encoder_decoder", False)
         return getattr(config, "is_decoder", False) or not (encoder or both)
     return True
-
-
-def _knows(table: str, config: Any) -> bool:
-    return _model_type(config) in _tables().__dict__.get(table, {})
 
 
 def _model_type(config: Any) -> str:

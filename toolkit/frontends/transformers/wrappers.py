@@ -1,10 +1,10 @@
-"""Modules around transformers models that take and give exactly what a graph declares.
+"""Wrap transformers models into modules with exactly the inputs and outputs of a graph.
 
     graph inputs, by position  ->  Wrapper  ->  graph outputs, by position
 
-Key/value caches come in and go out as single tensors: `past_key_values.N.key` and `.value`, and
-`present.N.key` and `.value`. Of an encoder-decoder, self- and cross-attention have caches of their
-own, `past_key_values.N.decoder.key` and `past_key_values.N.encoder.key`.
+Key/value caches are single tensors: `past_key_values.N.key` and `.value` as inputs,
+`present.N.key` and `.value` as outputs. In an encoder-decoder, self- and cross-attention have
+separate caches, `past_key_values.N.decoder.key` and `past_key_values.N.encoder.key`.
 """
 
 # Runs only where torch and transformers are; types end at their border.
@@ -38,7 +38,7 @@ class Wrapper(nn.Module):
 
 
 class Plain(Wrapper):
-    """The model's own outputs, by name; `fixed` are arguments that are no inputs."""
+    """The model's own outputs by name; `fixed` are constant arguments."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Outputs, **fixed: Any) -> None:
         super().__init__(model, inputs, outputs)
@@ -50,7 +50,7 @@ class Plain(Wrapper):
 
 
 class Pooled(Wrapper):
-    """One vector for each sequence: what `head` makes of the hidden states and the mask."""
+    """One vector per sequence, computed by `head` from the hidden states and the mask."""
 
     def __init__(
         self, model: Any, head: nn.Module, inputs: Sequence[str], outputs: Outputs, **fixed: Any
@@ -68,10 +68,10 @@ class Pooled(Wrapper):
 
 
 class Cached(Wrapper):
-    """A decoder that goes on from a cache, which may be empty.
+    """A decoder that continues from a cache, which may be empty.
 
-    Positions follow from the attention mask, as in transformers' generate(): padding on the left
-    is not counted. Every layer keeps all keys; where attention is local, the mask says so.
+    Positions are derived from the attention mask, as in transformers' generate(): padding on the
+    left is not counted. Every layer keeps all keys; local attention is applied by its mask.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Cached(Wrapper):
 
 
 def positions(ids: Tensor, mask: Tensor) -> Tensor:
-    """Where each token stands: counted from the first one that is not padding."""
+    """Return the position of each token, counted from the first that is not padding."""
     past = mask.shape[1] - ids.shape[1]
     padding = (mask.cumsum(1) == 0).to(torch.int64).sum(1, keepdim=True)
     return ((torch.arange(ids.shape[1], device=ids.device) + past)[None] - padding).clamp(min=0)
 
 
 def cache_of(tensors: Sequence[Tensor]) -> DynamicCache:
-    """A cache that holds key, value, key, value, ... layer by layer."""
+    """Return a cache of these tensors: key, value, key, value, ... by layer."""
     cache = DynamicCache()
     for layer in range(len(tensors) // 2):
         cache.update(tensors[2 * layer], tensors[2 * layer + 1], layer)
@@ -118,19 +118,19 @@ def tensors_of(cache: Any) -> list[Tensor]:
 
 
 class Encoder(Wrapper):
-    """The encoder alone: hidden states of the source."""
+    """The encoder: hidden states of the source sequence."""
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         return (self.model(**self.named(values), return_dict=True)[0],)
 
 
 class Decoder(Wrapper):
-    """The first step: no cache yet, the encoder's hidden states are read."""
+    """The decoder's first step: computes the caches from the encoder's hidden states."""
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         named = self.named(values)
         given = self.model(
-            encoder_outputs=_states(named["encoder_hidden_states"]),
+            encoder_outputs=_encoded(named["encoder_hidden_states"]),
             attention_mask=named.get("encoder_attention_mask"),
             decoder_input_ids=named["input_ids"],
             use_cache=True,
@@ -140,7 +140,7 @@ class Decoder(Wrapper):
 
 
 class DecoderWithPast(Wrapper):
-    """Every later step: keys and values of the source come from the cache, for good."""
+    """Every later step: keys and values of the source sequence come from the cache."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Outputs, width: int) -> None:
         super().__init__(model, inputs, outputs)
@@ -152,10 +152,11 @@ class DecoderWithPast(Wrapper):
         own = [v for i, v in enumerate(past) if i % 4 < 2]
         cross = [v for i, v in enumerate(past) if i % 4 >= 2]
         cache = EncoderDecoderCache(cache_of(own), cache_of(cross))
-        # Only the shape of the source is still asked for.
+        # only the shape of the source is used
         source = cross[0].new_zeros(1, 1, self.width)
+        source = source.expand(cross[0].shape[0], cross[0].shape[2], -1)
         given = self.model(
-            encoder_outputs=_states(source.expand(cross[0].shape[0], cross[0].shape[2], -1)),
+            encoder_outputs=_encoded(source),
             attention_mask=named.get("encoder_attention_mask"),
             decoder_input_ids=named["input_ids"],
             past_key_values=cache,
@@ -165,12 +166,12 @@ class DecoderWithPast(Wrapper):
         return (given.logits, *tensors_of(given.past_key_values.self_attention_cache))
 
 
-def _states(hidden: Any) -> BaseModelOutput:
-    return BaseModelOutput(last_hidden_state=hidden)
+def _encoded(states: Any) -> BaseModelOutput:
+    return BaseModelOutput(last_hidden_state=states)
 
 
 def both_tensors_of(cache: Any) -> list[Tensor]:
-    """Key and value of self-attention, then of cross-attention, layer by layer."""
+    """Return keys and values of self-attention, then of cross-attention, by layer."""
     own, cross = tensors_of(cache.self_attention_cache), tensors_of(cache.cross_attention_cache)
     layers = range(len(own) // 2)
     return [t for i in layers for t in (*own[2 * i : 2 * i + 2], *cross[2 * i : 2 * i + 2])]

@@ -23,7 +23,7 @@ def test_a_branch_on_values_is_found_by_other_values():
     with pytest.raises(NotProven, match="differs for other values") as caught:
         toolkit.export(Branch(), torch.ones(1, 4))
     message = str(caught.value)
-    assert "dynamo: the model's control flow depends on values" in message
+    assert "dynamo: the model's control flow depends on input values" in message
     assert "all negative" in message
     assert "test_baked_values.py, line" in message
 
@@ -83,7 +83,9 @@ class Numbers(nn.Module):
 def test_a_size_that_was_baked_in_is_fixed_and_reported():
     graph = toolkit.export(Numbers(), torch.ones(3, 4)).only
     assert graph.dynamic == {}
-    assert graph.notes == ("dimension 'batch' is fixed at the example's size: it did not hold",)
+    assert graph.notes == (
+        "dimension 'batch' is fixed at the example's size: no exporter keeps it dynamic",
+    )
     assert {f.exporter for f in graph.failures} == {"dynamo", "torchscript"}
     assert "dimension 'batch': it fails for any size but 3" in graph.failures[-1].reason
 

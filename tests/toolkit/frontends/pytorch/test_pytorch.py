@@ -206,7 +206,7 @@ def onnx_name(kind):
         ((torch.randn(1, 10), 3), r"does not fit forward\(input\): too many positional"),
         ({"input": torch.randn(1, 10), "y": 1}, r"does not fit forward\(input\)"),
         ({"y": torch.randn(1, 10)}, r"does not fit forward\(input\): it names y; as one arg"),
-        ((3,), "holds no tensor"),
+        ((3,), "contains no tensor"),
     ],
 )
 def test_examples_that_do_not_fit(example, message):
@@ -217,8 +217,8 @@ def test_examples_that_do_not_fit(example, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dynamic": "x:0=batch"}, "dynamic axes of 'x': there is no such input; inputs: input"),
-        ({"dynamic": "input:2=batch"}, "it has 2 axes, 0 to 1"),
+        ({"dynamic": "x:0=batch"}, "dynamic axes of 'x': no such input; inputs: input"),
+        ({"dynamic": "input:2=batch"}, "it has 2 axes"),
         ({"input_names": ["a", "b"]}, "2 input names are given, but there are 1"),
         ({"output_names": ["a", "b"]}, "2 output names are given, but there are 1"),
     ],
@@ -231,8 +231,8 @@ def test_names_that_do_not_fit(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "pooling"}, "--task names what a transformers checkpoint is for"),
-        ({"framework": "export_onnx", "exporter": "dynamo"}, "no front end takes"),
+        ({"task": "pooling"}, "--task selects the task of a transformers checkpoint"),
+        ({"framework": "export_onnx", "exporter": "dynamo"}, "no front end accepts"),
     ],
 )
 def test_what_the_front_end_would_pass_over(options, message):
@@ -277,7 +277,7 @@ class OneAtATime(nn.Module):
 def test_an_axis_that_the_model_itself_fixes():
     exported = toolkit.export(OneAtATime(), torch.randn(1, 4))
     assert exported.only.dynamic == {}
-    assert exported.notes == ("axis 0 is fixed, the model takes no other size: 'x' at 1",)
+    assert exported.notes == ("axis 0 is fixed, the model supports no other size: 'x' at 1",)
 
 
 class Table(nn.Module):

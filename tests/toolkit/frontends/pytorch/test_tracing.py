@@ -7,7 +7,8 @@ import pytest
 import toolkit
 from toolkit.errors import NotProven
 from toolkit.frontends.operator_map import map_operators
-from toolkit.frontends.pytorch.tracing import line_in, traceable
+from toolkit.frontends.pytorch.errors import user_line
+from toolkit.frontends.pytorch.tracing import traceable
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -107,5 +108,5 @@ def test_a_trace_tells_operators_modules_and_lines():
 
 def test_the_line_of_a_traced_stack():
     stack = f"{torch.nn.__file__}(9): forward\n/home/my models/net.py(7): forward\n"
-    assert line_in(stack) == "net.py:7"
-    assert line_in("") == ""
+    assert user_line(stack) == "net.py:7"
+    assert user_line("") == ""

@@ -1,0 +1,27 @@
+"""Mute the libraries that an export calls: the proof and the report say what matters."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Generator
+
+
+@contextlib.contextmanager
+def silence() -> Generator[None]:
+    """Discard what Python code prints, logs below CRITICAL or warns about."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    sink = io.StringIO()
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(sink),
+            contextlib.redirect_stderr(sink),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
