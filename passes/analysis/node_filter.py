@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class NodeFilter:
     """Patterns that include and exclude nodes by operator, node name or first output."""
 
     include: tuple[str, ...] = ("*",)

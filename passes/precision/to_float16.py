@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onnx import TensorProto
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.analysis.shapes import Shapes
 from passes.precision.half_selection import select_nodes
 from passes.precision.half_writer import Halves, store_weights
@@ -58,7 +58,7 @@ class Float16:
         return "io=fp16 changes the types of inputs and outputs" if self.io == "fp16" else ""
 
     def run(self, model: Model, ctx: Context) -> None:
-        Selection(exclude=self.keep).note_idle(model, ctx)
+        NodeFilter(exclude=self.keep).note_idle(model, ctx)
         if self.storage:
             for name, reason in store_weights(model, self.keep, self.min_elements):
                 ctx.note(f"weight '{name}' stays in 32 bits: {reason}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.quantize.diagnostics import note_troubles, weight_troubles
 from passes.quantize.layers.channel_weights import Kernel, kernel_of
 from passes.quantize.layers.row_blocks import blocks
@@ -66,7 +66,7 @@ class ClipWeights:
     def run(self, model: Model, ctx: Context) -> None:
         note_troubles(weight_troubles(model), ctx)
         limit = 2 ** (self.bits - 1) - 1
-        selection = Selection(self.include, self.exclude)
+        selection = NodeFilter(self.include, self.exclude)
         done: set[tuple[int, str]] = set()
         for g in list(model.graphs()):
             for node in g.nodes:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.analysis.shapes import Shapes
 from passes.opset.opset import Opset
 from passes.quantize import options
@@ -125,7 +125,7 @@ class Quantize:
         if reason:
             ctx.note(reason)
             return
-        Selection(self.include, self.exclude).note_idle(model, ctx)
+        NodeFilter(self.include, self.exclude).note_idle(model, ctx)
         make_all_distinct(model)
         self._lift(model, ctx)
         if self.smooth:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import Kernel
 from passes.quantize.rescale.apply import RescaleGroup, group_of
@@ -67,7 +67,7 @@ class Equalize:
 
     def run(self, model: Model, ctx: Context) -> None:
         Shapes(annotate=False).run(model, ctx)
-        selection = Selection(self.include, self.exclude)
+        selection = NodeFilter(self.include, self.exclude)
         for g in list(model.graphs()):
             nodes = filter(selection.takes, g.nodes)
             for group, found in equalized(g, nodes, self.rounds, ctx):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import numpy as np
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import kernel_of
 from passes.quantize.rescale.apply import RescaleGroup, RescaleSource, ScaledConstant, group_of
@@ -101,7 +101,7 @@ class Smooth:
 
     def _groups(self, g: Graph) -> Iterator[RescaleGroup]:
         """Yield groups in graph order; a layer is in one group at most."""
-        selection = Selection(self.include, self.exclude)
+        selection = NodeFilter(self.include, self.exclude)
         taken: set[int] = set()
         for node in g.nodes:
             group = group_of(g, node)
@@ -181,7 +181,7 @@ def best_of(
 # -- inserted products
 
 
-def _inserted(g: Graph, taken: set[int], selection: Selection) -> Iterator[RescaleGroup]:
+def _inserted(g: Graph, taken: set[int], selection: NodeFilter) -> Iterator[RescaleGroup]:
     """Yield a group with a new Mul for each input of layers that are in no other group."""
     users: dict[str, list[CompensatingLayer]] = {}
     for node in g.nodes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.quantize import options
 from passes.quantize.diagnostics import note_hard
 from passes.quantize.layers.find_layers import (
@@ -76,7 +76,7 @@ class QuantizeDynamic:
             make_distinct(model)
             note_hard(model, ctx)
             plan = self.make_plan(model, ctx.target)
-            Selection(self.include, self.exclude).note_idle(model, ctx)
+            NodeFilter(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
             make_distinct(model)
@@ -97,7 +97,7 @@ class QuantizeDynamic:
             return Entry.of(node, reason=item.reason)
         is_table = isinstance(layer, Table)
         reason = ""
-        if not Selection(self.include, self.exclude).takes(node):
+        if not NodeFilter(self.include, self.exclude).takes(node):
             reason = "excluded"
         elif is_table and not self.embeddings:
             reason = "a table"

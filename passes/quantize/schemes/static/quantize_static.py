@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from onnx import NodeProto
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.analysis.shapes import Shapes
 from passes.quantize import options
 from passes.quantize.diagnostics import note_hard, note_troubles, range_troubles
@@ -148,7 +148,7 @@ class QuantizeStatic:
             Shapes(annotate=False).run(model, ctx)  # only 32-bit floats are quantized
             note_hard(model, ctx)
             plan = self.make_plan(model, ctx)
-            Selection(self.include, self.exclude).note_idle(model, ctx)
+            NodeFilter(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
             plan = read_plan(self.plan, model)
@@ -184,7 +184,7 @@ class QuantizeStatic:
         """Return the sites that can be quantized, and the reasons against others by node id."""
         sites: list[Int8Site] = []
         left: dict[int, str] = {}
-        selection = Selection(self.include, self.exclude)
+        selection = NodeFilter(self.include, self.exclude)
         inner = inner_values(model)
         for graph, node in model.places():
             if not self._takes(node):
@@ -208,7 +208,7 @@ class QuantizeStatic:
     def _takes(self, node: NodeProto) -> bool:
         return nd.is_op(node, *self.ops) or (is_fused(node) and "MatMul" in self.ops)
 
-    def _refusal(self, site: Int8Site, selection: Selection) -> str:
+    def _refusal(self, site: Int8Site, selection: NodeFilter) -> str:
         if not selection.takes(site.node):
             return "excluded"
         if site.kind == "product":

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
-from passes.analysis.node_filter import Selection
+from passes.analysis.node_filter import NodeFilter
 from passes.quantize import options
 from passes.quantize.layers.find_layers import Weighted, leave_float_tables, matrices_in, planned
 from passes.quantize.layers.int8_weights import Unfit
@@ -105,7 +105,7 @@ class QuantizeWeights:
                 return
             make_distinct(model)
             plan = self.make_plan(model, form)
-            Selection(self.include, self.exclude).note_idle(model, ctx)
+            NodeFilter(self.include, self.exclude).note_idle(model, ctx)
             note_left(plan, ctx)
         else:
             make_distinct(model)
@@ -151,7 +151,7 @@ class QuantizeWeights:
             return Entry.of(node, reason=item.reason)
         is_table = isinstance(layer, Table)
         reason = ""
-        if not Selection(self.include, self.exclude).takes(node):
+        if not NodeFilter(self.include, self.exclude).takes(node):
             reason = "excluded"
         elif is_table and self.embeddings == "float":
             reason = "a table"
