@@ -76,7 +76,7 @@ class DefUse(Generic[Scope]):
             found[owner] = self._nodes[owner]
         return list(found.values())
 
-    def reader_count(self, value: str) -> int:
+    def user_count(self, value: str) -> int:
         """Return the number of nodes with `value` among their operands, in constant time."""
         return len(self._users.get(value, ()))
 
@@ -86,7 +86,7 @@ class DefUse(Generic[Scope]):
 
     def is_used_once(self, value: str) -> bool:
         """Return whether the only use of `value` is one operand of one node of this graph."""
-        return self.reader_count(value) == 1 and self.use_count(value) == 1
+        return self.user_count(value) == 1 and self.use_count(value) == 1
 
     def is_output(self, value: str) -> bool:
         """Return whether `value` is an output of this graph."""

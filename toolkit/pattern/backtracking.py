@@ -154,7 +154,7 @@ class Search:
             if item.shared or item.node is self.root:
                 continue
             for value in nd.outputs_of(item.node):
-                if not self.recording and graph.reader_count(value) > len(bound):
+                if not self.recording and graph.user_count(value) > len(bound):
                     return False  # without examining thousands of users
                 outside = [user for user in graph.users(value) if id(user) not in bound]
                 if outside or graph.is_output(value) or graph.is_captured(value):

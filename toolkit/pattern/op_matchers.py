@@ -41,7 +41,7 @@ def heads_above(graph: Graph, node: NodeProto, through: frozenset[str]) -> set[s
             continue
         found = head(producer)
         heads.add(found)
-        if found in through and graph.reader_count(value) == 1:
+        if found in through and graph.user_count(value) == 1:
             budget -= 1
             if not budget:
                 return None

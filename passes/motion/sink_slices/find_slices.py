@@ -48,7 +48,7 @@ def find_slice_behind_view(g: Graph, node: NodeProto) -> SelectedRows | None:
 
 def merge_entries(g: Graph, one: SelectedRows) -> SelectedRows:
     """Return the union of `one` and the entries that all other users select of the same value."""
-    if g.reader_count(one.value) > MOST_USERS:
+    if g.user_count(one.value) > MOST_USERS:
         return one
     numbers: set[int] = set()
     for user in g.users(one.value):

@@ -50,7 +50,7 @@ def part_with_selected_rows(
 
 def _rows_are_selected(g: Graph, value: str) -> bool:
     """Whether all users of the value select the same few rows of it."""
-    if not 0 < g.reader_count(value) <= MOST_USERS or g.is_output(value) or g.is_captured(value):
+    if not 0 < g.user_count(value) <= MOST_USERS or g.is_output(value) or g.is_captured(value):
         return False
     found = [find_slice_behind_view(g, user) for user in g.users(value)]
     first = found[0]

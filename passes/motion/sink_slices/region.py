@@ -93,7 +93,7 @@ class SlicedRegion:
 
     def _uses_are_rows(self, value: str, axis: int) -> bool:
         g = self.g
-        if g.is_output(value) or g.is_captured(value) or g.reader_count(value) > MOST_USERS:
+        if g.is_output(value) or g.is_captured(value) or g.user_count(value) > MOST_USERS:
             return False
         return self._uses[value, axis, axis] + len(self._ends_of(value, axis)) == g.use_count(value)
 

@@ -122,14 +122,14 @@ class TransposeRegion:
                 around.append(producer)
         if not planned.outputs_stay:
             for value in nd.outputs_of(node):
-                if self.g.reader_count(value) <= _MOST_USERS:
+                if self.g.user_count(value) <= _MOST_USERS:
                     around.extend(self.g.users(value))
         return around
 
     def _cost(self, value: str) -> int:
         """Return the Transposes that `value` adds (or removes, if negative)."""
         g = self.g
-        if g.reader_count(value) > _MOST_USERS:
+        if g.user_count(value) > _MOST_USERS:
             return (
                 1  # one Transpose for all users; visiting each of them again and again is quadratic
             )
@@ -157,7 +157,7 @@ class TransposeRegion:
         if self._perm_of(user) != self.inverse:
             return False
         g, value = self.g, user.output[0]
-        if g.is_output(value) or g.is_captured(value) or g.reader_count(value) > _MOST_USERS:
+        if g.is_output(value) or g.is_captured(value) or g.user_count(value) > _MOST_USERS:
             return True
         return any(not self._uses_permuted(other, value) for other in g.users(value))
 
