@@ -34,6 +34,7 @@ _NAMES_A_TYPE = frozenset(
 )
 """Attributes that set the type of a result or of an intermediate computation."""
 _READS_BITS = ("BitCast",)
+"""Operators whose result depends on how numbers are encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,16 @@ class Float32:
 
     def run(self, model: Model, ctx: Context) -> None:
         InlineFunctions().run(model, ctx)
-        ends = _narrow_ends(model.graph) if self.io == "keep" else {}
-        cast = frozenset(name for name in ends if _is_cast(model.graph, name))
-        site = _first_narrow(model, ends, cast)
+        interface = _narrow_interface(model.graph) if self.io == "keep" else {}
+        cast = frozenset(name for name in interface if _is_cast(model.graph, name))
+        site = _first_narrow(model, interface, cast)
         if site is None:
             return
         reason = _obstacle(model)
         if reason:
             ctx.note(f"not converted: {reason}")
         elif model.graph.begin("fp32", site):
-            _widen(model, ends, cast)
+            _widen(model, interface, cast)
 
 
 def _obstacle(model: Model) -> str:
@@ -90,25 +91,25 @@ def _is_tensor(type_: TypeProto) -> bool:
 # -- inputs and outputs
 
 
-def _narrow_ends(g: Graph) -> dict[str, int]:
+def _narrow_interface(g: Graph) -> dict[str, int]:
     """Return the 16-bit inputs and outputs with their types."""
-    ends = (*g.interface_inputs(), *g.interface_outputs())
-    kinds = ((v.name, v.type.tensor_type.elem_type) for v in ends)
+    declared = (*g.interface_inputs(), *g.interface_outputs())
+    kinds = ((v.name, v.type.tensor_type.elem_type) for v in declared)
     return {name: kind for name, kind in kinds if kind in _NARROW}
 
 
-def _is_cast(g: Graph, end: str) -> bool:
-    """Whether all users of an input are Casts, or an output comes from a Cast for it alone."""
-    producer, users = g.producer(end), g.users(end)
+def _is_cast(g: Graph, name: str) -> bool:
+    """Whether all users of an input are Casts, or an output without users is that of a Cast."""
+    producer, users = g.producer(name), g.users(name)
     if producer is None:
         return all(nd.is_op(user, "Cast") for user in users)
     return nd.is_op(producer, "Cast") and not users
 
 
-def _cast_ends(g: Graph, ends: Iterable[tuple[str, int]]) -> dict[str, str]:
+def _cast_interface(g: Graph, interface: Iterable[tuple[str, int]]) -> dict[str, str]:
     """Insert Casts after inputs and before outputs; map old names to names of float32 values."""
     renamed: dict[str, str] = {}
-    for name, kind in ends:
+    for name, kind in interface:
         producer = g.producer(name)
         wide = renamed[name] = g.fresh(name)
         g.learn_type(wide, TensorType(TensorProto.FLOAT, g.shape(name)))
@@ -127,8 +128,8 @@ def _use_wide(g: Graph, main: Graph, renamed: dict[str, str]) -> None:
         return renamed[name] if name in renamed and g.scope_of(name) is main else name
 
     for node in g.nodes:
-        is_end = nd.is_op(node, "Cast") and renamed.get(node.input[0]) == node.output[0]
-        if not is_end:
+        is_input_cast = nd.is_op(node, "Cast") and renamed.get(node.input[0]) == node.output[0]
+        if not is_input_cast:
             g.set_inputs(node, [wide(name) for name in node.input])
     if g is not main and any(wide(name) != name for name in g.outputs):
         outputs = [retyped(v, v.type.tensor_type.elem_type) for v in g.interface_outputs()]
@@ -140,11 +141,15 @@ def _use_wide(g: Graph, main: Graph, renamed: dict[str, str]) -> None:
 # -- everything else
 
 
-def _first_narrow(model: Model, ends: Container[str], cast: frozenset[str]) -> NodeProto | None:
+def _first_narrow(
+    model: Model, interface: Container[str], cast: frozenset[str]
+) -> NodeProto | None:
     """Return the first node to convert; None if there are only Casts at inputs and outputs."""
     for g in model.graphs():
         main = g is model.graph
-        stored = any(t.data_type in _NARROW for n, t in g.initializers.items() if n not in ends)
+        stored = any(
+            t.data_type in _NARROW for n, t in g.initializers.items() if n not in interface
+        )
         declared = (*g.interface_inputs(), *g.interface_outputs())
         narrow = [v.name for v in declared if v.type.tensor_type.elem_type in _NARROW]
         if stored or any(not main or name not in cast for name in narrow):
@@ -167,10 +172,10 @@ def _is_output_cast(g: Graph, node: NodeProto, cast: Container[str]) -> bool:
     return g.parent is None and bool(node.output) and node.output[0] in cast
 
 
-def _widen(model: Model, ends: dict[str, int], cast: frozenset[str]) -> None:
+def _widen(model: Model, interface: dict[str, int], cast: frozenset[str]) -> None:
     main = model.graph
     for g in model.graphs():
-        kept = ends if g is main else {}
+        kept = interface if g is main else {}
         for name, tensor in list(g.initializers.items()):
             if tensor.data_type in _NARROW and name not in kept:
                 g.put_initializer(_wide(g, name, tensor))
@@ -178,7 +183,9 @@ def _widen(model: Model, ends: dict[str, int], cast: frozenset[str]) -> None:
             if not _is_output_cast(g, node, cast):
                 _widen_attributes(g, node)
         _widen_types(g, kept)
-    renamed = _cast_ends(main, [(name, kind) for name, kind in ends.items() if name not in cast])
+    renamed = _cast_interface(
+        main, [(name, kind) for name, kind in interface.items() if name not in cast]
+    )
     for g in model.graphs():
         _use_wide(g, main, renamed)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from onnx import NodeProto
 
 from passes.analysis.axis_flow import BROADCAST, MIXED, axis_flow
-from passes.analysis.operands import dims, given, int_vector, reshape_target
+from passes.analysis.operands import dims, extra_outputs_used, given, int_vector, reshape_target
 from passes.motion.sink_slices.row_selection import AnyRows
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
@@ -52,7 +52,7 @@ def row_plan(g: Graph, node: NodeProto, axis: int, selection: AnyRows) -> RowPla
     """Return how `node` computes selected rows of `axis` of its outputs, or None if it cannot."""
     outputs = nd.without_blanks(node.output)
     shape = g.shape(outputs[0]) if outputs[0] else None
-    if shape is None or (not nd.is_op(node, "Split") and not all(map(g.is_unused, outputs[1:]))):
+    if shape is None or (not nd.is_op(node, "Split") and extra_outputs_used(g, node)):
         return None
     planner = _PLANNERS.get(nd.qualified(node), _carried)
     found = planner(_RowSite(g, node, axis, selection, shape))
