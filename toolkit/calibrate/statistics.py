@@ -27,8 +27,8 @@ State: TypeAlias = dict[str, Array]
 _CHUNK = 1 << 18
 """Elements converted to doubles at once, to bound memory."""
 
-_SAMPLED = 1 << 16
-"""Values of a batch whose magnitudes are counted."""
+_SAMPLED = 1 << 13
+"""The number of values of a batch whose magnitudes are counted."""
 _EXPONENTS = (-149, 128)
 """The exponents of 32-bit floats; values beyond count as the nearest."""
 
@@ -225,7 +225,8 @@ class Average(Statistic):
 
 def is_float(values: Array) -> bool:
     """Return whether the elements are floating-point numbers, including bfloat16 and fp8."""
-    return str(values.dtype).startswith(("float", "bfloat"))
+    dtype = values.dtype
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.name.startswith(("float", "bfloat")))
 
 
 def chunks_of(values: Array) -> Iterator[Doubles]:

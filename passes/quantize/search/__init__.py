@@ -1,15 +1,16 @@
-"""The choice: what of a plan pays on the target, and leaves the model its answers.
+"""The search for the part of a plan that is faster on the target, within the error budget.
 
-The table of costs proposes, the model decides: timed on this machine, evaluated by its outputs.
+The cost table proposes candidates; timing on this machine and accuracy on samples decide.
 
-    costs       what a node takes in floats and in int8, by `int8_kernels` as measured (`data`), on
-                the `sizes` that samples have
-    regions     the least time of all choices, by a minimum cut; `survey` makes a model and its plan
-                such a problem, `loose` are layers that no other one is bound to
-    trials      plans on drafts of the model: evaluated and timed
-    search      the fastest plan that keeps the budget; `harm` is the noise of each entry alone
-    keeping     the budget alone, for plans that somebody has decided on
-    groups      what of that pays on this machine
-    observing   which ranges of activations make the least noise
-    telling     what came of it, in a user's words
+    costs               times of a node in float and in int8, from the table that `int8_kernels`
+                        describes (`data`) and the shapes on a feed (`value_shapes`)
+    problem             a model and its plan as a minimum-cut problem (`min_cut`), with
+                        `independent_layers` beside it
+    candidate_eval      accuracy and time of plans applied to copies of the model
+    layer_sensitivity   the noise of each entry alone
+    search              the fastest plan within the budget
+    enforce_budget      the budget alone, for a user's plan or a single scheme
+    range_search        the activation ranges with the least noise
+    paired_timing       the time of each group of layers against the float model
+    notes               the outcome for the user
 """

@@ -1,4 +1,4 @@
-"""Plans tried on drafts of a model: what they are worth, and how fast they are."""
+"""Evaluate and time candidate plans on copies of the model."""
 
 from __future__ import annotations
 
@@ -24,30 +24,28 @@ if TYPE_CHECKING:
     from toolkit.feeds import Feed
 
 Write: TypeAlias = "Callable[[Model, Plan, Context], None]"
-"""How a plan is applied to a model."""
-
-MOST_BYTES = 1 << 29
-"""Models of more weights are not timed: the runtime copies the weights of each it times."""
+"""A function that applies a plan to a model."""
 
 FEW = 8
-"""Samples that tell two plans apart."""
+"""The number of samples that suffices to compare the noise of two plans."""
+STOP_ABOVE, _FAILED = 1.5, 1.25
+"""Multiples of the error budget above which an evaluation stops before its last sample: where the
+used fraction of the budget matters, and where only the verdict does."""
+_MOST_BYTES = 1 << 29
+"""Models with more bytes of weights are not timed: each session copies its weights."""
 _CLOSE = 0.7
-"""The share of the budget from which on it is close."""
-STOP_ABOVE, _FAILED = 3.0, 1.5
-"""How many times the budget a plan may use and still be worth a look at all samples: when more than
-whether it holds is asked, and when it is not."""
-_LOOK = 1.0
-"""Seconds that a look at a plan may take, if it is at `FEW` samples or more."""
-_TIMED_FEEDS, _LONG = 2, 0.1
-"""Feeds to time with, and the seconds of a run from which on one will do."""
-_COLLAPSED = float("inf")
-_SLIGHT = 1e-12
-"""The noise that stands for all of the budget, where outputs are integers."""
+"""Fraction of the error budget above which a plan is evaluated as written, too."""
+_SCREENING_SECONDS = 1.0
+"""CPU seconds of a screening, which takes at least `FEW` samples."""
+_TIMED_FEEDS, _SLOW = 2, 0.1
+"""The number of feeds to time with; a single one for models that take _SLOW seconds per run."""
+_INTEGER_NOISE = 1e-12
+"""The noise that stands for the whole error budget where outputs are integers."""
 
 
 @dataclass(slots=True)
 class Trials:
-    """A model that is not touched, and what was found out about plans for it."""
+    """A model, which stays unchanged, and cached verdicts on candidate plans for it."""
 
     model: Model
     ctx: Context
@@ -56,28 +54,29 @@ class Trials:
     corrections: Corrections = field(default_factory=Corrections)
     _feeds: list[Feed] | None = None
     _known: dict[Plan, Quality] = field(default_factory=dict["Plan", "Quality"])
-    _looked: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
-    _proven: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
-    _corrected: dict[Plan, bool] = field(default_factory=dict["Plan", bool])
-    _run: float = 0.0
-    """Seconds that a model takes on a sample, about."""
+    _verdicts: dict[tuple[str, Plan], bool] = field(
+        default_factory=dict["tuple[str, Plan]", "bool"]
+    )
+    _run_seconds: float = 0.0
+    """CPU seconds per sample in the last evaluation."""
 
     def draft(self, plan: Plan) -> Model:
-        """The model with the plan applied, and what there was to say of it dropped."""
-        # The collector is at rest while a pass runs, and drafts are cycles: those before this one
-        # are young, and soon found.
+        """Return a copy of the model with the plan applied, without notes."""
+        # Drafts are reference cycles, and automatic collection is off while a pass runs.
         gc.collect(1)
-        made = self.model.draft()
-        self.write(made, plan, self._unheard())
-        return made
+        copy = self.model.draft()
+        self.write(copy, plan, self._silent())
+        return copy
 
-    def _unheard(self) -> Context:
+    def _silent(self) -> Context:
         return replace(self.ctx, report=PassReport())
 
-    def quality(self, plan: Plan) -> Quality | None:
-        """What the evaluator says of the model as it will run; RuntimeRefused when it does not.
+    # -- accuracy
 
-        None without a evaluator, and for a plan that quantizes nothing.
+    def quality(self, plan: Plan) -> Quality | None:
+        """Return the quality of the model as deployed; raises RuntimeRefused if it does not run.
+
+        None without an evaluator, and for a plan that quantizes nothing.
         """
         if self.ctx.evaluator is None or not plan.quantized():
             return None
@@ -85,119 +84,118 @@ class Trials:
             self._known[plan] = self._evaluated(self.draft(plan), STOP_ABOVE)
         return self._known[plan]
 
-    def _evaluated(self, made: Model, stop_above: float, samples: int | None = None) -> Quality:
-        """As it will run; the time that it takes is kept in mind."""
+    def _evaluated(self, model: Model, stop_above: float, samples: int | None = None) -> Quality:
         assert self.ctx.evaluator is not None
-        started = time.thread_time()  # which other programs do not add to
+        started = time.thread_time()  # unaffected by other processes
         found = self.ctx.evaluator.evaluate(
-            made, samples=samples, deployed=True, stop_above=stop_above
+            model, samples=samples, deployed=True, stop_above=stop_above
         )
-        self._run = (time.thread_time() - started) / max(found.samples, 1)
+        self._run_seconds = (time.thread_time() - started) / max(found.samples, 1)
         return found
 
-    def seems_to_hold(self, plan: Plan) -> bool:
-        """Whether the budget holds on as many samples as a look is worth; `holds` asks for all."""
-        evaluator = self.ctx.evaluator
-        if plan in self._known or evaluator is None or not plan.quantized():
-            return self.holds(plan)
-        if isinstance(evaluator.requirement.metric, Score):  # which takes all samples
-            return self.holds(plan)
-        if plan not in self._looked:
-            self._looked[plan] = self._looks_good(plan)
-        return self._looked[plan]
-
-    def _looks_good(self, plan: Plan) -> bool:
-        samples = self.affordable(_LOOK)
-        try:
-            found = self._evaluated(self.draft(plan), _FAILED, samples)
-        except RuntimeRefused:
-            return False
-        if found.ok and found.samples < samples:  # these were all
-            self._known[plan] = found
-        return found.ok
-
-    def affordable(self, seconds: float) -> int:
-        """How many samples can be looked at in so many seconds; `FEW` at least."""
-        return max(FEW, int(seconds / self._run)) if self._run else FEW
-
     def known(self, plan: Plan) -> Quality | None:
-        """What the evaluator has said of a plan, if it was asked."""
+        """Return the quality of a plan that was evaluated before, else None."""
         return self._known.get(plan)
 
+    def used(self, plan: Plan) -> float:
+        """Return the fraction of the error budget that a plan uses; infinite if it does not run."""
+        try:
+            found = self.quality(plan)
+        except RuntimeRefused:
+            return math.inf
+        return found.used if found is not None else 0.0
+
     def holds(self, plan: Plan, times: float = 1.0) -> bool:
-        """Whether so many times the budget holds; without a evaluator nobody asks."""
+        """Return whether a plan is within `times` the error budget; true without an evaluator."""
         try:
             found = self.quality(plan)
         except RuntimeRefused:
             return False
         return found is None or found.ok or found.used <= times
 
-    def used(self, plan: Plan) -> float:
-        """The share of the budget that a plan uses up; without end where it does not run."""
-        try:
-            found = self.quality(plan)
-        except RuntimeRefused:
-            return _COLLAPSED
-        return found.used if found is not None else 0.0
+    def seems_to_hold(self, plan: Plan) -> bool:
+        """Return whether the plan is within the budget on the samples of a screening."""
+        evaluator = self.ctx.evaluator
+        if plan in self._known or evaluator is None or not plan.quantized():
+            return self.holds(plan)
+        if isinstance(evaluator.requirement.metric, Score):  # needs all samples
+            return self.holds(plan)
+
+        def screen() -> bool:
+            samples = self.affordable(_SCREENING_SECONDS)
+            found = self._evaluated(self.draft(plan), _FAILED, samples)
+            if found.ok and found.samples < samples:  # there are no other samples
+                self._known[plan] = found
+            return found.ok
+
+        return self._verdict("screening", plan, screen)
+
+    def affordable(self, seconds: float) -> int:
+        """Return the number of samples that take so many CPU seconds; at least `FEW`."""
+        return max(FEW, int(seconds / self._run_seconds)) if self._run_seconds else FEW
 
     def is_proven(self, plan: Plan) -> bool:
-        """Whether a plan that holds does so as written too, where that is close.
+        """Return whether a plan within the budget is so as written, too, if it is close to it.
 
-        It takes many times as long as what the runtime makes of it: to be asked at last.
+        A model as written takes many times as long as the runtime's optimized one.
         """
-        found = self.quality(plan)
-        if found is None or found.off or found.used <= _CLOSE:
+        evaluator, found = self.ctx.evaluator, self.quality(plan)
+        if evaluator is None or found is None or not _is_close(found):
             return True
-        if plan not in self._proven:
-            self._proven[plan] = self._holds_as_written(plan)
-        return self._proven[plan]
-
-    def _holds_as_written(self, plan: Plan) -> bool:
-        assert self.ctx.evaluator is not None
-        try:
-            return self.ctx.evaluator.evaluate(self.draft(plan), stop_above=_FAILED).ok
-        except RuntimeRefused:
-            return False
+        return self._verdict(
+            "as written",
+            plan,
+            lambda: evaluator.evaluate(self.draft(plan), stop_above=_FAILED).ok,
+        )
 
     def holds_corrected(self, plan: Plan) -> bool:
-        """Whether the budget holds once the biases of static layers are corrected."""
-        if self.ctx.evaluator is None or not is_correctable(plan, self.ctx):
+        """Return whether the plan is within the budget with corrected biases of static layers."""
+        evaluator = self.ctx.evaluator
+        if evaluator is None or not is_correctable(plan, self.ctx):
             return False
-        if plan not in self._corrected:
-            self._corrected[plan] = self._holds_once_corrected(plan, self.ctx.evaluator)
-        return self._corrected[plan]
 
-    def _holds_once_corrected(self, plan: Plan, evaluator: Evaluator) -> bool:
-        try:
-            made = self.draft(plan)
-            self.corrections.make(made, self._unheard())
-        except RuntimeRefused:
-            return False
-        return keeps_budget(made, evaluator)
+        def correct() -> bool:
+            draft = self.draft(plan)
+            self.corrections.make(draft, self._silent())
+            return keeps_budget(draft, evaluator)
+
+        return self._verdict("corrected", plan, correct)
+
+    def _verdict(self, question: str, plan: Plan, answer: Callable[[], bool]) -> bool:
+        """Return the cached answer to a question; false if the runtime refuses the model."""
+        key = question, plan
+        if key not in self._verdicts:
+            try:
+                self._verdicts[key] = answer()
+            except RuntimeRefused:
+                self._verdicts[key] = False
+        return self._verdicts[key]
 
     def noise(self, plan: Plan, samples: int = FEW) -> float:
-        """The noise on some samples; without end where the model does not run.
+        """Return the noise on a few samples; infinite if the model does not run.
 
-        Integers have no noise: of those, the share of the budget in use, as far less than any.
+        Integer outputs have no noise: the used fraction of the budget stands for it.
         """
         if self.ctx.evaluator is None:
             return 0.0
-        known = self._known.get(plan)
-        if known is not None and known.ok and known.samples <= samples:
-            return _noise_of(known)  # on all that there are
+        found = self._known.get(plan)
         try:
-            return _noise_of(self._evaluated(self.draft(plan), math.inf, samples))
+            if found is None or not found.ok or found.samples > samples:
+                found = self._evaluated(self.draft(plan), math.inf, samples)
         except RuntimeRefused:
-            return _COLLAPSED
+            return math.inf
+        return found.noise or _INTEGER_NOISE * found.used
+
+    # -- speed
 
     @property
     def timed(self) -> bool:
-        """Whether models are to be timed here, and can be."""
+        """Whether the settings ask for timing, and this machine can time the model."""
         wanted = self.ctx.settings.measure and self.ctx.target.has_costs
-        return wanted and self.model.nbytes() <= MOST_BYTES and bool(self.feeds())
+        return wanted and self.model.nbytes() <= _MOST_BYTES and bool(self.feeds())
 
     def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
-        """Paired timings against the model in floats; a plan that does not run is left out."""
+        """Return timings relative to the float model, without plans that the runtime refuses."""
         models = {name: self.draft(plan) for name, plan in plans.items()}
         try:
             return self._timed(models, effort)
@@ -205,10 +203,13 @@ class Trials:
             return self._timed({n: m for n, m in models.items() if self._runs(m)}, effort)
 
     def _timed(self, models: Mapping[str, Model], effort: Effort) -> dict[str, Timing]:
-        all_ = {"float": self.model, **models}
-        feeds = self.feeds()[:1] if self._run > _LONG else self.feeds()
+        feeds = self.feeds()[:1] if self._run_seconds > _SLOW else self.feeds()
         found = self.ctx.target.latency(
-            all_, feeds, self.threads, effort, self.ctx.settings.custom_ops
+            {"float": self.model, **models},
+            feeds,
+            self.threads,
+            effort,
+            self.ctx.settings.custom_ops,
         )
         return {name: found[name] for name in models}
 
@@ -222,7 +223,7 @@ class Trials:
         return True
 
     def feeds(self) -> Sequence[Feed]:
-        """Feeds to time with: the user's, else made up."""
+        """Return the feeds to time with: the user's, or else synthetic ones."""
         if self._feeds is None:
             self._feeds = list(islice(self._all_feeds(), _TIMED_FEEDS))
         return self._feeds
@@ -240,15 +241,16 @@ class Trials:
             return []
 
 
-def _noise_of(quality: Quality) -> float:
-    return quality.noise or _SLIGHT * quality.used
+def _is_close(quality: Quality) -> bool:
+    """Return whether there is a budget, and most of it is used."""
+    return not quality.off and quality.used > _CLOSE
 
 
 def keeps_budget(model: Model, evaluator: Evaluator) -> bool:
-    """Whether a model keeps the budget as it will run, and as written too where that is close."""
+    """Return whether a model is within the budget as deployed, and if close, also as written."""
     try:
         found = evaluator.evaluate(model, deployed=True, stop_above=_FAILED)
-        if not found.ok or found.off or found.used <= _CLOSE:
+        if not found.ok or not _is_close(found):
             return found.ok
         return evaluator.evaluate(model, stop_above=_FAILED).ok
     except RuntimeRefused:

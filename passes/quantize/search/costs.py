@@ -1,9 +1,9 @@
-"""What a node takes in floats and in int8, from the target's table of measured kernels.
+"""The times of a node in float and in int8, from the target's table of measured kernels.
 
-A kernel's time is its work (multiplications of a convolution, elements of an element-wise operator)
-times a rate. Rates are known at the shapes of the table (`int8_kernels.py`); between them they are
-the mean of the nearest, by the distance of channels and pixels on a logarithmic scale. An operator
-that was measured behind a convolution takes the difference to that convolution alone.
+The time of a kernel is its work (multiplications of a convolution, elements of an element-wise
+operator) times a rate. The table has rates for the shapes of `int8_kernels.py`; other shapes get an
+average, weighted by the distance of channels and pixels on a logarithmic scale. Operators that were
+measured behind a convolution take the difference to that convolution alone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ INT8_SHIPPED = Path(__file__).parent / "data"
 TOPIC = "int8"
 
 Sizes = Mapping[str, tuple[int, ...]]
-"""The shapes of values, on one feed."""
+"""The shapes of values on one feed."""
 
 _WIDTH_COUNTS = 2.0
-"""Channels say more about a kernel's rate than pixels do."""
+"""Weight of channels relative to pixels in the distance of two shapes."""
 
 _FEW_CHANNELS = 4
+"""Input channels up to which a convolution counts as the first of an image network."""
 
 _Work = Callable[[int, int], float]
 _WORK: Mapping[str, _Work] = {
@@ -39,7 +40,7 @@ _WORK: Mapping[str, _Work] = {
     "conv-first": lambda tokens, width: 27 * tokens * width / 4,
     "linear": lambda tokens, width: tokens * width * width,
 }
-"""Multiplications of one application at a regime; elements for all others."""
+"""Multiplications of one run in a regime; computations not listed here count elements."""
 
 _BEHIND = {
     **dict.fromkeys(
@@ -50,7 +51,7 @@ _BEHIND = {
     "global-average-pool": "once",
     "resize": "once",
 }
-"""Operators that were measured behind a convolution, and what that takes alone."""
+"""Operators measured behind another computation, and its name."""
 
 _POINTWISE = {
     **dict.fromkeys(("Add", "Sub", "Sum", "Max", "Min"), "add"),
@@ -66,12 +67,12 @@ _POINTWISE = {
     "Resize": "resize",
 }
 _BY_INPUT = ("GlobalAveragePool", "ReduceMean")
-"""Operators that take as long as what they read."""
+"""Operators whose work is the elements of their input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Microseconds in floats and in int8."""
+    """Microseconds in float and in int8."""
 
     in_float: float
     in_int8: float
@@ -83,7 +84,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The times of kernels at any shape: for each computation and spelling, rates by regime."""
+    """Kernel times at any shape: rates by regime for each computation and kind."""
 
     rates: Mapping[tuple[str, str], Mapping[Regime, float]]
     origin: str = ""
@@ -100,15 +101,15 @@ class Kernels:
     def times(
         self, name: str, work: float, tokens: float, width: float, int8: str = "int8"
     ) -> Times:
-        """Of a computation with so much work, at the rates for so many pixels and channels."""
+        """Return the times of a computation, at the rates for these pixels and channels."""
         return Times(*(work * self._rate(name, kind, tokens, width) for kind in ("float", int8)))
 
     def crossing(self, elements: float, width: float) -> float:
-        """Microseconds of going from floats to int8 or back, with the change of layout."""
+        """Return the microseconds of a conversion to or from int8, with the change of layout."""
         return elements * self._rate("boundary", "mixed", elements / max(width, 1), width)
 
     def of(self, node: NodeProto, sizes: Sizes) -> Times | None:
-        """What a node takes; None for operators that the table does not know, or unknown shapes."""
+        """Return the times of a node; None for an unknown operator or shape."""
         if nd.is_op(node, "Conv"):
             return self._conv(node, sizes)
         if nd.is_op(node, "MatMul", "Gemm") or is_fused(node):
@@ -153,7 +154,7 @@ class Kernels:
 
 
 def _rates(costs: Costs, name: str, kind: str) -> dict[Regime, float]:
-    """Microseconds a unit of work, on one thread."""
+    """Return the microseconds per unit of work on one thread."""
     found = _measured(costs, name, kind)
     work = _WORK.get(name, lambda tokens, width: tokens * width)
     if name == "boundary":
@@ -168,14 +169,14 @@ def _rates(costs: Costs, name: str, kind: str) -> dict[Regime, float]:
 
 
 def _measured(costs: Costs, name: str, kind: str) -> dict[Regime, float]:
-    """Microseconds of a spelling on one thread; an island that was not measured is int8."""
+    """Return the microseconds on one thread; int8 stands in for a kind that was not measured."""
     found = {s.name: s.microseconds for s in costs.computations.get(name, ())}
     times = found.get(kind) or found.get("int8", {})
     return {regime: time for regime, time in times.items() if regime.threads == 1}
 
 
 def _interpolated(rates: Mapping[Regime, float], tokens: float, width: float) -> float:
-    """The mean of the rates, those of near regimes counting more; 0 where nothing is known."""
+    """Return the mean of the rates, weighted by nearness of the regime; 0 without any."""
     total = weights = 0.0
     for regime, rate in rates.items():
         distance = _WIDTH_COUNTS * abs(math.log(max(width, 1) / regime.width))

@@ -1,9 +1,8 @@
-"""Layers that read floats and give floats: each is quantized for itself, for what it saves.
+"""Layers with float inputs and outputs (dynamic, weight-only), quantized independently.
 
-Those are the dynamic ones, and those of which the weights alone are quantized. Of a weight that one
-of its readers keeps in floats, the integers of the others come on top. So those go together that
-are there for their bytes: all readers of a weight that is quantized alone, and a table with what is
-tied to it.
+A weight that one user keeps in float is stored twice if another user quantizes it. So layers that
+are quantized to save bytes form a group per weight: all users of a weight-only weight, and a table
+with the layers tied to it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
 
 LEAST_SAVING = 1.0
-"""What a layer counts for when nobody knows what it saves; it saves bytes anyway."""
+"""The saving in microseconds of a layer with unknown times, which saves bytes at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndependentGroup:
-    """Entries that are quantized together or not at all, and what they save.
+    """Entries that are quantized together or not at all, and their saving.
 
-    That is microseconds, or for whom bytes count, the share of them in an average weight's.
+    The saving is in microseconds; for weight-only layers, the size relative to the average weight.
     """
 
     entries: tuple[Entry, ...]
@@ -36,8 +35,8 @@ class IndependentGroup:
 def independent_groups(
     model: Model, plan: Plan, sizes: Sizes, kernels: Kernels
 ) -> tuple[IndependentGroup, ...]:
-    """The loose entries of a plan, with the shapes of one feed."""
-    weights = _weights_to_share(model, plan)
+    """Return the independent entries of a plan in groups, with the shapes of one feed."""
+    weights = _shared_weights(model, plan)
     numbers = {weight.key: weight.size for weight in weights.values()}
     average = sum(numbers.values()) / max(len(numbers), 1)
     groups: dict[object, list[tuple[NodeProto, Entry]]] = {}
@@ -57,8 +56,8 @@ def independent_groups(
     return tuple(found)
 
 
-def _weights_to_share(model: Model, plan: Plan) -> dict[int, WeightMatrix]:
-    """Of nodes that go together with all others that read the same weight, that weight."""
+def _shared_weights(model: Model, plan: Plan) -> dict[int, WeightMatrix]:
+    """Return the weight of each node that is grouped with all other users of its weight."""
     quantized: list[tuple[Layer, Entry]] = []
     for item in matrices_in(model):
         entry = plan.find(item.node)

@@ -1,13 +1,13 @@
-"""Where to compute in int8: the assignment with the least total time, exactly, by a minimum cut.
+"""The float or int8 assignment with the least total time, exact, by a minimum cut.
 
-Each item (a layer with what is fused into it) takes so long in floats and so long in int8. A value
-that goes from one kind to the other costs a conversion, once for all of its readers of that kind:
+Each item (a layer with the operators fused into it) has a time in float and in int8. A value whose
+producer and users differ in kind costs one conversion, shared by all users of the other kind:
 
-    E(x) = sum_i cost_i(x_i) + sum_v enter_v [maker float, a reader int8]
-                             + sum_v leave_v [maker int8, a reader float]
+    E(x) = sum_i cost_i(x_i) + sum_v enter_v [producer float, a user int8]
+                             + sum_v leave_v [producer int8, a user float]
 
-Every term is submodular, so the minimum is a cut of a network: the side of the source computes in
-int8. A conversion is a node of its own between the maker and its readers, such that it is cut once.
+Every term is submodular, so the minimum is a cut of a network whose source side computes in int8. A
+conversion is an auxiliary node between the producer and its users, which is cut at most once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 FLOAT_END = -1
-"""The maker of what the caller feeds, and the reader of what it gets: always floats."""
+"""The producer of graph inputs and the user of graph outputs, which are always float."""
 
 _SCALE = 1000
-"""Costs are microseconds; the network counts whole nanoseconds."""
+"""Network capacity per microsecond: capacities are whole nanoseconds."""
 
 _NEVER = 1 << 50
+"""The capacity of an arc that no minimum cut contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What one layer takes, in microseconds; None where it cannot compute in int8, or must not."""
+    """The times of a layer in microseconds; None if it cannot or must not compute in int8."""
 
     in_float: float
     in_int8: float | None = None
@@ -35,41 +36,41 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value between items, by their numbers, and what converting it takes each way."""
+    """A value between items, given by number, and the microseconds of converting it each way."""
 
-    maker: int
-    readers: tuple[int, ...]
+    producer: int
+    users: tuple[int, ...]
     enter: float
     leave: float
 
 
 def best_regions(items: Sequence[Item], values: Iterable[Value]) -> frozenset[int]:
-    """The items to compute in int8. Of equally fast assignments, that with the fewest."""
+    """Return the items to compute in int8; the fewest among equally fast assignments."""
     network = _Network(len(items) + 2)
     source, sink = len(items), len(items) + 1
     for number, item in enumerate(items):
         network.connect(source, number, _whole(item.in_float))
         network.connect(number, sink, _NEVER if item.in_int8 is None else _whole(item.in_int8))
     for value in values:
-        maker = sink if value.maker == FLOAT_END else value.maker
-        readers = [sink if reader == FLOAT_END else reader for reader in set(value.readers)]
-        inside = [reader for reader in readers if reader != sink]
-        if maker != sink:
+        producer = sink if value.producer == FLOAT_END else value.producer
+        users = [sink if user == FLOAT_END else user for user in set(value.users)]
+        inside = [user for user in users if user != sink]
+        if producer != sink:
             leaving = network.node()
-            network.connect(maker, leaving, _whole(value.leave))
-            for reader in readers:
-                network.connect(leaving, reader, _NEVER)
+            network.connect(producer, leaving, _whole(value.leave))
+            for user in users:
+                network.connect(leaving, user, _NEVER)
         if inside:
             entering = network.node()
-            network.connect(entering, maker, _whole(value.enter))
-            for reader in inside:
-                network.connect(reader, entering, _NEVER)
+            network.connect(entering, producer, _whole(value.enter))
+            for user in inside:
+                network.connect(user, entering, _NEVER)
     reached = network.cut(source, sink)
     return frozenset(number for number in range(len(items)) if reached[number])
 
 
 def total(items: Sequence[Item], values: Iterable[Value], chosen: Iterable[int]) -> float:
-    """What an assignment takes, in microseconds: E(x)."""
+    """Return E(x) of an assignment, in microseconds."""
     inside = frozenset(chosen)
     time = 0.0
     for number, item in enumerate(items):
@@ -78,8 +79,8 @@ def total(items: Sequence[Item], values: Iterable[Value], chosen: Iterable[int])
         else:
             time += float("inf") if item.in_int8 is None else item.in_int8
     for value in values:
-        kinds = {reader in inside for reader in value.readers}
-        if value.maker in inside:
+        kinds = {user in inside for user in value.users}
+        if value.producer in inside:
             time += value.leave if False in kinds else 0.0
         else:
             time += value.enter if True in kinds else 0.0
@@ -92,7 +93,7 @@ def _whole(microseconds: float) -> int:
 
 @dataclass(slots=True)
 class _Network:
-    """Arcs with capacities; Dinic's algorithm for the largest flow through them."""
+    """A flow network, with Dinic's algorithm for the maximum flow."""
 
     size: int
     heads: list[int] = field(default_factory=list[int])
@@ -107,14 +108,14 @@ class _Network:
         return len(self.arcs) - 1
 
     def connect(self, tail: int, head: int, capacity: int) -> None:
-        """An arc and, next to it, the one that flow goes back on."""
+        """Add an arc and, at the next index, its reverse."""
         for start, end, room in ((tail, head, capacity), (head, tail, 0)):
             self.arcs[start].append(len(self.heads))
             self.heads.append(end)
             self.room.append(room)
 
     def cut(self, source: int, sink: int) -> list[bool]:
-        """Which nodes are still reached from the source when no more flow fits."""
+        """Saturate the network; return for each node whether the source still reaches it."""
         while True:
             level = self._levels(source)
             if level[sink] < 0:
@@ -137,7 +138,7 @@ class _Network:
         return level
 
     def _push(self, source: int, sink: int, level: list[int], at: list[int]) -> bool:
-        """Send what fits along one shortest path; False when there is none left."""
+        """Augment the flow along one shortest path; return whether there was one."""
         path: list[int] = []
         node = source
         while node != sink:
@@ -152,7 +153,7 @@ class _Network:
                 node = self.heads[path[-1]]
             elif node == source:
                 return False
-            else:  # a dead end: back, and on with the next arc
+            else:  # a dead end: step back to the next arc
                 node = self.heads[path.pop() ^ 1]
                 at[node] += 1
         flow = min(self.room[arc] for arc in path)

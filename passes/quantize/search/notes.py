@@ -1,4 +1,4 @@
-"""What a search has come to, in a user's words: what is in int8, what is not, and why."""
+"""Notes on the outcome of a search: the layers in int8, and the reasons for the others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 _NEGLIGIBLE = 0.03
-"""Of the most harmful layer's noise: one with less went back for the little time that it saves."""
+"""Fraction of the highest sensitivity below which a layer is not named: it fell back because it
+saves little time."""
 _RUINED = 0.5
-"""Noise in the signal's power from which on the outputs are lost, and how far off says nothing."""
-_UNHEARD = 1e-9
-"""Noise that is none, or that of integers, see `Trials.noise`."""
+"""Noise relative to the signal power above which outputs are useless and no figure is shown."""
+_NO_NOISE = 1e-9
+"""Upper limit of noise that is rounding, or stands for integer outputs, see `Trials.noise`."""
 _NOTHING = "nothing is quantized"
 
 
 def note_fallbacks(found: Found, trials: Trials, ctx: Context) -> None:
-    """What went back to floats for the budget, most harmful first; or why everything did."""
+    """Note the fallbacks for the budget, most sensitive first, or why nothing is quantized."""
     if not found.holds:
         ctx.note(_collapse(found, trials))
         return
@@ -45,28 +46,28 @@ def _collapse(found: Found, trials: Trials) -> str:
 
 
 def _named(found: Found) -> str:
-    """The most harmful ones by name, with what each of them does alone."""
+    """Return the names of the most sensitive fallbacks, with the SQNR of each alone."""
     sensitivity = found.sensitivity or {}
     ordered = sorted(found.fallbacks, key=lambda entry: -sensitivity.get(entry, 0.0))
     most = sensitivity.get(ordered[0], 0.0)
-    worse = [e for e in ordered if sensitivity.get(e, 0.0) >= _NEGLIGIBLE * most][:_NAMED]
-    names = [f"{entry.label} ({_alone(sensitivity.get(entry))})" for entry in worse]
-    more = f" and {len(ordered) - len(worse)} more" if len(ordered) > len(worse) else ""
+    named = [e for e in ordered if sensitivity.get(e, 0.0) >= _NEGLIGIBLE * most][:_NAMED]
+    names = [f"{entry.label} ({_noise_alone(sensitivity.get(entry))})" for entry in named]
+    more = f" and {len(ordered) - len(named)} more" if len(ordered) > len(named) else ""
     return f"{', '.join(names)}{more}"
 
 
-def _alone(noise: float | None) -> str:
+def _noise_alone(noise: float | None) -> str:
     if noise is None:
         return "not tried alone"
     if noise >= _RUINED:
         return "ruins the outputs alone"
-    if noise <= _UNHEARD:
+    if noise <= _NO_NOISE:
         return "hardly any noise alone"
     return f"SQNR {decibels(noise):.0f} dB alone"
 
 
 def note_what(done: Plan, plan: Plan, ctx: Context) -> None:
-    """What was quantized of a plan, and one line for each reason why something was not."""
+    """Note the layers that were quantized, and one line per reason for those that were not."""
     kinds: dict[str, list[Entry]] = {}
     for entry in done.quantized():
         if entry.op in ALL_PRODUCTS or entry.scheme != "static":

@@ -1,10 +1,10 @@
-"""Groups of layers that were quantized the same way: each has to pay, on this machine.
+"""Groups of layers that are quantized the same way: each has to be faster on this machine.
 
-A group is timed alone, in turns with the floats. One that does not pay goes back to floats, unless
-a smaller model is what is asked for. Static layers have to be faster: than the floats, or, where
-others are quantized too, than the model without them, whose time they are a larger part of. A few
-dynamic ones hardly show in a large model's time, and they and tables are there for their size too:
-they must not cost time.
+A group is timed alone, in turns with the float model. One that is slower falls back to float,
+unless the user prefers size. Static layers cost accuracy, so they must be clearly faster: than the
+float model, or, where other groups are quantized too, than the model without them, of whose time
+they are a larger part. Dynamic layers and tables also save bytes, and a few of them hardly show in
+the time of a large model, so they must only not be slower.
 """
 
 from __future__ import annotations
@@ -21,80 +21,82 @@ from toolkit.runtime.latency import Effort, Timing
 
 _EFFORT = Effort(seconds=3.0, least=5, most=100, against=1.0)
 _CAREFUL = Effort(seconds=6.0, least=15, most=100, against=1.0)
-"""Once more, before a busy machine makes a model three times as large again."""
+"""A second timing, before noise of a busy machine makes the model three times as large again."""
 _PAYS, _EVEN, _FREE = 0.95, 1.005, 1.03
-"""Of the time of the floats: what static layers, dynamic layers and tables must stay below. Static
-ones cost the accuracy: a voice-activity model lost 0.6 points of its decisions for 3 % of time."""
-_SURE_TO_SHRINK = 1 << 22
-"""Bytes of a model from which on its weights are what counts."""
+"""Upper limits of the time relative to float for static layers, dynamic layers and tables. At 3 %
+less time, the static layers of a voice-activity model changed 0.6 % of its decisions."""
+_WEIGHTS_DOMINATE = 1 << 22
+"""Above this size in bytes, weights dominate the file, and int8 makes it smaller."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Entries of one kind, and the most of the floats' time that the model may take with them."""
+class TimedGroup:
+    """Entries of one kind, and the upper limit of the model's time with them, relative to float."""
 
     name: str
     entries: tuple[Entry, ...]
     limit: float
 
     def pays(self, timing: Timing) -> bool:
-        """What has to pay must be seen to; what makes the model smaller must not be seen to cost:
-        noise of a few percent does not make it three times as large again."""
-        seen = timing.ratio if self.limit < 1 else timing.low
-        return seen < self.limit
+        """Return whether the time is below the limit, beyond noise if the group saves no bytes."""
+        return (timing.ratio if self.limit < 1 else timing.low) < self.limit
 
 
-def groups_of(plan: Plan) -> list[Group]:
-    """The groups that a plan has."""
-    dynamic = [e for e in plan.of_scheme("dynamic") if e.op != "Gather"]
-    tables = [e for e in plan.of_scheme("dynamic") if e.op == "Gather"]
+def groups_of(plan: Plan) -> list[TimedGroup]:
+    """Return the groups of a plan that have entries."""
+    dynamic = plan.of_scheme("dynamic")
     found = (
-        Group("static layers", plan.of_scheme("static"), _PAYS),
-        Group("dynamic layers", tuple(dynamic), _EVEN),
-        Group("tables", tuple(tables), _FREE),
+        TimedGroup("static layers", plan.of_scheme("static"), _PAYS),
+        TimedGroup("dynamic layers", tuple(e for e in dynamic if e.op != "Gather"), _EVEN),
+        TimedGroup("tables", tuple(e for e in dynamic if e.op == "Gather"), _FREE),
     )
     return [group for group in found if group.entries]
 
 
 def keep_what_pays(trials: Trials, plan: Plan) -> Plan:
-    """The plan without the groups that do not pay; notes say what was measured."""
+    """Return the plan without groups that are not faster, and note the measurements."""
     groups = groups_of(plan)
     if not groups or not trials.timed:
         return plan
     trials.ctx.progress("timing groups of layers", 0.0)
-    contenders = {group.name: only(plan, group.entries) for group in groups}
+    candidates = {group.name: only(plan, group.entries) for group in groups}
     if len(groups) > 1:
-        contenders["all"] = plan
-        static = [entry for group in groups if group.limit < 1 for entry in group.entries]
+        candidates["all"] = plan
+        static = plan.of_scheme("static")
         if static:
-            contenders["rest"] = plan.turned(static)
-    timings = trials.times(contenders, _EFFORT)
+            candidates["rest"] = plan.turned(static)
+    timings = trials.times(candidates, _EFFORT)
+    prefer = trials.ctx.settings.prefer
     for group in groups:
         timing = timings.get(group.name)
         if timing is None:
             plan = plan.turned(group.entries, reason="the runtime refuses it in int8")
             continue
-        if group.limit >= 1 and not group.pays(timing) and trials.ctx.settings.prefer == "speed":
-            timing = trials.times({group.name: contenders[group.name]}, _CAREFUL)[group.name]
-        said = f"{group.name}: {1 / timing.ratio:.2f}x the speed of floats"
-        company = _in_company(timings) if group.limit < 1 else timing.ratio
-        if company < timing.ratio:
-            said += f", {1 / company:.2f}x beside the others"
-        if group.pays(timing) or company < group.limit or trials.ctx.settings.prefer == "size":
+        if group.limit >= 1 and not group.pays(timing) and prefer == "speed":
+            timing = trials.times({group.name: candidates[group.name]}, _CAREFUL)[group.name]
+        speed = f"{1 / timing.ratio:.2f}x the speed of floats"
+        said = f"{group.name}: {speed}"
+        beside = _beside_others(timings) if group.limit < 1 else timing.ratio
+        if beside < timing.ratio:
+            said += f", {1 / beside:.2f}x beside the others"
+        if group.pays(timing) or beside < group.limit or prefer == "size":
             smaller = ", and smaller" if timing.ratio >= 1 else ""
-            trials.ctx.note(f"{said}{smaller} ({_threads(trials)})")
+            threads = f"{trials.threads} thread{'s' if trials.threads != 1 else ''}"
+            trials.ctx.note(f"{said}{smaller} ({threads})")
             continue
         why = "they do not pay" if group.limit < 1 else "they are slower"
-        plan = plan.turned(group.entries, reason=f"{1 / timing.ratio:.2f}x the speed of floats")
+        plan = plan.turned(group.entries, reason=speed)
         trials.ctx.note(f"{said}: {why} and stay float; --prefer size keeps them in int8")
     return plan
 
 
 def keep_what_shrinks(trials: Trials, plan: Plan) -> Plan:
-    """The plan without the groups that make the file larger: of few weights int8 saves less than
-    scales, zero points and the nodes around take."""
+    """Return the plan without groups that make the file larger.
+
+    With few weights, int8 saves fewer bytes than scales, zero points and added nodes take.
+    """
     before = ModelStats.of(trials.model).bytes
-    if before > _SURE_TO_SHRINK:
+    if before > _WEIGHTS_DOMINATE:
         return plan
     for group in groups_of(plan):
         after = ModelStats.of(trials.draft(only(plan, group.entries))).bytes
@@ -104,11 +106,7 @@ def keep_what_shrinks(trials: Trials, plan: Plan) -> Plan:
     return plan
 
 
-def _in_company(timings: Mapping[str, Timing]) -> float:
-    """The time with static layers, of that without them but with all the others."""
+def _beside_others(timings: Mapping[str, Timing]) -> float:
+    """Return the time of the whole plan relative to the plan without static layers."""
     whole, rest = timings.get("all"), timings.get("rest")
     return math.inf if whole is None or rest is None else whole.ratio / rest.ratio
-
-
-def _threads(trials: Trials) -> str:
-    return f"{trials.threads} thread{'s' if trials.threads != 1 else ''}"

@@ -1,16 +1,15 @@
-"""A model as a problem of regions: what each node takes in floats and in int8, and what is between.
+"""The choice between float and int8 for each node, as a minimum-cut problem.
 
-A plan says which nodes can be static. A Relu or Clip that alone reads a result belongs to what it
-reads: it is free in both. What combines or carries (Add, MaxPool) computes in int8 only behind
-int8, so that entering there is forbidden. Dynamic layers take floats and give floats, and so do
-those of which the weights alone are quantized: they are `loose`, each to be chosen for itself, or
-with those that read the same weight. Convolutions of single pixels can be so, too (`pointwise`):
-that is a second survey of the same model. A body is part of the graph where its node is, and counts
-for one run of it: how often it runs is not known.
+A plan lists the nodes that can be static. A Relu or Clip that is the only user of a result belongs
+to the producer's item and is free in both kinds. Combining and data-movement operators (Add,
+MaxPool) compute in int8 only on int8 operands, so converting their inputs is forbidden. Dynamic and
+weight-only layers have float inputs and outputs and are chosen independently. So can pointwise
+convolutions: `pointwise_problem` is the same model with these alone. A subgraph is part of the
+graph of its node and counts as one run, since the number of iterations is unknown.
 
-Harm is weighed against time: with a price p, an entry that makes the noise n costs p n besides its
-time. At a price of 0 the fastest choice comes out; the higher it is, the more of what is harmful
-for what it saves goes back to floats.
+The objective adds noise to time: at price p, an entry of noise n costs p n microseconds more. Price
+0 gives the fastest plan; with a rising price, entries with much noise for their saving fall back to
+float.
 """
 
 from __future__ import annotations
@@ -39,14 +38,15 @@ from toolkit.quantization.plan import Entry, Plan
 
 _LIMITS = ("Relu", "Clip")
 _FORBIDDEN, _ALWAYS = 1e9, 1e11
-"""Microseconds that a minimum cut never, and always, pays."""
+"""Microseconds that exclude an assignment, and that force one even at a forbidden conversion."""
 _SENSITIVE = "too sensitive for what it saves"
 _ALONG = LEAST_SAVING / 100
+"""The saving of a node other than a product, in layers: it follows its neighbours."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Items in the order of the graph, and the plan's entries: by item, or loose."""
+    """A plan, the items and values of its graph, and the entries by item or independent."""
 
     plan: Plan
     items: tuple[Item, ...]
@@ -54,7 +54,7 @@ class Problem:
     entries: tuple[tuple[int, Entry], ...]
     independent: tuple[IndependentGroup, ...]
     in_time: bool = True
-    """Whether costs are microseconds; else nobody asks for speed, and they count layers."""
+    """Whether costs are microseconds; otherwise speed does not matter, and they count layers."""
 
     def best(
         self,
@@ -85,29 +85,29 @@ class Problem:
         )
 
     def time(self, plan: Plan) -> float:
-        """Microseconds of what can be int8, and of the conversions, by a plan."""
+        """Return the microseconds of all items and conversions under a plan."""
         kept = {entry.key for entry in plan.quantized()}
         inside = {at for at, entry in self.entries if entry.key in kept}
         items = list(self.items)
         for at, _ in self.entries:
             own = items[at]
             items[at] = replace(own, in_float=_ALWAYS) if at in inside else Item(own.in_float)
-        chosen = best_regions(items, self.values)  # what has no entry goes with its neighbours
+        chosen = best_regions(items, self.values)  # items without entries follow their neighbours
         lost = [g.saving for g in self.independent if any(e.key not in kept for e in g.entries)]
         return total(self.items, self.values, chosen) + sum(lost)
 
     def saving(self, plan: Plan) -> float:
-        """Microseconds that a plan takes less than floats."""
+        """Return the microseconds that a plan saves."""
         return self.time_in_float() - self.time(plan)
 
     def time_in_float(self) -> float:
-        """Return the microseconds of everything that can be int8, in float."""
+        """Return the microseconds of all items in float."""
         return self.time(self.plan.turned(self.plan.quantized()))
 
 
 def problem_of(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Problem:
-    """The problem that a plan is for a model, with the shapes of one feed."""
-    number = _numbers(model.graph)
+    """Return the problem of a plan, with the shapes of one feed."""
+    number = _item_numbers(model.graph)
     items = [Item(0.0) for _ in range(max(number.values(), default=-1) + 1)]
     entries: list[tuple[int, Entry]] = []
     combining: set[int] = set()
@@ -116,9 +116,9 @@ def problem_of(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Prob
         if entry is None or entry.scheme != "static":
             continue
         at = number[id(node)]
-        times = _times(kernels, node, sizes)
+        in_float, in_int8 = _times(kernels, node, sizes)
         before = items[at]
-        items[at] = Item(before.in_float + times[0], (before.in_int8 or 0.0) + times[1])
+        items[at] = Item(before.in_float + in_float, (before.in_int8 or 0.0) + in_int8)
         entries.append((at, entry))
         if nd.qualified(node) not in ALL_PRODUCTS:
             combining.add(at)
@@ -130,14 +130,19 @@ def problem_of(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Prob
 
 
 def pointwise_problem(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) -> Problem | None:
-    """The same plan with convolutions of single pixels that leave floats, and nothing else static.
+    """Return the problem of the same plan with pointwise convolutions as its only static layers.
 
-    Here the regions are those with the channels last. Each convolution in one has to make 8 bits of
-    what it reads, which those that read the same share. None where there are no such convolutions.
+    These have float results, and the regions are those with the channels last. Each convolution
+    quantizes its input, a cost shared by all users of that input. None without such convolutions.
     """
     g = model.graph
     nodes = list(g.nodes)
-    points = {id(n): e for n in nodes if is_pointwise(g, n) and (e := _static(plan, n))}
+    static = {id(n): e for n in nodes if (e := plan.find(n)) and e.scheme == "static"}
+    points = {
+        id(n): static[id(n)]
+        for n in nodes
+        if id(n) in static and static[id(n)].weight == "int8" and is_pointwise(g, n)
+    }
     if not points:
         return None
 
@@ -150,11 +155,11 @@ def pointwise_problem(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) 
     for node in nodes:
         if id(node) in points:
             in_float, in_int8 = _times(kernels, node, sizes)
-            read = node.input[0]
-            items.append(Item(in_float, in_int8 + crossing(read) / sharing[read]))
+            operand = node.input[0]
+            items.append(Item(in_float, in_int8 + crossing(operand) / sharing[operand]))
         else:
             items.append(Item(0.0, 0.0) if id(node) in free else Item(0.0))
-    chosen = _with_floats(plan, [entry.output for entry in points.values()])
+    chosen = _with_float_results(plan, [entry.output for entry in points.values()])
     entries = [(at, chosen.find(n)) for at, n in enumerate(nodes) if id(n) in points]
     known = tuple((at, entry) for at, entry in entries if entry is not None)
     independent = independent_groups(model, chosen, sizes, kernels)
@@ -163,15 +168,8 @@ def pointwise_problem(model: Model, plan: Plan, sizes: Sizes, kernels: Kernels) 
     )
 
 
-def _static(plan: Plan, node: NodeProto) -> Entry | None:
-    entry = plan.find(node)
-    return (
-        entry if entry is not None and entry.scheme == "static" and entry.weight == "int8" else None
-    )
-
-
-def _with_floats(plan: Plan, outputs: Iterable[str]) -> Plan:
-    """The plan with results in floats for these, and floats for all others that are static."""
+def _with_float_results(plan: Plan, outputs: Iterable[str]) -> Plan:
+    """Return the plan with float results for these outputs and all other static layers in float."""
     kept = frozenset(outputs)
     others = [e for e in plan.entries if e.scheme == "static" and e.output not in kept]
     turned = plan.turned(others, reason="float is faster")
@@ -180,9 +178,9 @@ def _with_floats(plan: Plan, outputs: Iterable[str]) -> Plan:
 
 
 def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, float]:
-    """In floats and in int8; a product of which nothing is known pays by its size.
+    """Return the costs in float and in int8; a product without known times saves one layer.
 
-    Where speed is not asked for, the others go with their neighbours, and no further.
+    Where speed does not matter, other operators save a fraction of a layer.
     """
     found = kernels.of(node, sizes)
     if found is not None and found.in_float:
@@ -193,27 +191,28 @@ def _times(kernels: Kernels, node: NodeProto, sizes: Sizes) -> tuple[float, floa
 
 
 def _crossing(kernels: Kernels, name: str, sizes: Sizes) -> float:
-    """What it takes to convert a value."""
+    """Return the microseconds of converting a value."""
     shape = sizes.get(name, ())
     return kernels.crossing(math.prod(shape), shape[1] if len(shape) > 2 else 1)
 
 
 def _in_order(g: Graph) -> Iterator[tuple[Graph, NodeProto]]:
-    """All nodes with their graphs; those of bodies in front of the node that they belong to."""
+    """Yield all nodes with their graphs, those of subgraphs before the node that holds them."""
     for node in g.nodes:
-        for body in g.subgraphs(node):
-            yield from _in_order(body)
+        for subgraph in g.subgraphs(node):
+            yield from _in_order(subgraph)
         yield g, node
 
 
-def _numbers(main: Graph) -> dict[int, int]:
-    """Of each node the item that it belongs to."""
+def _item_numbers(main: Graph) -> dict[int, int]:
+    """Return the item of each node by its id."""
     numbers: dict[int, int] = {}
     count = 0
     for g, node in _in_order(main):
-        maker = g.producer(node.input[0]) if node.input and nd.is_op(node, *_LIMITS) else None
-        if maker is not None and id(maker) in numbers and g.use_count(node.input[0]) == 1:
-            numbers[id(node)] = numbers[id(maker)]
+        limits = node.input and nd.is_op(node, *_LIMITS)
+        producer = g.producer(node.input[0]) if limits else None
+        if producer is not None and id(producer) in numbers and g.use_count(node.input[0]) == 1:
+            numbers[id(node)] = numbers[id(producer)]
         else:
             numbers[id(node)] = count
             count += 1
@@ -225,31 +224,25 @@ def _values(
 ) -> Iterator[Value]:
     names = [*g.feeds, *(name for node in g.nodes for name in nd.outputs_of(node))]
     for name in names:
-        producer = g.producer(name)
-        maker = FLOAT_END if producer is None else number[id(producer)]
-        readers = _readers(g, name, number)
-        if maker in readers:
-            readers.remove(maker)  # an activation that belongs to it
-        if not readers:
+        node = g.producer(name)
+        producer = FLOAT_END if node is None else number[id(node)]
+        users = dict.fromkeys(number.get(id(user), FLOAT_END) for user in _users(g, name))
+        if g.is_output(name):
+            users[FLOAT_END] = None
+        users.pop(producer, None)  # a Relu or Clip of the same item
+        if not users:
             continue
         cost = _crossing(kernels, name, sizes)
-        yield Value(maker, tuple(readers), cost, cost)
-        for reader in combining.intersection(readers):
-            yield Value(maker, (reader,), _FORBIDDEN, 0.0)
-
-
-def _readers(g: Graph, name: str, number: dict[int, int]) -> list[int]:
-    found = dict.fromkeys(number.get(id(node), FLOAT_END) for node in _users(g, name))
-    if g.is_output(name):
-        found[FLOAT_END] = None
-    return list(found)
+        yield Value(producer, tuple(users), cost, cost)
+        for user in combining.intersection(users):
+            yield Value(producer, (user,), _FORBIDDEN, 0.0)
 
 
 def _users(g: Graph, name: str) -> Iterator[NodeProto]:
-    """The nodes that read a value themselves, in bodies too."""
+    """Yield the nodes with the value as an operand, in subgraphs too."""
     for user in g.users(name):
         if name in user.input:
             yield user
-        for body in g.subgraphs(user):
-            if not body.is_defined(name):
-                yield from _users(body, name)
+        for subgraph in g.subgraphs(user):
+            if not subgraph.is_defined(name):
+                yield from _users(subgraph, name)

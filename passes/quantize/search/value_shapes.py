@@ -1,4 +1,4 @@
-"""The shapes of all values on one feed, by inference: nothing is run."""
+"""The shapes of all values on one feed, inferred without running the model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from toolkit.pass_manager.protocol import Context
 
 
 def sizes_on(model: Model, feed: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of each value that follows from the inputs' shapes.
+    """Return the static shapes that follow from the shapes of the inputs.
 
-    Of a loop whose shapes change from step to step, sizes are not known, nor those of a name that
-    stands for several things, as constants of two bodies may have one.
+    Values whose shape changes between loop iterations are missing, and so are names that occur with
+    different shapes in several subgraphs.
     """
     copy = model.copy()
     inputs: list[ValueInfoProto] = []

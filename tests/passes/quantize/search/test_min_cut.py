@@ -42,8 +42,8 @@ def test_a_layer_that_must_stay_float() -> None:
     assert best_regions([Item(100, 10), Item(5), Item(100, 10)], chain(3, 1)) == {0, 2}
 
 
-def test_one_conversion_serves_all_readers() -> None:
-    """Three readers of one value: each alone would not pay for its entry."""
+def test_one_conversion_serves_all_users() -> None:
+    """Three users of one value: each alone would not pay for its entry."""
     items = [Item(20, 10)] * 3
     ends = [Value(i, (FLOAT_END,), 0, 0) for i in range(3)]
     assert best_regions(items, [Value(FLOAT_END, (0, 1, 2), 20, 0), *ends]) == {0, 1, 2}
@@ -51,7 +51,7 @@ def test_one_conversion_serves_all_readers() -> None:
     assert best_regions(items, [*apart, *ends]) == frozenset()
 
 
-def test_one_exit_serves_all_readers() -> None:
+def test_one_exit_serves_all_users() -> None:
     items = [Item(30, 10), Item(5), Item(5)]
     assert best_regions(items, [Value(0, (1, 2), 9, 15)]) == {0}
     assert best_regions(items, [Value(0, (1,), 9, 15), Value(0, (2,), 9, 15)]) == frozenset()
@@ -72,11 +72,11 @@ def test_it_is_the_best_of_all_assignments(seed: int) -> None:
         for _ in range(count)
     ]
     values: list[Value] = []
-    for maker in (FLOAT_END, *range(count)):
-        later = [*range(maker + 1, count), FLOAT_END]
-        readers = random.choice(later, min(len(later), int(random.integers(1, 4))), replace=False)
+    for producer in (FLOAT_END, *range(count)):
+        later = [*range(producer + 1, count), FLOAT_END]
+        users = random.choice(later, min(len(later), int(random.integers(1, 4))), replace=False)
         enter, leave = random.integers(0, 12, 2)
-        values.append(Value(maker, tuple(map(int, readers)), float(enter), float(leave)))
+        values.append(Value(producer, tuple(map(int, users)), float(enter), float(leave)))
     subsets = joined.from_iterable(combinations(range(count), n) for n in range(count + 1))
     least = min(total(items, values, chosen) for chosen in subsets)
     assert total(items, values, best_regions(items, values)) == pytest.approx(least)
