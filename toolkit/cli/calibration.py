@@ -137,7 +137,7 @@ class CalibrationOptions:
         known = ["preset", *(name for names in kinds.values() for name in names)]
         for name in given:
             if name not in known:
-                hint = suggestion(name, known) or f"; there are {', '.join(known)}"
+                hint = suggestion(name, known) or f"; known: {', '.join(known)}"
                 raise UsageError(f"--calib-option has no '{name}'{hint}")
         parts: dict[str, Any] = {}
         for kind, names in kinds.items():

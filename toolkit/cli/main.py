@@ -56,6 +56,8 @@ def _run(given: list[str]) -> int:
         result = app(args=given, prog_name="toolkit", standalone_mode=False)
     except typer.TyperException as error:
         message = _LIBRARY_PHRASES.sub("", error.format_message())
+        if message.startswith("Missing argument"):
+            message = f"{message.rstrip('.')}: see toolkit {given[0]} --help"
         if "unexpected extra argument" in message and given[0] in _WRITERS:
             message += ": the output is -o FILE, and --passes a,b has no spaces"
         return _fail(error, message.replace("Input should", "it should"), _BAD)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit.cli.arguments import NO_VALUE
+from toolkit.report.text import count
 
 if TYPE_CHECKING:
     from toolkit.ir.model import Model
@@ -38,7 +39,7 @@ class Speed:
 
     def __str__(self) -> str:
         first, second = (f"{1000 * seconds:.3g} ms" for seconds in self.seconds)
-        on = "1 feed" if self.feeds == 1 else f"{self.feeds} feeds"
+        on = count(self.feeds, "feed")
         where = f"{on} ({self.sizes})" if self.sizes else on
         times = f"{self.times:.2f}x ({self.low:.2f}x to {self.high:.2f}x)"
         return f"{times}, {first} -> {second} a run, one thread, on {where}"

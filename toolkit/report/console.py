@@ -67,6 +67,11 @@ def line(out: Console, label: str, value: str, style: str = "", label_style: str
     out.print(grid)
 
 
+def print_rest(out: Console, rest: str) -> None:
+    """Print that a table continues in the JSON report."""
+    out.print(f"and {rest} (all of them: --json)")
+
+
 # optimize ----------------------------------------------------------------------------------------
 
 
@@ -140,18 +145,11 @@ def _print_before_after(out: Console, before: ModelStats, after: ModelStats) -> 
     line(out, "nodes", f"{nodes} {text.change(before.nodes, after.nodes)}")
     size = f"{text.size(before.bytes)} -> {text.size(after.bytes)}"
     line(out, "size", f"{size} {text.change(before.bytes, after.bytes)}")
-    changed = _changed_ops(before.ops, after.ops)
+    counts = {n: (before.ops.get(n, 0), after.ops.get(n, 0)) for n in {**before.ops, **after.ops}}
+    by_change = sorted(counts.items(), key=lambda item: -abs(item[1][0] - item[1][1]))
+    changed = [f"{n} {old} -> {new}" for n, (old, new) in by_change if old != new]
     if changed:
-        line(out, "operators", changed)
-
-
-def _changed_ops(before: dict[str, int], after: dict[str, int], most: int = 8) -> str:
-    """Format the changed counts, the largest first: `Constant 45 -> 0, Shape 12 -> 1, ...`."""
-    names = [n for n in {**before, **after} if before.get(n, 0) != after.get(n, 0)]
-    names.sort(key=lambda n: -abs(before.get(n, 0) - after.get(n, 0)))
-    shown = [f"{n} {before.get(n, 0)} -> {after.get(n, 0)}" for n in names[:most]]
-    rest = len(names) - most
-    return ", ".join([*shown, f"{rest} more"] if rest > 0 else shown)
+        line(out, "operators", text.listed(changed, most=8))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from toolkit.report import text
-from toolkit.report.console import line, table
+from toolkit.report.console import line, print_rest, table
 
 if TYPE_CHECKING:
     from toolkit.explanation import Explanation, Fused, Unfused
@@ -42,9 +42,8 @@ def print_explanation(out: Console, found: Explanation) -> None:
 def _print_fused(out: Console, rows: Sequence[Fused]) -> None:
     made = table("rule", "times", "first places", right=("times",), ratios=(0, 0, 1))
     for row in rows:
-        shown = list(row.places[:_MAX_PLACES])
-        if len(row.places) > _MAX_PLACES:
-            shown.append(f"and {len(row.places) - _MAX_PLACES} more")
+        rest = len(row.places) - _MAX_PLACES
+        shown = (*row.places[:_MAX_PLACES], *([f"and {rest} more"] if rest > 0 else []))
         made.add_row(row.rule, f"{len(row.places):,}", "\n".join(shown))
     out.print(made)
     out.print()
@@ -66,6 +65,6 @@ def _print_near_misses(out: Console, near_misses: Sequence[NearMiss]) -> None:
     for near in near_misses[:_MAX_NEAR_MISSES]:
         line(out, "near miss", str(near))
     if len(near_misses) > _MAX_NEAR_MISSES:
-        out.print(f"and {len(near_misses) - _MAX_NEAR_MISSES:,} more (all of them: --json)")
+        print_rest(out, f"{len(near_misses) - _MAX_NEAR_MISSES:,} more")
     if near_misses:
         out.print()

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from toolkit.errors import one_line
 from toolkit.report import text
-from toolkit.report.console import line, table
+from toolkit.report.console import line, print_rest, table
 
 if TYPE_CHECKING:
     from toolkit.inspection import ModelFacts, TensorFacts, ValueFacts
@@ -43,17 +43,13 @@ def _print_head(out: Console, facts: ModelFacts) -> None:
     line(out, "opsets", f"{opsets}; IR version {facts.ir_version}")
     inside = [text.count(facts.subgraphs, "subgraph")] if facts.subgraphs else []
     if facts.functions:
-        inside.append(f"{text.count(len(facts.functions), 'function')}: {_some(facts.functions)}")
+        names = text.listed(facts.functions, most=5)
+        inside.append(f"{text.count(len(facts.functions), 'function')}: {names}")
     line(out, "nodes", "; ".join([f"{facts.nodes:,}", *inside]))
     kinds = ", ".join(f"{kind} {text.size(n)}" for kind, n in facts.bytes_by_dtype.items() if n)
     line(out, "weights", f"{text.count(facts.parameters, 'parameter')} ({kinds or 'no bytes'})")
     for key, value in facts.metadata.items():
         line(out, "metadata", f"{key} = {one_line(value, _LONGEST_METADATA)}")
-
-
-def _some(names: list[str], most: int = 5) -> str:
-    shown = names[:most] + ([f"{len(names) - most} more"] if len(names) > most else [])
-    return ", ".join(shown)
 
 
 def _print_values(out: Console, kind: str, values: list[ValueFacts]) -> None:
@@ -88,7 +84,7 @@ def _print_tensors(out: Console, tensors: list[TensorFacts], most: int) -> None:
     rest = tensors[most:]
     if rest:
         size = text.size(sum(tensor.bytes for tensor in rest))
-        out.print(f"and {text.count(len(rest), 'smaller tensor')}, {size} (all of them: --json)")
+        print_rest(out, f"{text.count(len(rest), 'smaller tensor')}, {size}")
 
 
 def _print_obstacles(out: Console, obstacles: list[str]) -> None:

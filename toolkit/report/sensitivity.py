@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from toolkit.report import text
-from toolkit.report.console import table
+from toolkit.report.console import print_rest, table
 
 if TYPE_CHECKING:
     from toolkit.accuracy.sensitivity import NoiseRow
@@ -24,7 +24,7 @@ def print_sensitivity(
         made.add_row(row.label, row.reason or _decibels(row), _share(row.used))
     out.print(made)
     _print_rest(out, layers, most, "layer")
-    out.print("the lowest SQNR first; quantize:exclude=NAME keeps a layer in float")
+    out.print("lowest SQNR first; quantize:exclude=NAME keeps a layer in float")
     out.print()
     made = table("value, all quantized", "SQNR", right=("SQNR",))
     for row in _spread(values, most):
@@ -61,4 +61,4 @@ def _spread(rows: Sequence[NoiseRow], most: int) -> list[NoiseRow]:
 
 def _print_rest(out: Console, rows: Sequence[NoiseRow], most: int, noun: str) -> None:
     if len(rows) > most:
-        out.print(f"and {text.count(len(rows) - most, f'more {noun}')} (all of them: --json)")
+        print_rest(out, text.count(len(rows) - most, f"more {noun}"))

@@ -57,9 +57,13 @@ def shape(sizes: Sequence[int | str | None] | None) -> str:
 def top(counts: Mapping[str, int], most: int) -> str:
     """Format the largest counts: `identity 4, no-op cast 2, 3 more`."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
-    shown = [f"{name} {count}" for name, count in ordered[:most]]
-    rest = len(ordered) - most
-    return ", ".join([*shown, f"{rest} more"] if rest > 0 else shown)
+    return listed([f"{name} {count}" for name, count in ordered], most)
+
+
+def listed(items: Sequence[str], most: int) -> str:
+    """Format the first items: `Constant 45 -> 0, Shape 12 -> 1, 3 more`."""
+    rest = len(items) - most
+    return ", ".join([*items[:most], f"{rest} more"] if rest > 0 else items)
 
 
 def count(number: int, noun: str) -> str:
