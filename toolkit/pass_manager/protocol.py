@@ -118,8 +118,8 @@ class Context:
     - `reference`: the model before the first pass that quantizes.
     - `evaluator`: compares a quantized model with `reference`; None if nothing can be run.
     - `holds`: runs a candidate and returns whether it is within the pass's tolerance of the
-      original; None when nothing can be run.
-    - `misses`: the recorder of near misses; None when nobody asks for them.
+      original; None if nothing can be run.
+    - `misses`: the recorder of near misses; None if they are not recorded.
     - `progress`: called by long-running passes with a stage in words and the fraction done.
     """
 
