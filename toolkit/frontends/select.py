@@ -23,7 +23,7 @@ from toolkit.user_code import object_at
 
 ENTRY_POINT = "toolkit.exporters"
 BUILT_IN = (
-    "toolkit.frontends.transformers:FRONT_END",
+    "toolkit.frontends.transformers.frontend:FRONT_END",
     "toolkit.frontends.pytorch:FRONT_END",
     "toolkit.frontends.tensorflow.frontend:FRONT_END",
     "toolkit.frontends.sklearn:FRONT_END",

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-_STEP = 1000
-
 
 def size(count: int) -> str:
     """Format a number of bytes: `95.9 kB`."""
     amount, unit = float(count), "B"
     for bigger in ("kB", "MB", "GB", "TB"):
-        if amount < _STEP:
+        if amount < 1000:
             break
-        amount, unit = amount / _STEP, bigger
+        amount, unit = amount / 1000, bigger
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.95 else f"{amount:#.3g} {unit}"
 
 
