@@ -226,7 +226,7 @@ class Average(Statistic):
 def is_float(values: Array) -> bool:
     """Return whether the elements are floating-point numbers, including bfloat16 and fp8."""
     dtype = values.dtype
-    return dtype.kind == "f" or (dtype.kind == "V" and dtype.name.startswith(("float", "bfloat")))
+    return dtype.kind == "f" or (dtype.kind == "V" and str(dtype).startswith(("float", "bfloat")))
 
 
 def chunks_of(values: Array) -> Iterator[Doubles]:
