@@ -42,7 +42,7 @@ class OperandAxes:
     """Leading axes that the operand lacks compared with the shape it is broadcast to."""
 
     def keeps_first(self) -> bool:
-        """Whether the first axis stays first, each of its entries computed independently."""
+        """Return whether the first axis stays first and its entries independent of each other."""
         if self.missing or not self.sources:
             return bool(self.missing)
         first, *others = self.sources

@@ -48,7 +48,7 @@ def neutral_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
     opset=8,
 )
 def neutral_operand_widened(g: Graph, x: str, c: str, shape: str, node: NodeProto) -> str | None:
-    """x + zeros(shape) = x and ones(shape) = Expand(x, shape)"""
+    """x + zeros(shape) = x * ones(shape) = Expand(x, shape)"""
     if g.rank(c) != 0:
         return None
     return g.op("Expand", x, shape, at=node)

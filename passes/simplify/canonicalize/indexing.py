@@ -46,7 +46,7 @@ x = var("x")
 
 @rewrite(op.GatherND(x, op.Concat(var(), ...).named("join")), opset=12)
 def gather_nd_of_all(g: Graph, x: str, join: NodeProto, node: NodeProto) -> str | None:
-    """Replace a GatherND with one index per axis, which together enumerate x in order."""
+    """Replace a GatherND whose indices, one per axis, enumerate x in order by a view of x."""
     shape, rank = g.shape(x), g.rank(join.output[0])
     axis = positive_axes([nd.attr(join, "axis", 0)], rank)
     if shape is None or rank is None or axis != [rank - 1] or nd.attr(node, "batch_dims", 0):
@@ -246,7 +246,7 @@ _flag = op.Cast(var("flag"), to=TensorProto.INT32).shared()
 def widened_cumsum(
     g: Graph, steps: str, flag: str, total: NodeProto, node: NodeProto
 ) -> str | None:
-    """Count true elements in 64 bits: a detour over 32 bits is exact, no axis is long enough."""
+    """Keep a CumSum of booleans in int64: the round trip through int32 never overflows."""
     counted = g.producer(steps)
     if counted is None or not nd.is_op(counted, "Cast"):
         return None

@@ -39,7 +39,7 @@ def part_of_shape(g: Graph, x: str, node: NodeProto) -> str | None:
         return None
     if places[0] < 0 <= places[-1]:
         return None
-    end = places[-1] + 1 or None  # up to the last, counted from the back: no end
+    end = places[-1] + 1 or None  # -1 is the last size: no end
     return g.op("Shape", x, at=node, start=places[0], end=end)
 
 
