@@ -174,7 +174,9 @@ def assert_same_outputs(
     assert changed.graph.outputs == names
     before, after = ort.session(original), ort.session(changed.inlined_proto())
     for fed in feeds:
-        results = zip(names, before.run(None, dict(fed)), after.run(None, dict(fed)), strict=True)
+        results: Any = zip(
+            names, before.run(None, dict(fed)), after.run(None, dict(fed)), strict=True
+        )
         for name, old, new in results:
             assert old.dtype == new.dtype, f"output '{name}' is {new.dtype}, was {old.dtype}"
             assert old.shape == new.shape, f"output '{name}' is {new.shape}, was {old.shape}"

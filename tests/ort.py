@@ -24,4 +24,4 @@ def run(
     model: ModelProto, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None
 ) -> list[Any]:
     """The named outputs, or all, for one feed."""
-    return session(model).run(outputs, dict(feeds))
+    return list(session(model).run(outputs, dict(feeds)))

@@ -79,10 +79,10 @@ class Builder:
         else:
             typed = {"f": "value_float", "i": "value_int"}.get(array.dtype.kind)
             if form % 3 == 1 and self.opset >= 12 and typed and array.ndim <= 1 and array.size:
-                key, held = typed + "s" * array.ndim, array.tolist()
+                held: dict[str, Any] = {typed + "s" * array.ndim: array.tolist()}
             else:
-                key, held = "value", numpy_helper.from_array(array)
-            self.nodes.append(helper.make_node("Constant", [], [name], **{key: held}))
+                held = {"value": numpy_helper.from_array(array)}
+            self.nodes.append(helper.make_node("Constant", [], [name], **held))
         self.values[name] = [array for _ in SIZES]
         return name
 
@@ -495,7 +495,7 @@ def _call(g: Builder, a: int, b: int, c: int) -> None:
 @_step
 def _constants(g: Builder, a: int, b: int, c: int) -> None:
     """Something to fold."""
-    left = g.constant(np.arange(6).reshape((2, 3), order="AC"[a % 2]), np.float32, b)
+    left = g.constant(np.arange(6).reshape((2, 3), order="C" if a % 2 else "A"), np.float32, b)
     g.add(("Add", "Mul")[c % 2], left, g.constant([[1.0], [2.0]], np.float32, c))
 
 
@@ -549,7 +549,9 @@ def models(draw: st.DrawFn, most_steps: int = 14) -> ModelProto:
     opset = draw(st.sampled_from(OPSETS))
     chosen = draw(st.lists(_NUMBERS, min_size=1, max_size=3))
     proto = build(opset, draw(steps), chosen, draw(st.booleans()))
-    return proto if proto is not None else build(opset, [("unary", 0, 0, 0)], [0], True)
+    proto = proto if proto is not None else build(opset, [("unary", 0, 0, 0)], [0], True)
+    assert proto is not None
+    return proto
 
 
 def build(

@@ -53,10 +53,10 @@ class Sizes:
             self._numbers[atom] = actual
             return actual
 
-    def _value(self, dim: Dim) -> int:
+    def _value(self, dim: Dim) -> Any:
         if not isinstance(dim, Expr):
             return dim
-        total = 0
+        total: Any = 0
         for monomial, factor in dim.terms.items():
             term = factor
             for atom in monomial:

@@ -84,7 +84,7 @@ def test_the_rules_find_what_they_are_for(folder):
     import toolkit
 
     (text,) = (text for _, text in blocks(README) if text.startswith("# my_rules.py"))
-    session: dict[str, object] = {"__name__": "my_rules"}
+    session: dict[str, Any] = {"__name__": "my_rules"}
     exec(text, session)
     model = onnx.parser.parse_model(
         """

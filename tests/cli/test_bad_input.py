@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ def node(op_type, inputs, outputs, **attributes):
     return helper.make_node(op_type, inputs, outputs, **attributes)
 
 
-def weight(name="w", data_type=TensorProto.FLOAT) -> TensorProto:
+def weight(name="w", data_type: int = TensorProto.FLOAT) -> TensorProto:
     tensor = numpy_helper.from_array(np.ones(2, np.float32), name)
     tensor.data_type = data_type
     return tensor
@@ -359,6 +360,7 @@ def test_options(refused, tiny, tmp_path, monkeypatch, option, reason):
 
 @pytest.mark.parametrize("command", ["optimize", "verify"])
 def test_samples(refused, tmp_path, tiny, command):
+    content: dict[str, Any]
     models = [tiny] if command == "optimize" else [tiny, tiny]
     path = tmp_path / "sample.npz"
     for content, reason in [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -142,7 +143,7 @@ def test_what_8_bits_do_not_hold_is_named(run, tmp_path, observer):
 # -- bad input
 
 
-def sample_file(tmp_path: Path, **arrays: np.ndarray) -> Path:
+def sample_file(tmp_path: Path, **arrays: Any) -> Path:
     path = tmp_path / "bad.npz"
     np.savez(path, **arrays)
     return path

@@ -35,7 +35,7 @@ class Reader(HTMLParser):
         self.tags: list[str] = []
         self.open: list[str] = []
         self.words: list[str] = []
-        self.links: list[str] = []
+        self.links: list[str | None] = []
         self.feed(content)
         self.close()
 

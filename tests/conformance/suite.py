@@ -41,7 +41,7 @@ def cases() -> dict[str, Case]:
     for case in generated:
         if case.model is None:
             continue  # `real` models would be downloaded
-        for index, (inputs, expected) in enumerate(case.data_sets):
+        for index, (inputs, expected) in enumerate(case.data_sets or ()):
             name = case.name if not index else f"{case.name}-{index}"
             found[name] = Case(name, case.model, inputs, expected, case.rtol, case.atol)
     root = Path(onnx.__file__).parent / "backend" / "test" / "data"

@@ -68,6 +68,7 @@ class DecoderLayer(nn.Module):
         self.down = nn.Linear(2 * width, width, bias=False)
         self.norm1, self.norm2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
         steps = torch.arange(0, self.size, 2, dtype=torch.float32) / self.size
+        self.frequencies: torch.Tensor
         self.register_buffer("frequencies", 1e4**-steps)
 
     @staticmethod

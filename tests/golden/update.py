@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +46,7 @@ def optimized(name: str, stage: str) -> str:
 
 
 @contextmanager
-def one_machine() -> Iterator[None]:
+def one_machine() -> Generator[None]:
     """Choose by the shipped costs of one processor with one core, whatever this machine is."""
     with (
         TemporaryDirectory() as cache,

@@ -16,7 +16,7 @@ from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
 
 if TYPE_CHECKING:
-    from toolkit.pass_manager.protocol import Context, Pass
+    from toolkit.pass_manager.protocol import AnyPass, Context
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Quantized:
     variants: list[Variant]
 
 
-def quantize_by(item: Pass, float_model: Model, context: Callable[[], Context]) -> Quantized:
+def quantize_by(item: AnyPass, float_model: Model, context: Callable[[], Context]) -> Quantized:
     """Run the pass on a copy of the model; raises UsageError if it quantizes nothing."""
     whole = float_model.copy()
     ctx = context()
@@ -44,7 +44,7 @@ def quantize_by(item: Pass, float_model: Model, context: Callable[[], Context]) 
 
 
 def _by_plan(
-    item: Pass, float_model: Model, context: Callable[[], Context], plan: Plan
+    item: AnyPass, float_model: Model, context: Callable[[], Context], plan: Plan
 ) -> list[Variant]:
     entries = plan.quantized()
 
@@ -62,7 +62,7 @@ def _by_plan(
 
 
 def _by_veto(
-    item: Pass, float_model: Model, context: Callable[[], Context], whole: Model
+    item: AnyPass, float_model: Model, context: Callable[[], Context], whole: Model
 ) -> list[Variant]:
     rewrites = [rewrite for rewrite in whole.journal.rewrites if not rewrite.implicit]
 

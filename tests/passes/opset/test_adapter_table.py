@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
+from typing import Any
 
 from onnx import defs
 
@@ -74,10 +76,9 @@ def test_operators_that_need_types_have_adapters() -> None:
 
 def test_lost_kernels_lists_the_kernels_that_onnxruntime_lost() -> None:
     """Compare it with the kernels that end where a new version of an operator begins."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
-
+    state: Any = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     kernels: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for kernel in runtime.get_all_opkernel_def():
+    for kernel in state.get_all_opkernel_def():
         if kernel.provider == "CPUExecutionProvider" and not kernel.domain:
             kernels[kernel.op_name].add(kernel.version_range)
 
@@ -86,9 +87,10 @@ def test_lost_kernels_lists_the_kernels_that_onnxruntime_lost() -> None:
         ranges = kernels[op]
         return any(a == since or (a < since <= b < 1 << 30) for a, b in ranges)
 
+    known: dict[str, dict[int, Any]] = schemas()
     lost = {
         (op, version)
-        for op, versions in schemas().items()
+        for op, versions in known.items()
         for before, version in zip(sorted(versions), sorted(versions)[1:], strict=False)
         if has_kernel(op, before)
         and not has_kernel(op, version)

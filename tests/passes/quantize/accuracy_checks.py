@@ -56,7 +56,7 @@ def rows(
 def sqnr(reference: Model, other: Model, feeds: Feeds) -> float:
     """Signal over error of the first output, in dB."""
     sessions = [ort.session(m.inlined_proto()) for m in (reference, other)]
-    pairs = [[s.run(None, dict(feed))[0] for s in sessions] for feed in feeds]
+    pairs: list[Any] = [[s.run(None, dict(feed))[0] for s in sessions] for feed in feeds]
     signal = sum(float((wanted.astype(np.float64) ** 2).sum()) for wanted, _ in pairs)
     error = sum(float(((wanted - found).astype(np.float64) ** 2).sum()) for wanted, found in pairs)
     return float(10 * np.log10(signal / error))

@@ -60,7 +60,8 @@ def run_quantize(
 ) -> tuple[Result, PassResult]:
     """Run it, untimed; the result, and what the pass itself says."""
     calib = Calib(list(data)) if data else None
-    pipeline = Pipeline([item], calib=calib, **{"measure": False, **options})
+    settings: dict[str, Any] = {"measure": False, **options}
+    pipeline = Pipeline([item], calib=calib, **settings)
     result = pipeline.run(model)
     return result, result.passes[-1]
 
@@ -268,7 +269,8 @@ def test_samples_may_be_given_as_they_are(tmp_path: Path) -> None:
     subject = network()
     data = feeds(subject)
     np.savez(tmp_path / "samples.npz", x=np.concatenate([feed["x"] for feed in data]))
-    for source in (data, str(tmp_path / "samples.npz"), tmp_path / "samples.npz"):
+    sources: list[Any] = [data, str(tmp_path / "samples.npz"), tmp_path / "samples.npz"]
+    for source in sources:
         done = toolkit.optimize(subject, AUTO, calib=source, measure=False).passes[-1]
         assert (done.name, done.status) == ("quantize", "applied")
         assert any("static Conv" in note for note in done.notes)
@@ -287,7 +289,7 @@ def test_corrected_biases_that_break_the_budget_are_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def spoil(_: Corrections, model: Model, ctx: Context) -> None:
-        *_, last = (node for node in model.nodes() if node.op_type == "Add")
+        last = [node for node in model.nodes() if node.op_type == "Add"][-1]
         model.graph.begin("correct-bias", last)
         model.graph.set_input(last, 1, model.graph.constant(np.full(128, 1e6, np.float32), "b"))
 

@@ -310,7 +310,7 @@ LABELS = [int((f["x"] @ W).argmax()) for f in FEEDS]
 
 def accuracy(outputs):
     found = [int(output["y"].argmax()) for output in outputs]
-    return np.mean([a == b for a, b in zip(found, LABELS, strict=True)])
+    return float(np.mean([a == b for a, b in zip(found, LABELS, strict=True)]))
 
 
 def test_a_users_metric_decides():

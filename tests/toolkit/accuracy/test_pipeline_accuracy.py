@@ -10,6 +10,7 @@ import pytest
 
 from tests.toolkit.accuracy.nets import FEEDS, W, coarse, linear, net
 from toolkit import Calib, Context, Model, Pipeline, UsageError, optimize
+from toolkit.quantization.plan import Plan
 from toolkit.verification.tolerance import EXACT, QUANT, Tolerance
 
 
@@ -125,7 +126,7 @@ def test_synthetic_inputs_do_not_veto_a_model_that_holds_on_real_ones():
             g = model.graph
             (node,) = g.nodes
             if g.begin("clip", node):
-                limits = [g.constant(np.float32(v), "c") for v in (-0.01, 0.01)]
+                limits = [g.constant(np.array(v, np.float32), "c") for v in (-0.01, 0.01)]
                 g.set_input(node, 0, g.op("Clip", "x", *limits, at=node))
 
     small = [{"x": 0.002 * feed["x"]} for feed in FEEDS]
@@ -157,7 +158,7 @@ def test_a_users_metric_needs_real_samples():
 
 
 def test_plans_are_collected():
-    class Plan:
+    class Listed(Plan):
         def to_json(self) -> str:
             return '{"version": 1}'
 
@@ -165,7 +166,7 @@ def test_plans_are_collected():
     class Planned(Coarse):
         def run(self, model: Model, ctx: Context) -> None:
             super().run(model, ctx)
-            ctx.report.plans.append(Plan())
+            ctx.report.plans.append(Listed())
 
     assert Pipeline([Planned()], calib=calib()).run(linear(W)).plans == ['{"version": 1}']
     assert Pipeline([Planned(levels=1)], calib=calib()).run(linear(W)).plans == []
@@ -207,5 +208,5 @@ def test_noise_is_undone_in_a_model_that_refuses_synthetic_inputs():
 
 def test_an_unevaluated_model_is_reported():
     result = Pipeline([Coarse(levels=1)]).run(picky())
-    assert "what quantizing costs is not known: name samples" in result.proof
+    assert "the loss of accuracy by quantization is unknown: give samples" in result.proof
     assert "not known" not in Pipeline([], validate="each").run(picky()).proof

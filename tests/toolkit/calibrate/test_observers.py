@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -47,8 +49,9 @@ def same(one, other):
 
 # Merging -----------------------------------------------------------------------------------------
 
-FINITE = {"allow_nan": False, "allow_infinity": False}
-BATCHES = st.sampled_from([(np.float32, 32), (np.float16, 16), (np.float64, 64)]).flatmap(
+FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}
+KINDS: list[tuple[Any, Any]] = [(np.float32, 32), (np.float16, 16), (np.float64, 64)]
+BATCHES = st.sampled_from(KINDS).flatmap(
     lambda kind: st.lists(
         hnp.arrays(kind[0], st.integers(0, 9), elements=st.floats(width=kind[1], **FINITE)),
         min_size=1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -43,8 +43,8 @@ NESTED = """g (int64 n, bool c, float[2] x) => (float[2] y)
 
 def observe(text: str, samples: list[Any], *names: str, **options: Any) -> Calibration:
     subject = model(text)
-    observers = dict.fromkeys(names, options.pop("observer", MinMax()))
-    return collect(subject, reader_for(samples, subject), observers, **options)
+    observer: Observer = options.pop("observer", MinMax())
+    return collect(subject, reader_for(samples, subject), dict.fromkeys(names, observer), **options)
 
 
 def pieces(text: str, feed: dict[str, Any], name: str) -> list[Any]:
@@ -114,7 +114,7 @@ def test_a_loop_in_a_branch_in_a_loop() -> None:
 
 def test_channels_of_each_step() -> None:
     class Channels:
-        name = "channels"
+        name: ClassVar[str] = "channels"
 
         def start(self, tensor: str) -> ChannelExtremes:
             return ChannelExtremes(tensor, 1)

@@ -13,7 +13,7 @@ from toolkit.feeds.generate import analyzed
 
 def roles(text):
     graph = analyzed(model(text))
-    return find_symbols({name: graph.shape(name) for name in graph.feeds}, graph)
+    return find_symbols({name: graph.shape(name) or () for name in graph.feeds}, graph)
 
 
 @pytest.mark.parametrize(

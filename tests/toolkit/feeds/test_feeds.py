@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -299,7 +301,8 @@ def test_a_sequence_and_an_optional():
     for wrapped in (helper.make_sequence_type_proto(kind), helper.make_optional_type_proto(kind)):
         sequence = wrapped.HasField("sequence_type")
         op = "ConcatFromSequence" if sequence else "OptionalGetElement"
-        node = helper.make_node(op, ["x"], ["y"], **({"axis": 0} if sequence else {}))
+        attributes: dict[str, Any] = {"axis": 0} if sequence else {}
+        node = helper.make_node(op, ["x"], ["y"], **attributes)
         output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None])
         graph = helper.make_graph([node], "g", [helper.make_value_info("x", wrapped)], [output])
         imports = [helper.make_opsetid("", 21)]
@@ -323,7 +326,7 @@ TAKES_TWO = """g (float[B,3] x, int64[B] i) => (float[B,3] y, int64[B] j) {
     y = Neg(x) j = Neg(i) }"""
 
 
-def good_sample():
+def good_sample() -> dict[str, Any]:
     return {"x": np.ones((4, 3), np.float32), "i": np.arange(4)}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from toolkit.feeds.user_samples import describe, read_sample, require_shape
 TEXT = (
     "g (float[B,3] x, string[B] s) => (float[B,3] y, string[B] t) { y = Relu(x) t = Identity(s) }"
 )
-GOOD = {"x": np.ones((2, 3), np.float32), "s": np.array(["a", "b"])}
+GOOD: dict[str, Any] = {"x": np.ones((2, 3), np.float32), "s": np.array(["a", "b"])}
 
 
 def test_strings_become_objects():
@@ -49,6 +51,7 @@ def test_types_are_described():
 
 def test_dynamic_dimensions_fit_any_size():
     declared = model(TEXT).graph.type("x")
+    assert declared is not None
     require_shape((7, 3), declared, "it")
     with pytest.raises(UsageError, match="it has rank 1"):
         require_shape((3,), declared, "it")

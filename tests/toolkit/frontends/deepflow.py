@@ -8,12 +8,14 @@ Its exporter fixes the example's sizes, as careless ones do, unless a class says
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 
 class Tensor:
-    def __init__(self, data=None, shape=None, dtype="float32"):
+    def __init__(self, data: Any = None, shape: Any = None, dtype: str = "float32"):
         self.data = None if data is None else np.asarray(data, dtype)
         self.shape = tuple(shape) if self.data is None else self.data.shape
         self.dtype = dtype
@@ -28,7 +30,7 @@ class Dense:
     def __init__(self, inputs, outputs, activation=None):
         random = np.random.default_rng(inputs * 1000 + outputs)
         self.weight = random.standard_normal((inputs, outputs)).astype(np.float32)
-        self.bias = random.standard_normal(outputs).astype(np.float32)
+        self.bias = random.standard_normal((outputs,)).astype(np.float32)
         self.activation = activation
 
     def __call__(self, x):

@@ -1,5 +1,7 @@
 """The index stays true under any edits, and the journal takes every one of them back."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -208,7 +210,7 @@ def _before(graph: Graph, node: NodeProto) -> list[str]:
     return ["x", *(v for n in graph.nodes[:place] for v in n.output)]
 
 
-def _edit(model: Model, draw: st.DrawFn) -> None:
+def _edit(model: Model, draw: Any) -> None:
     graph = draw(st.sampled_from(list(model.graphs())))
     nodes = graph.nodes
     node = draw(st.sampled_from(nodes)) if nodes else None

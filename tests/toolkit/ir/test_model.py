@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -54,7 +55,7 @@ def every_encoding() -> list[TensorProto]:
     tensors.append(helper.make_tensor("int32_data", TensorProto.INT8, BIG, [1] * 64 * 64))
     tensors.append(helper.make_tensor("fp16_data", TensorProto.FLOAT16, BIG, flat))
     tensors.append(helper.make_tensor("uint64_data", TensorProto.UINT64, BIG, range(64 * 64)))
-    words = [f"word{i}".encode() for i in range(2000)]
+    words: Any = [f"word{i}".encode() for i in range(2000)]
     tensors.append(helper.make_tensor("strings", TensorProto.STRING, [2000], words))
     tensors.append(helper.make_tensor("empty", TensorProto.FLOAT, [0, 5], []))
     tensors.append(numpy_helper.from_array(np.float32(3.5).reshape(()), "scalar"))

@@ -8,22 +8,28 @@ from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE, REDUCTIONS, is_rando
 from toolkit.ir.tensor_type import TensorType, dtype_name, from_proto, is_nameless, to_proto
 
 
+def declared(*shape: str | int) -> TensorType:
+    found = from_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, shape))
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("text", ["", "?", "*", "None", "none", "-1", "unk", "Unknown", "dynamic"])
 def test_what_exporters_write_for_unknown_is_no_name(text):
     assert is_nameless(text)
-    one, other = from_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [text, text])).shape
+    one, other = declared(text, text).shape or (0, 0)
     assert one != other
 
 
 @pytest.mark.parametrize("text", ["N", "batch", "unk__12", "None_1", "anything", "2 * n", "?1x"])
 def test_names_are_names(text):
     assert not is_nameless(text)
-    one, other = from_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [text, text])).shape
+    one, other = declared(text, text).shape or (0, 0)
     assert one == other
 
 
 def test_sizes_are_written_as_they_are_spelled():
-    type_ = from_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n", "?", 3]))
+    type_ = declared("n", "?", 3)
     written = to_proto(type_).tensor_type.shape.dim
     assert [(d.dim_param, d.dim_value) for d in written] == [("n", 0), ("", 0), ("", 3)]
     named = to_proto(type_, spell=lambda size: "some").tensor_type.shape.dim

@@ -22,7 +22,7 @@ def trained() -> ModelProto:
         { a = Add (x, w)  b = Add (a, twin)  y = Identity (b) }"""
     )
     for name in NAMED:
-        proto.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2]), name))
+        proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 2], np.float32), name))
     annotation = TensorAnnotation(tensor_name="x")
     annotation.quant_parameter_tensor_names.append(
         StringStringEntryProto(key="SCALE_TENSOR", value="scale")
@@ -41,7 +41,7 @@ def trained() -> ModelProto:
             [],
         )
     )
-    start = numpy_helper.from_array(np.float32([0, 0]))
+    start = numpy_helper.from_array(np.array([0, 0], np.float32))
     info.initialization.CopyFrom(
         helper.make_graph(
             [helper.make_node("Constant", [], ["zero"], value=start)], "start", [], []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx.parser
 import onnxruntime as ort
@@ -40,7 +42,7 @@ g (float[2] x, int64 n) => (float[2] y)
 }}"""
 
 
-def run(proto: ModelProto, feed: dict[str, object]) -> list[np.ndarray]:
+def run(proto: ModelProto, feed: dict[str, Any]) -> Any:
     return ort.InferenceSession(proto.SerializeToString()).run(None, feed)
 
 

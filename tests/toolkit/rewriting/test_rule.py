@@ -460,8 +460,10 @@ class Writer:
             a, b = parts[i], parts[i + 1]
             if isinstance(a, float) and isinstance(b, float):
                 made: Any = a * b
-            elif isinstance(a, float) or isinstance(b, float):
-                made = self.scaled(b, a) if isinstance(a, float) else self.scaled(a, b)
+            elif isinstance(a, float):
+                made = self.scaled(b, a)
+            elif isinstance(b, float):
+                made = self.scaled(a, b)
             else:
                 made = self.commute("Mul", a, b)
             parts[i : i + 2] = [made]

@@ -80,8 +80,8 @@ def test_a_reduced_range_never_does(reduce_range: bool) -> None:
 def test_operators_on_integers(item: Any) -> None:
     """Those of the runtime as well."""
     signature = "g (float[3, N, 16] x) => (float[3, 1, N, 4] y)"
-    large = [floats(*shape, low=0.5, high=1.0) for shape in (("m", 16, 16), ("u", 1, 16, 16),
-                                                             ("r", 1, 16, 4))]  # fmt: skip
+    shapes = {"m": (16, 16), "u": (1, 16, 16), "r": (1, 16, 4)}
+    large = [floats(name, *shape, low=0.5, high=1.0) for name, shape in shapes.items()]
     nodes = "h = MatMul (x, m) y = LSTM <hidden_size = 4> (h, u, r)"
     subject = model(typed(signature, ", ".join(large), nodes, 21))
     data = Calib([random_feeds(subject)]).open(subject)

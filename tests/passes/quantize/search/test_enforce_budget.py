@@ -23,7 +23,7 @@ from toolkit.calibrate.data import Calib
 from toolkit.feeds import Feed
 from toolkit.ir.model import Model
 from toolkit.pass_manager.pipeline import Pipeline
-from toolkit.pass_manager.protocol import Pass
+from toolkit.pass_manager.protocol import AnyPass
 from toolkit.pass_manager.result import PassResult, Result
 
 INT4 = QuantizeWeights("int4", 16, min_elements=1, accuracy_level=0)
@@ -61,7 +61,7 @@ def samples(count: int = 8) -> list[Feed]:
     return [{"x": rng.standard_normal((4, 64)).astype(np.float32)} for _ in range(count)]
 
 
-def run(model: Model, item: Pass, drop: str, **how: Any) -> tuple[Result, PassResult]:
+def run(model: Model, item: AnyPass, drop: str, **how: Any) -> tuple[Result, PassResult]:
     data = Calib(samples())
     result = Pipeline([item], max_drop=drop, metric="sqnr", calib=data, **how).run(model)
     return result, result.passes[0]
@@ -86,7 +86,7 @@ HARMFUL = [
 
 
 @pytest.mark.parametrize(("item", "outlier", "drop"), HARMFUL)
-def test_the_most_harmful_layer_goes_back(item: Pass, outlier: float, drop: str) -> None:
+def test_the_most_harmful_layer_goes_back(item: AnyPass, outlier: float, drop: str) -> None:
     subject = layers(outlier)
     result, done = run(subject, item, drop)
     assert done.status == "applied", done.reason
@@ -99,7 +99,7 @@ def test_the_most_harmful_layer_goes_back(item: Pass, outlier: float, drop: str)
 
 
 @pytest.mark.parametrize(("item", "outlier", "drop"), HARMFUL)
-def test_what_keeps_the_budget_is_quantized_whole(item: Pass, outlier: float, drop: str) -> None:
+def test_what_keeps_the_budget_is_quantized_whole(item: AnyPass, outlier: float, drop: str) -> None:
     result, done = run(layers(0.0), item, drop)
     assert done.status == "applied", done.reason
     assert not in_floats(result)
@@ -107,7 +107,7 @@ def test_what_keeps_the_budget_is_quantized_whole(item: Pass, outlier: float, dr
 
 
 @pytest.mark.parametrize("item", [INT4, DYNAMIC, QuantizeStatic()])
-def test_a_budget_that_cannot_be_kept(item: Pass) -> None:
+def test_a_budget_that_cannot_be_kept(item: AnyPass) -> None:
     subject = layers(10.0)
     before = subject.to_proto().SerializeToString()
     result, done = run(subject, item, "130dB")
@@ -120,7 +120,9 @@ def test_a_budget_that_cannot_be_kept(item: Pass) -> None:
 
 
 @pytest.mark.parametrize(("item", "outlier", "drop"), HARMFUL)
-def test_no_budget(monkeypatch: pytest.MonkeyPatch, item: Pass, outlier: float, drop: str) -> None:
+def test_no_budget(
+    monkeypatch: pytest.MonkeyPatch, item: AnyPass, outlier: float, drop: str
+) -> None:
     """Nothing is tried, and what was lost is told."""
     monkeypatch.setattr(candidate_eval.Trials, "draft", lambda *_: pytest.fail("tried"))
     result = Pipeline([item], max_drop="off", calib=Calib(samples())).run(layers(outlier))
@@ -149,7 +151,7 @@ def test_a_plan_that_a_user_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("item", [INT4, DYNAMIC])
 @pytest.mark.parametrize("validate", ["each", "final", "off"])
-def test_a_metric_of_a_user(item: Pass, validate: Any) -> None:
+def test_a_metric_of_a_user(item: AnyPass, validate: Any) -> None:
     """It is asked in each step of the search, on all samples."""
     feeds = samples()
     outlier = 20.0 if item is INT4 else 100.0
@@ -168,7 +170,7 @@ def test_a_metric_of_a_user(item: Pass, validate: Any) -> None:
 
 
 @pytest.mark.parametrize(("item", "outlier"), [(INT4, 20.0), (DYNAMIC, 100.0)])
-def test_outputs_that_are_integers(item: Pass, outlier: float) -> None:
+def test_outputs_that_are_integers(item: AnyPass, outlier: float) -> None:
     """They have no noise: harm is the share of the budget."""
     subject = layers(outlier)
     text = ", ".join(f"{stored(n, subject.graph.const(n))}" for n in "muvwz")
@@ -202,7 +204,8 @@ def test_a_state_is_followed_to_the_end_of_its_chain() -> None:
     nodes += " y = Tanh (t) state_out = Identity (y)"
     nodes = nodes.replace("(s, m)", "(state_in, m)")
     subject = layers(100.0)
-    constants = ", ".join(stored(n, 0.1 * subject.graph.const(n)) for n in "uvwz")
+    values: dict[str, Any] = {n: subject.graph.const(n) for n in "uvwz"}
+    constants = ", ".join(stored(n, 0.1 * value) for n, value in values.items())
     constants += f", {stored('m', subject.graph.const('m'))}"
     signature = "g (float[N, 64] x, float[N, 64] state_in) => (float[N, 64] state_out)"
     text = typed(signature, constants, nodes, 21)
@@ -255,7 +258,7 @@ def test_entries_for_another_pass_are_left_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("item", [INT4, DYNAMIC])
-def test_what_cannot_be_quantized_is_told_beside_what_goes_back(item: Pass) -> None:
+def test_what_cannot_be_quantized_is_told_beside_what_goes_back(item: AnyPass) -> None:
     outlier = 20.0 if item is INT4 else 100.0
     numbers = weights()
     numbers[3, 3] = np.inf
@@ -311,7 +314,7 @@ def test_all_that_read_a_weight_go_back_together() -> None:
 @pytest.mark.parametrize(
     "item", [QuantizeWeights("int8", 16, min_elements=1, accuracy_level=0), DYNAMIC, Quantize()]
 )
-def test_a_table_goes_back_with_the_projection_that_is_tied_to_it(item: Pass) -> None:
+def test_a_table_goes_back_with_the_projection_that_is_tied_to_it(item: AnyPass) -> None:
     signature = "g (int64[N, 8] i) => (float[N, 8, 64] y)"
     table = np.random.default_rng(0).standard_normal((64, 64))
     table[:, 0] = 60.0

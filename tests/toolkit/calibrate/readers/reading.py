@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,5 +38,5 @@ def refused(source, graph=DYNAMIC, **options):
     return str(caught.value)
 
 
-def ramp(*shape, dtype=np.float32):
+def ramp(*shape, dtype: Any = np.float32):
     return np.arange(np.prod(shape)).reshape(shape).astype(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,11 +97,12 @@ def test_images_of_another_size_than_the_model_takes(photos):
 
 def test_options_for_samples_of_another_kind(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.ones((2, 3), np.float32))
-    for option in (
+    options: list[dict[str, Any]] = [
         {"images": Preprocess.preset("imagenet")},
         {"text": TextOptions(tokenizer="folder")},
         {"audio": AudioOptions(rate=8000)},
-    ):
+    ]
+    for option in options:
         (kind,) = option
         said = refused(tmp_path / "x.npz", **option)
         assert said.startswith(f"options for {kind} have no effect: samples are read from '")

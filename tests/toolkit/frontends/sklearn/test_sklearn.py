@@ -1,6 +1,7 @@
 """scikit-learn models on real data sets: the same answers, batch by batch."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_regressors(model):
 @pytest.mark.parametrize(
     ("model", "outputs"),
     [
-        (cluster.KMeans(3, n_init=2), ["label", "scores"]),
+        (cluster.KMeans(3, n_init=2), ["label", "scores"]),  # pyright: ignore[reportArgumentType]
         (decomposition.PCA(2), ["variable"]),
         (svm.OneClassSVM(), ["label", "scores"]),
     ],
@@ -160,7 +161,7 @@ def test_pickles_are_refused(tmp_path):
 def test_several_targets_with_classes_of_their_own():
     from sklearn import multioutput
 
-    data = datasets.load_wine()
+    data: Any = datasets.load_wine()
     rows = preprocessing.scale(data.data).astype(np.float32)
     targets = np.c_[data.target, data.target > 0]
     chain = multioutput.MultiOutputClassifier(linear_model.LogisticRegression()).fit(rows, targets)

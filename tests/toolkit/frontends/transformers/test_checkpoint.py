@@ -56,7 +56,7 @@ def test_model_and_tokenizer_in_memory(tmp_path: Path) -> None:
     session = ort.InferenceSession(done.to_bytes())
     encoded = tokenizer(["w5 w6 w7", "w8"], padding=True, return_tensors="pt")
     wanted = model(**encoded).logits.detach().numpy()
-    given = session.run(None, {name: value.numpy() for name, value in encoded.items()})[0]
+    given: Any = session.run(None, {name: value.numpy() for name, value in encoded.items()})[0]
     np.testing.assert_allclose(given, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -107,13 +107,13 @@ def test_the_checkpoints_own_pooling(
         "last": np.stack([h[0, 5], h[1, 2]]),
         "cls+mean": np.concatenate([h[:, 0], mean], 1),
     }[expected]
-    given = ort.InferenceSession(done.to_bytes()).run(["embeddings"], feed)[0]
+    given: Any = ort.InferenceSession(done.to_bytes()).run(["embeddings"], feed)[0]
     np.testing.assert_allclose(given, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_dense_layer_after_pooling(tmp_path: Path) -> None:
     folder = tiny.sentences(tmp_path, ["Pooling", "Dense"], {"pooling_mode_cls_token": True})
-    dense = {"in_features": 16, "out_features": 4, "bias": True}
+    dense: dict[str, Any] = {"in_features": 16, "out_features": 4, "bias": True}
     dense["activation_function"] = "torch.nn.modules.activation.Tanh"
     (folder / "2_Dense" / "config.json").write_text(json.dumps(dense))
     weights = {"linear.weight": torch.ones(4, 16), "linear.bias": torch.zeros(4)}
@@ -128,7 +128,8 @@ def test_an_unknown_module_after_pooling(tmp_path: Path) -> None:
 
 
 def test_names_and_axes_that_are_asked_for(tmp_path: Path) -> None:
-    model = tiny.build("BertModel", **{**tiny.TEXT, "type_vocab_size": 1})
+    settings: dict[str, Any] = {**tiny.TEXT, "type_vocab_size": 1}
+    model = tiny.build("BertModel", **settings)
     done = torchscript(
         model, "default", input_names=["ids", "mask"], output_names=["states"], dynamic="*:0=rows"
     )
@@ -193,7 +194,7 @@ def test_unreadable_tokenizer(tmp_path: Path) -> None:
 
 def test_remote_code_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "modeling_own.py").write_text("raise SystemExit('ran')")
-    config = {"model_type": "own", "architectures": ["Own"]}
+    config: dict[str, Any] = {"model_type": "own", "architectures": ["Own"]}
     config["auto_map"] = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.Own"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = refusal(tmp_path, "default")

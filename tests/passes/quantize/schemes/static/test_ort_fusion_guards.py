@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnxruntime import InferenceSession, SessionOptions
+from onnxruntime import InferenceSession
+from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
 
 from passes.quantize.schemes.static.quantize_static import QuantizeStatic
 from tests import ort
@@ -63,7 +64,7 @@ def test_an_output_does_not_keep_the_runtime_from_it(op: str, move: str) -> None
     np.testing.assert_allclose(as_deployed, ort.run(proto, fed, ["c"])[0], atol=1e-5)
 
 
-def test_only_what_the_runtime_would_fuse_is_fenced() -> None:
+def test_only_patterns_that_the_runtime_fuses_are_guarded() -> None:
     """A float layer with a reader of floats, or with a float input, is left alone."""
     item = QuantizeStatic(exclude=("keep",))
     nodes = f"{FIRST} [keep] c = Conv (a, v, b) t = Tanh (c) u = Add (c, t) y = Conv (u, v)"
@@ -156,7 +157,7 @@ def test_a_bias_behind_a_matmul() -> None:
     quantized(rows, constants, two, "QGemm MatMulIntegerToFloat", atol=0.5)
 
 
-def test_what_is_added_to_a_product_of_matrices() -> None:
+def test_bias_added_to_a_matmul() -> None:
     """A residual becomes a part of that Gemm as a bias does; a product of three axes has none."""
     rows = "g (float[N, 8] x) => (float[N, 8] y)"
     deep = "g (float[N, S, 8] x) => (float[N, S, 8] y)"
@@ -189,12 +190,12 @@ def signed(move: str, opset: int = 21, item: QuantizeStatic = SIGNED) -> int:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_what_moves_int8_has_a_pair_of_its_own(move: str) -> None:
+def test_data_movement_of_int8_has_its_own_pair(move: str) -> None:
     """Without it the runtime does not load the model."""
     assert signed(move) == 3
 
 
-def test_other_types_other_opsets_and_what_the_runtime_leaves_alone_need_no_pair() -> None:
+def test_unsigned_older_opset_and_unmoved_operators_need_no_pair() -> None:
     assert signed("Transpose (a)", opset=20) == 2
     assert signed("Transpose (a)", item=QuantizeStatic()) == 2
     assert signed("Flatten (a)") == 2

@@ -13,7 +13,6 @@ from passes.quantize.schemes.weight_only.blocks import Grid, fit_nearest, fit_ra
 from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
 from passes.quantize.schemes.weight_only.packing import NBitsCodes, SignedCodes, pack
 from passes.quantize.schemes.weight_only.streaming import (
-    CodeMethod,
     Rounding,
     quantize_blocks,
 )
@@ -91,7 +90,7 @@ def test_half_quadratic_lowers_its_cost() -> None:
         assert after.sum() < before.sum()
 
 
-def test_importance_moves_the_error_to_what_matters_less() -> None:
+def test_importance_shifts_the_error_to_unimportant_weights() -> None:
     weights = normal(100, 32)
     importance = np.where(np.arange(32) < 8, 100.0, 1.0).astype(np.float32)
     grid = Grid(UINT4, False)
@@ -125,9 +124,9 @@ def unpack(packed: Any, fmt: NumberFormat) -> Any:
 @pytest.mark.parametrize("piece", [1, 700, 1 << 20])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 6), (37, 5), (7, 3), (1, 1)])
-def test_pieces_make_the_same_as_the_whole(
+def test_pieces_quantize_the_same_as_the_whole(
     monkeypatch: pytest.MonkeyPatch,
-    method: CodeMethod,
+    method: Rounding,
     piece: int,
     turned: bool,
     inputs: int,
@@ -170,7 +169,7 @@ def test_a_weight_without_elements(shape: tuple[int, int]) -> None:
     ("bad", "said"),
     [(np.nan, "NaN"), (np.inf, "infinite"), (3.4e38, "beyond the range")],
 )
-def test_what_has_no_scale(bad: float, said: str) -> None:
+def test_weights_with_nan_or_infinity_are_unfit(bad: float, said: str) -> None:
     weights = normal(32, 4)
     weights[3, 2], weights[4, 2] = bad, -bad
     with pytest.raises(Unfit, match=said):
