@@ -1,7 +1,7 @@
 """Find quantized layers whose bias can be corrected, and read and write the bias.
 
-    Conv, ConvTranspose, Gemm     weights behind a DequantizeLinear; the bias is input 2: int32
-                                  behind a DequantizeLinear, or float, or absent
+    Conv, ConvTranspose, Gemm     weights after a DequantizeLinear; the bias is input 2: int32
+                                  after a DequantizeLinear, or float, or absent
     MatMul, MatMulInteger, ...    the bias is a constant that an Add adds to the product
 
 `value` is the layer's output to observe. Its `counterpart` in the float model has the name of the
@@ -178,7 +178,7 @@ def _with_sum(g: Graph, node: NodeProto, names: Container[str]) -> Biased | None
 def _comparable(g: Graph, value: str, names: Container[str]) -> tuple[str, str] | None:
     """Return the value to observe, and its counterpart in the float model.
 
-    A result with only quantized users is observed behind its DQ: a Relu may have been dropped there
+    A result with only quantized users is observed after its DQ: a Relu may have been dropped there
     because the zero point replaces it.
     """
     copy = _dequantized_copy(g, value)
@@ -192,8 +192,8 @@ def _dequantized_copy(g: Graph, value: str) -> str:
     users = g.users(value)
     if len(users) != 1 or not nd.is_op(users[0], "QuantizeLinear") or g.is_output(value):
         return ""
-    behind = g.users(users[0].output[0])
-    views = [user for user in behind if nd.is_op(user, "DequantizeLinear")]
+    users = g.users(users[0].output[0])
+    views = [user for user in users if nd.is_op(user, "DequantizeLinear")]
     return views[0].output[0] if views else ""
 
 
@@ -206,7 +206,7 @@ def _is_vector(g: Graph, name: str, outputs: int) -> bool:
 
 
 def _int32_bias(g: Graph, name: str) -> tuple[Array, Array] | None:
-    """Return the codes and the scale of a bias behind a DequantizeLinear."""
+    """Return the codes and the scale of a bias after a DequantizeLinear."""
     producer = _dequantizer(g, name)
     if producer is None:
         return None

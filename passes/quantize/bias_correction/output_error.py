@@ -30,7 +30,7 @@ class OutputError:
             for place, pair in enumerate(zip(session.run(feed, self._names), wanted, strict=True)):
                 found, reference = map(_numbers, pair)
                 if reference is None or found is None or found.shape != reference.shape:
-                    continue  # not a tensor, or of a data-dependent shape
+                    continue  # not float tensors, or of different data-dependent shapes
                 off[place] += float(((found - reference) ** 2).sum())
                 size[place] += float((reference**2).sum())
         present = size > 0
@@ -38,7 +38,7 @@ class OutputError:
 
 
 def _numbers(value: object) -> Array | None:
-    """Return floats in float64; None for anything else."""
+    """Return a float tensor in float64, None for any other value."""
     if not isinstance(value, np.ndarray):
         return None
     array = cast("Array", value)

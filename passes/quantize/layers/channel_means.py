@@ -2,9 +2,9 @@
 
     E[W^ x] - E[W x] = (W^ - W) E[x]
 
-Each rounding error is small, but where the means are not zero, as behind a Relu or SiLU, they add
-up to a constant. This shift is most of the error of rounded weights and is known without a run: the
-layer's bias compensates it. Zero padding of images is ignored.
+Each rounding error is small, but if the means are not zero, as after a Relu or SiLU, the errors add
+up to a constant. This shift is most of the error of rounded weights and is known without a run, so
+the layer's bias compensates it. Zero padding of images is ignored.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ ChannelMeans = Mapping[str, Array]
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _SAMPLES = 16
-"""Samples to average over; means converge quickly."""
+"""Samples to average over, few because means converge quickly."""
 
 
 def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:
     """Return the channel means of the inputs of static layers with a bias; empty without data."""
-    read: dict[str, None] = {}
+    inputs: dict[str, None] = {}
     for node in model.nodes():
         entry = plan.find(node)
         if entry is not None and entry.scheme == "static" and nd.is_op(node, *_WITH_BIAS):
-            read[node.input[0]] = None
-    if ctx.calibration is None or not read:
+            inputs[node.input[0]] = None
+    if ctx.calibration is None or not inputs:
         return {}
     data = ctx.calibration.first(_SAMPLES)
-    found = data.collect(model, dict.fromkeys(read, Collect(SampleMeans, (1,)))).statistics
+    found = data.collect(model, dict.fromkeys(inputs, Collect(SampleMeans, (1,)))).statistics
     gathered = {name: cast(SampleMeans, seen) for name, seen in found.items()}
     return {name: seen.mean() for name, seen in gathered.items() if any(seen.counts)}
 
@@ -74,7 +74,7 @@ def rounding_shift(
 
 
 class SampleMeans(Statistic):
-    """The channel means of each feed, with the element counts."""
+    """The channel means of each sample, with its number of elements per channel."""
 
     fields = ("means", "counts")
 
@@ -89,7 +89,7 @@ class SampleMeans(Statistic):
         return any(self.counts)
 
     def mean(self) -> Array:
-        """Return the means over all feeds."""
+        """Return the means over all samples."""
         return np.average(np.array(self.means), axis=0, weights=np.array(self.counts, np.float64))
 
     def update(self, values: Array) -> None:

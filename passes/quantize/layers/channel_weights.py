@@ -1,4 +1,4 @@
-"""Weights of linear layers and convolutions, viewed by inputs and outputs, and scaled.
+"""View the weights of linear layers and convolutions by inputs and outputs, and scale them.
 
     layer           weights as stored          viewed as
     MatMul          [..., K, N]                the same (Gemm and FusedMatMul may have [N, K])
@@ -44,7 +44,7 @@ class Kernel:
     out_axes: tuple[int, ...]
     is_matrix: bool
     reads_channels: bool = True
-    """Whether its inputs are along the last axis of a matrix, or axis 1 of an image."""
+    """Whether its inputs lie along the last axis of a matrix, or axis 1 of an image."""
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Kernel:
         return found.reshape(self.shape)
 
     def largest(self, g: Graph, axes: tuple[int, ...], factor: Array | None = None) -> Array:
-        """Return max |w f| per input or output. Raises MatchFailure for infinity or NaN."""
+        """Return max |w f| per input or output; raise MatchFailure for infinity and NaN."""
 
         def sizes(block: Array, rows: slice) -> Array:
             size = np.abs(block.astype(np.float32, copy=False))
@@ -87,7 +87,7 @@ class Kernel:
         numbers: Callable[[Array, slice], Array],
         how: np.ufunc,
     ) -> Array:
-        """Reduce numbers per input or output by `how`, in float64, starting from 0.
+        """Reduce numbers to one per input or output by `how`, in float64, starting from 0.
 
         `numbers` computes them from a block of rows of the viewed weights.
         """
@@ -100,9 +100,9 @@ class Kernel:
         return found.reshape(-1)
 
 
-def rows_of(laid: Array, rows: slice) -> Array:
-    """Return the part of an array aligned with weights that belongs to some rows."""
-    return laid[rows] if laid.shape[0] > 1 else laid
+def rows_of(array: Array, rows: slice) -> Array:
+    """Return some rows of an array that broadcasts against the viewed weights."""
+    return array[rows] if array.shape[0] > 1 else array
 
 
 def kernel_of(g: Graph, node: NodeProto) -> Kernel | None:
@@ -132,15 +132,15 @@ def kernel_of(g: Graph, node: NodeProto) -> Kernel | None:
 
 
 def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], factor: Array) -> None:
-    """Multiply a constant, seen in a shape, by a factor.
+    """Multiply a constant, viewed in the shape `seen`, by a factor.
 
-    Raise MatchFailure when a large one has other users, or its format does not hold the result.
+    Raise MatchFailure if it is large and has other users, or if its type cannot hold the result.
     """
     name = node.input[slot]
     known = g.const(name)
     assert known is not None, name
     if not may_copy(g, name):
-        raise MatchFailure(f"'{name}' is large and read by others too")
+        raise MatchFailure(f"'{name}' is large and has other users")
     shape = known.shape
     if seen != shape and known.size != int(np.prod(seen)):
         known, shape = np.broadcast_to(known, seen), seen  # the constant gets more elements
@@ -152,14 +152,14 @@ def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], fact
             viewed[rows] = block.astype(np.float64) * part
         written = viewed[rows]
         if not np.isfinite(written.astype(np.float32)).all() or _has_vanished(block, written):
-            raise MatchFailure(f"{known.dtype} does not hold the scaled '{name}'")
+            raise MatchFailure(f"{known.dtype} cannot hold the scaled '{name}'")
     result.flags.writeable = False
     g.set_input(node, slot, g.constant(result, name))
     drop_unused(g, name)
 
 
 def _has_vanished(before: Array, after: Array) -> bool:
-    """Whether elements became zero that are not negligible relative to the largest."""
+    """Whether elements above a millionth of the largest became zero."""
     lost = (before != 0) & (after == 0)
     if not lost.any():
         return False

@@ -88,5 +88,5 @@ def planned(
             raise UsageError(f"{entry.label} cannot be {scheme}: it has {item.reason}")
         chosen.append((item, item.layer, entry))
     for entry in waiting.values():
-        raise UsageError(f"{entry.label} cannot be {scheme}: it is no {kinds} of constants")
+        raise UsageError(f"{entry.label} cannot be {scheme}: it is not a {kinds}")
     return chosen

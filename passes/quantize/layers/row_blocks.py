@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from toolkit.ir.graph import Array
 
 _BLOCK_BYTES = 1 << 22
+"""The size of a block."""
 
 
 class RowSource(Protocol):
@@ -24,7 +25,7 @@ class RowSource(Protocol):
 
 
 def blocks(weights: RowSource) -> Iterator[tuple[slice, Array]]:
-    """Yield blocks of rows of a few megabytes each; an empty array has none."""
+    """Yield blocks of rows of a few megabytes each, none for an empty array."""
     if not all(weights.shape):
         return
     row_bytes = math.prod(weights.shape[1:]) * weights.dtype.itemsize

@@ -1,11 +1,11 @@
-"""Detect int8 sums that overflow on x86 processors without VNNI.
+"""Detect int8 sums that saturate on x86 processors without VNNI.
 
-There the sum of two uint8 * int8 products saturates at 16 bits:
+These processors add pairs of uint8 * int8 products in 16 bits, which saturates if
 
     255 (w1 + w2) > 32767   or   255 (w1 + w2) < -32768
 
 for two adjacent weights of a sum: inputs 2k and 2k + 1 of a matrix, channels 2k and 2k + 1 of a
-convolution. Weights in the reduced range -64..64 never overflow.
+convolution. Weights in the reduced range -64..64 never saturate.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from toolkit.ir.graph import Array, Graph
 from toolkit.ir.model import Model
 from toolkit.quantization.number_format import UINT8
 
-_MOST, _LEAST = 32767 // UINT8.high, -(32768 // UINT8.high)
-"""The largest and the least sum of two weights that cannot overflow."""
+_SUMS = np.iinfo(np.int16)
+_MOST, _LEAST = _SUMS.max // UINT8.high, -(-_SUMS.min // UINT8.high)
+"""The largest and the least sum of two weights that cannot saturate."""
 _VNNI = ("avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni")
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _BLOCK = 1 << 22
+"""Weights per block."""
 
 _SLOTS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("MatMulInteger", "ConvInteger"), (1,)),
@@ -40,7 +42,7 @@ _SLOTS: Mapping[str, tuple[int, ...]] = {
 
 
 def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool | None:
-    """Whether this processor adds int8 products in 32 bits; None if unknown."""
+    """Whether this processor adds int8 products in 32 bits; None if that is unknown."""
     if (machine or platform.machine()).lower() not in _X86:
         return None
     try:
@@ -54,7 +56,7 @@ def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool |
 
 
 def saturating(model: Model) -> list[str]:
-    """Return the labels of the layers whose sums can overflow without VNNI."""
+    """Return the labels of the layers whose sums can saturate without VNNI."""
     found: list[str] = []
     for graph in model.graphs():
         for node in graph.nodes:
@@ -72,22 +74,23 @@ def overflows(rows: Array) -> bool:
 
 
 def _weights(g: Graph, node: NodeProto) -> Iterator[Array]:
-    """Return the int8 weights of a layer."""
+    """Yield the int8 weights of a layer."""
     names = [given(node, slot) for slot in _SLOTS.get(node.op_type, ())]
     if nd.is_op(node, "Conv", "Gemm", "MatMul") and len(node.input) > 1:
         producer = g.producer(node.input[1])
         if producer is not None and nd.is_op(producer, "DequantizeLinear"):
             names.append(producer.input[0])
     for name in names:
-        known = _bytes(g, name)
+        known = _int8_constant(g, name)
         if known is not None:
             yield known
 
 
-def _bytes(g: Graph, name: str) -> Array | None:
+def _int8_constant(g: Graph, name: str) -> Array | None:
+    """Return a constant of int8, also one that is transposed at run time."""
     producer = g.producer(name)
     if producer is not None and nd.is_op(producer, "Transpose"):
-        turned = _bytes(g, producer.input[0])
+        turned = _int8_constant(g, producer.input[0])
         return None if turned is None or turned.ndim != 2 else np.swapaxes(turned, 0, 1)
     tensor = g.tensor(name)
     if tensor is None or tensor.data_type != TensorProto.INT8 or len(tensor.dims) < 2:

@@ -1,8 +1,8 @@
 """Make value names unique across subgraphs.
 
-Branches of an If and bodies of Loops may define values of the same name. A plan identifies a node
-by its output, so such a name would match all of them. A plan with ranges refers to all inputs and
-outputs of layers; these must be unique as well.
+Several subgraphs may define values of one name. A plan identifies a node by its output, so the name
+would match a node in each of them. A plan with ranges refers to all inputs and outputs of layers;
+these must be unique as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolkit.quantization.plan import RENAMED
 
 
 def make_distinct(model: Model) -> None:
-    """Rename outputs of layers that have the same name in several graphs."""
+    """Rename outputs of layers whose name occurs in several graphs."""
     seen: set[str] = set()
     for item in weighted_in(model, convolutions=True):
         value = item.node.output[0]

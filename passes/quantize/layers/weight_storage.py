@@ -92,7 +92,7 @@ def require_float32(tensor: TensorProto) -> None:
     """Raise MatchFailure for weights of any other type."""
     if tensor.data_type != TensorProto.FLOAT:
         kind = TensorProto.DataType.Name(tensor.data_type).lower()
-        remedy = "; fp32 in front of it helps" if kind.endswith("float16") else ""
+        remedy = "; run the pass fp32 first" if kind.endswith("float16") else ""
         raise MatchFailure(f"weights of {kind}, and only 32-bit floats are quantized{remedy}")
 
 

@@ -1,7 +1,7 @@
 """Calibration statistics of a layer's input: channel extremes and sample rows.
 
-Rows with the least hash values are kept: the same ones for any order and sharding of the data, and
-equal rows (padding) count once.
+The rows with the least hash values are kept. The choice does not depend on order or sharding of the
+data, and equal rows (padding) count once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from toolkit.calibrate.statistics import (
 )
 
 ROWS = 128
+"""Sample rows to keep."""
 
 
 class Sample(ChannelExtremes):

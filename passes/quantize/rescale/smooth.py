@@ -63,7 +63,7 @@ class Smooth:
     insert: float | None = field(
         default=None,
         metadata={
-            "help": "Insert a Mul in front of layers whose producer cannot be scaled if it gains "
+            "help": "Insert a Mul before layers whose producer cannot be scaled if it gains "
             "so many dB in their outputs; none: never."
         },
     )
@@ -202,7 +202,7 @@ def _inserted(g: Graph, taken: set[int], selection: NodeFilter) -> Iterator[Resc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inserted(RescaleGroup):
-    """A group whose source is a new Mul in front of its layers."""
+    """A group whose source is a new Mul before its layers."""
 
     def write(self, g: Graph, factors: Array) -> None:
         value, sinks = self.source.node.input[0], self.spread.sinks

@@ -2,8 +2,8 @@
 
     e = |Q(x / s) Q(s W) - x W|^2 / |x W|^2
 
-Q(x) is affine uint8 over the calibration range; Q(W) is symmetric with a scale per output. Outputs
-are independent, so a subset suffices.
+Q(x) is affine uint8 over the calibration range; Q(W) is symmetric int8 with a scale per output.
+Outputs are independent of each other, so a subset suffices.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     xq, xs, xz = DynamicQuantizeLinear(x)          once for all layers that use x
     y = Cast(MatMulInteger(xq, W, xz)) * (xs * s) + b
 
-With one user of xq this becomes one DynamicQuantizeMatMul; with several, each becomes a
-MatMulIntegerToFloat behind one DynamicQuantizeLinear. Fusion needs xs as the first factor, a vector
-b, and an Add. All operators are standard.
+If xq has one user, onnxruntime fuses all of it into one DynamicQuantizeMatMul; if it has several,
+each becomes a MatMulIntegerToFloat after one DynamicQuantizeLinear. Fusion requires xs as the first
+factor, a vector b, and an Add. All operators are standard.
 
     y = Cast(T[i]) * s[i]
 
@@ -107,7 +107,7 @@ def bias_of(g: Graph, layer: Linear) -> str:
 
 
 def _move_bias_to_add(g: Graph, result: str, count: int) -> None:
-    """Rewrite the addition of a bias behind a MatMul as an Add of a vector."""
+    """Rewrite the addition of a bias after a MatMul as an Add of a vector."""
     found = bias_behind(g, result, count)
     if found is None:
         return

@@ -1,8 +1,8 @@
 """Dynamic int8 quantization: activations are quantized at run time. Needs no data.
 
 Linear layers with constant weights compute in int8, and lookup tables shrink to a quarter. LSTMs
-and packed attention compute in int8 on onnxruntime. Convolutions are quantized on request only:
-their dynamic kernel is slower than float.
+and packed attention compute in int8 on onnxruntime. Convolutions are quantized on request only,
+because their dynamic kernel is slower than float.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DYNAMIC_OPSET = 11
 
 @dataclass(frozen=True, slots=True)
 class QuantizeDynamic:
-    """Compute linear layers and LSTMs in int8, activations on the fly; tables by rows."""
+    """Quantize linear layers, LSTMs and tables to int8; activations are quantized at run time."""
 
     name: ClassVar[str] = "quantize-dynamic"
     tolerance: ClassVar[Tolerance] = QUANT

@@ -5,7 +5,7 @@ operators and Concat between them work in either layout. A minimum cut selects t
 them at once so that the fewest elements are transposed: matrix products are on one side, operators
 with a fixed layout on the other (see `search.min_cut`).
 
-A value produced in one layout and used in the other gets one Transpose. Right behind a convolution,
+A value produced in one layout and used in the other gets one Transpose. Right after a convolution,
 onnxruntime merges it into a layout change of its own.
 """
 
@@ -35,7 +35,7 @@ _PER_ELEMENT = 1e-3
 """The cost of transposing one element."""
 _TIE_BREAK = 1e-3
 """The cost of an operator in channels-first layout: of equal cuts, the earliest one is taken, which
-has its Transpose right behind the convolution."""
+has its Transpose right after the convolution."""
 
 
 def channels_last_nodes(g: Graph, products: Container[int]) -> set[int]:

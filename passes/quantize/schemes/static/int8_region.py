@@ -15,7 +15,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
 Results = Callable[[Int8Site], list[str]]
-"""Returns the result tensors of a site, or those of the Relu or Clip behind it."""
+"""Returns the result tensors of a site, or those of the Relu or Clip after it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

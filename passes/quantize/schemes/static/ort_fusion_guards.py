@@ -13,11 +13,11 @@ valid. Each guard changes the graph so that such a pattern does not match, and c
     int8 MatMul, then Add of a bias           a float Gemm (of matrices and static  Add becomes Sum
                                               shapes); from opset 21 on, a model
                                               that does not load if signed
-    x Sigmoid(x) of floats behind a DQ        one DQ for each of its two users      one QuickGelu
-    data movement behind a DQ                 a second pair behind it; from opset   that pair,
+    x Sigmoid(x) of floats after a DQ         one DQ for each of its two users      one QuickGelu
+    data movement after a DQ                  a second pair after it; from opset    that pair,
                                               21 on without its type if signed      written here
                                               (microsoft/onnxruntime#25526), and
-                                              a crash in front of a subgraph that
+                                              a crash before a subgraph that
                                               captures the result
 """
 
@@ -40,11 +40,11 @@ from toolkit.quantization.qparams import QParams
 _FUSED_BETWEEN_QDQ = ("Conv", "ConvTranspose", "Gemm", "AveragePool", "Softmax")
 """Float operators that onnxruntime fuses between a DQ and a Q."""
 _OVERTAKEN_BY_Q = ("MaxPool",)
-"""Float operators that onnxruntime moves a Q in front of."""
+"""Float operators that onnxruntime moves a Q past, to their operands."""
 _MOVEMENT_BEFORE_Q = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
-"""Data movement that onnxruntime moves a Q in front of at no cost; fewer than MOVEMENT."""
+"""Data movement that onnxruntime moves a Q past at no cost; fewer than MOVEMENT."""
 _MOVEMENT_BEHIND_DQ = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
-"""Data movement that onnxruntime moves a DQ behind."""
+"""Data movement that onnxruntime moves a DQ past, to their results."""
 _OUTPUT_TYPE_OPSET = 21
 """The first opset whose QuantizeLinear has an output type."""
 
@@ -72,7 +72,7 @@ def join_silu(model: Model, plan: Plan) -> None:
 def guard(model: Model, writer: QdqWriter, written: set[int], fuses_qdq: bool) -> None:
     """Write the guards around the nodes `written` in int8.
 
-    Pairs behind data movement and signed products are guarded for every target, since any may hand
+    Pairs after data movement and signed products are guarded for every target, since any may hand
     the model to onnxruntime. Outer graphs come first: onnxruntime inlines a subgraph that always
     runs into the graph around it before anything else.
     """
@@ -94,7 +94,7 @@ def guard(model: Model, writer: QdqWriter, written: set[int], fuses_qdq: bool) -
 
 
 def _write_pairs_behind_movement(g: Graph, writer: QdqWriter, moved: dict[str, QParams]) -> None:
-    """Write Q/DQ pairs behind data movement where onnxruntime's own would fail."""
+    """Write Q/DQ pairs after data movement where onnxruntime's own would fail."""
     for node in list(g.nodes):
         moves = nd.is_op(node, *_MOVEMENT_BEHIND_DQ)
         if not moves and not _is_no_op(node):
@@ -181,8 +181,8 @@ def _separate_bias(g: Graph, node: NodeProto) -> None:
     shape = g.shape(result)
     if shape is not None and len(shape) > 2 and not all(isinstance(size, int) for size in shape):
         return  # onnxruntime does not fuse these
-    behind = g.users(_last(g, bias))
-    if behind and all(_leads_to_q(g, user) for user in behind):
+    users = g.users(_last(g, bias))
+    if users and all(_leads_to_q(g, user) for user in users):
         return  # product, bias and Q become one int8 kernel
     if g.begin("keep-bias", bias):
         g.set_op(bias, "Sum")

@@ -7,12 +7,12 @@ A runtime fuses the Q/DQ pairs and the operator between them into an integer ker
 same in float. A tensor has one Q and one DQ per graph. Equal scales, equal zero points and a weight
 with several users are stored once.
 
-All users of an int8 layer's result are behind its DQ: one user of the raw float result would
+All users of an int8 layer's result follow its DQ: one user of the raw float result would
 prevent fusion. A tensor from a float layer stays float for its float users.
 
 A subgraph dequantizes captured weights itself, because onnxruntime fuses within one graph. It
 captures activations as floats and quantizes them with the same parameters, which gives the same
-codes. A captured Q would not work: onnxruntime aborts on one behind a DQ, and it converts int8 to
+codes. A captured Q would not work: onnxruntime aborts on one after a DQ, and it converts int8 to
 uint8, which some processors need, only where Q and DQ are in one graph.
 """
 
@@ -82,7 +82,7 @@ class QdqWriter:
         return self._constant_view(g, value, known, params)
 
     def _view(self, g: Graph, value: str, params: QParams) -> str:
-        """Return a tensor behind a Q/DQ pair of this graph."""
+        """Return a tensor that has passed a Q/DQ pair of this graph."""
         key = ("view", id(g), value)
         if key not in self._constants:
             codes = self._quantizer(g, value, params).output[0]
@@ -90,15 +90,15 @@ class QdqWriter:
         return self._constants[key]
 
     def store(self, g: Graph, value: str, params: QParams) -> None:
-        """Insert a Q/DQ pair behind a result, in front of all its users."""
+        """Insert a Q/DQ pair between a result and all its users."""
         producer = g.producer(value)
         assert producer is not None, value
         slot = list(producer.output).index(value)
         quantizer = self._quantizer(g, value, params)
         view = self._dequantizer(g, quantizer.output[0], value, params)
-        behind = g.replace(value, view.output[0])
+        replaced = g.replace(value, view.output[0])
         g.set_input(quantizer, 0, producer.output[slot])
-        self.views[behind] = params
+        self.views[replaced] = params
 
     def _quantizer(self, g: Graph, value: str, params: QParams) -> NodeProto:
         inputs = [value, *self.parameters(g, params)]

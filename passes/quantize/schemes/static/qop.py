@@ -162,7 +162,7 @@ def _qdq_operator(site: Int8Site) -> _QdqOperator | None:
 
 
 def _quantizer(g: Graph, value: str) -> NodeProto | None:
-    """Return the Q that is the sole user of a value, or of the no-op Relu or Clip behind it."""
+    """Return the Q that is the sole user of a value, or of the no-op Relu or Clip after it."""
     user = g.sole_user(value)
     if user is None or nd.is_op(user, "QuantizeLinear"):
         return user

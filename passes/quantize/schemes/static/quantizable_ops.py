@@ -6,7 +6,7 @@
     carry     MaxPool, Reshape, Transpose, ...: the result consists of elements of the operand and
               shares its range, since the kernels do not rescale
 
-A Relu or Clip that is the sole user of a result is free if the range is calibrated behind it: the
+A Relu or Clip that is the sole user of a result is free if the range is calibrated after it: the
 limits of the 8-bit range replace it.
 """
 

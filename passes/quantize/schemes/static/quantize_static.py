@@ -44,7 +44,7 @@ from passes.quantize.schemes.static.quantizable_ops import (
     Int8Site,
     site_of,
 )
-from passes.quantize.schemes.static.range_narrowing import useful
+from passes.quantize.schemes.static.range_narrowing import needed_range
 from passes.quantize.schemes.static.shared_scales import tied_sites
 from passes.quantize.search.enforce_budget import write_within_budget
 from toolkit.calibrate.observers import Observer, ObserverName, Percentile, observer_named
@@ -217,7 +217,7 @@ class QuantizeStatic:
             small = site.weight.size < self.min_elements
             return f"fewer than {self.min_elements} weights" if small else ""
         if site.kind == "combine" and any(map(_is_linear, _computing_producers(site))):
-            return "behind a linear layer"
+            return "after a linear layer"
         return ""
 
     def _plan(
@@ -250,7 +250,7 @@ class QuantizeStatic:
         )
 
     def _tensor(self, g: Graph, name: str, seen: Range) -> TensorEntry:
-        used = useful(g, name, seen)
+        used = needed_range(g, name, seen)
         return TensorEntry(name, self.activations, self.symmetric, used.low, used.high)
 
 
@@ -295,7 +295,7 @@ def _is_linear(node: NodeProto) -> bool:
 
 
 def _computing_producers(site: Int8Site) -> Iterator[NodeProto]:
-    """Yield the producers of a site's operands behind data movement, Relu and Clip."""
+    """Yield the producers of a site's operands after data movement, Relu and Clip."""
     pending = list(site.activations)
     seen: set[str] = set()
     while pending:

@@ -29,42 +29,42 @@ from toolkit.quantization.number_format import UINT8
 
 _MONOTONE = (*MOVEMENT, "MaxPool", "GlobalMaxPool")
 """Operators whose results are elements of the first operand, and monotone in them."""
-_REACH = 8
+_DEPTH = 8
 """The longest chain of operators to follow."""
 _STEPS = UINT8.steps
 _SIGMOID_END = math.log(2 * _STEPS - 1)
 """The t where sigmoid(-t) is half a step of [0, 1]."""
 
 
-def useful(g: Graph, tensor: str, seen: Range, reach: int = _REACH) -> Range:
+def needed_range(g: Graph, tensor: str, seen: Range, depth: int = _DEPTH) -> Range:
     """Return the part of the range `seen` that the users of `tensor` distinguish."""
     if g.is_output(tensor) or g.is_captured(tensor) or not g.users(tensor):
         return seen
     low, high = 0.0, 0.0
     for user in g.users(tensor):
-        part = _through(g, user, tensor, seen, reach) or _distinguished(g, user, tensor, seen)
+        part = _through(g, user, tensor, seen, depth) or _needed_by(g, user, tensor, seen)
         low, high = min(low, part.low), max(high, part.high)
     return Range.around(max(low, seen.low), min(high, seen.high))
 
 
-def _through(g: Graph, user: NodeProto, tensor: str, seen: Range, reach: int) -> Range | None:
-    """Return the part that users of the result distinguish; None if `user` computes otherwise."""
-    if not reach:
+def _through(g: Graph, user: NodeProto, tensor: str, seen: Range, depth: int) -> Range | None:
+    """Return the part that users of the result distinguish, or None for another `user`."""
+    if not depth:
         return None
     if nd.is_op(user, *_MONOTONE) and list(user.input).count(tensor) == 1:
-        parts = [useful(g, name, seen, reach - 1) for name in nd.outputs_of(user)]
+        parts = [needed_range(g, name, seen, depth - 1) for name in nd.outputs_of(user)]
         return Range(min(part.low for part in parts), max(part.high for part in parts))
     added = [g.const(name) for name in user.input if name != tensor]
     if nd.is_op(user, "Add") and len(added) == 1 and added[0] is not None and added[0].size:
         least, most = float(added[0].min()), float(added[0].max())
         if not math.isfinite(most - least):
             return None
-        part = useful(g, user.output[0], Range(seen.low + least, seen.high + most), reach - 1)
+        part = needed_range(g, user.output[0], Range(seen.low + least, seen.high + most), depth - 1)
         return Range(part.low - most, part.high - least)
     return None
 
 
-def _distinguished(g: Graph, user: NodeProto, tensor: str, seen: Range) -> Range:
+def _needed_by(g: Graph, user: NodeProto, tensor: str, seen: Range) -> Range:
     """Return the part that one user distinguishes."""
     gated = nd.is_op(user, "Mul") and any(_is_gate(g, name, tensor) for name in user.input)
     if gated or (nd.is_op(user, "Sigmoid") and _is_only_gate(g, user, tensor)):

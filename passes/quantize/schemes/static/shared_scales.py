@@ -2,7 +2,7 @@
 
 With one scale a Concat copies codes; with several it is slower than in float. The result has the
 widest range anyway, so an operand without other users loses nothing. An operand with other users
-may lose one bit at most. The range of an operand behind a Relu or Clip must stay within the bounds,
+may lose one bit at most. The range of an operand after a Relu or Clip must stay within the bounds,
 because only then is the Relu or Clip fused.
 """
 

@@ -7,7 +7,7 @@ of a channel are tiny relative to its bias, q_b would overflow: s_w grows until 
 A channel of zero weights has a scale that resolves its bias. If the means of the layer's input are
 known, the bias also compensates the mean shift of rounded weights (see `channel_means`).
 
-Weights stored as symmetric int8 behind a DequantizeLinear are kept; others are dequantized and
+Weights stored as symmetric int8 after a DequantizeLinear are kept; others are dequantized and
 quantized again by blocks of rows.
 """
 

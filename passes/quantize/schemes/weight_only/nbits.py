@@ -4,7 +4,7 @@ onnxruntime has one operator for the layer:
 
     y = MatMulNBits(x, codes, s, z, b)         without z if blocks are symmetric
 
-Other targets have a standard operator in front of the layer:
+Other targets have a standard operator before the layer:
 
     W = DequantizeLinear(q, s, z)              int4 or int8, block_size along the inputs (opset 21)
 
@@ -263,7 +263,7 @@ def _laid_out(numbers: Array, turned: bool) -> Array:
 
 
 def _take_bias(g: Graph, made: NodeProto, result: str, count: int) -> None:
-    """Fold the Add of a vector behind a layer into its bias."""
+    """Fold the Add of a vector after a layer into its bias."""
     found = bias_behind(g, result, count)
     if found is None:
         return

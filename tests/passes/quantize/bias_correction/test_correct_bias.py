@@ -166,7 +166,7 @@ def test_a_bias_that_two_layers_share_becomes_two() -> None:
     assert "b" not in after.graph.initializers
 
 
-def test_a_model_that_is_its_own_float_model_stays() -> None:
+def test_model_that_is_its_own_reference_is_unchanged() -> None:
     subject = model(qdq("float"))
     Fed(CorrectBias(), feeds(), subject.copy()).run(subject, Context())
     assert not len(subject.journal)

@@ -63,7 +63,9 @@ def rounded(x: Any) -> Any:
     "attributes", ["", ", unidirectional = 1", ", scale = 0.3", ", mask_filter_value = -50.0"]
 )
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_the_same_as_with_what_is_rounded(mask: str, attributes: str, per_channel: bool) -> None:
+def test_int8_equals_float_with_rounded_weights(
+    mask: str, attributes: str, per_channel: bool
+) -> None:
     """The projections are of integers, all the rest is the float operator's."""
     shape, given = MASKS[mask]
     text = attention(shape, attributes)
@@ -132,7 +134,7 @@ def test_layers_that_share_share() -> None:
         ),
     ],
 )
-def test_what_the_kernel_does_not_know_stays(text: str, said: str) -> None:
+def test_inputs_and_attributes_without_a_kernel_stay_float(text: str, said: str) -> None:
     subject, notes = made(text)
     assert [node.op_type for node in subject.graph.nodes] == ["Attention"]
     assert any(said in note for note in notes)
@@ -152,7 +154,7 @@ def test_the_standard_operator_is_another_one() -> None:
     assert not made(text)[1]
 
 
-def test_other_passes_and_targets_say_why() -> None:
+def test_other_passes_and_targets_note_the_reason() -> None:
     for item, target, said in (
         (ITEM, "onnx", "packed attention, and only onnxruntime has an int8 kernel"),
         (QuantizeWeights(min_elements=1), "ort-cpu", "packed attention"),

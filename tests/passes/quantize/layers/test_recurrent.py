@@ -100,7 +100,7 @@ def test_the_weights_against_numpy() -> None:
     np.testing.assert_array_equal(codes, rounded.transpose(0, 2, 1))
 
 
-def test_states_that_only_the_end_reads() -> None:
+def test_final_states_without_the_sequence() -> None:
     text = lstm(outs="y h c")
     before = parse(text)
     before.graph.node[0].output[0] = ""
@@ -113,7 +113,7 @@ def test_states_that_only_the_end_reads() -> None:
         np.testing.assert_allclose(new, old, atol=NEAR)
 
 
-def test_two_that_share_their_weights() -> None:
+def test_two_layers_share_their_weights() -> None:
     signature = f"g (float[S, 3, {IN}] x) => (float[S, 1, 3, {H}] y, float[S, 1, 3, {H}] z)"
     constants = f"{floats('w', 1, 4 * H, IN)}, {floats('r', 1, 4 * H, H)}"
     one = f"LSTM <hidden_size = {H}>"
@@ -122,7 +122,7 @@ def test_two_that_share_their_weights() -> None:
     assert sum(len(t.dims) == 3 for t in changed.graph.initializers.values()) == 2
 
 
-def test_what_stays() -> None:
+def test_unsupported_patterns_stay() -> None:
     signature = f"g (float[S, 3, {IN}] x) => (float[S, 1, 3, {H}] y)"
     constants = f"{floats('w', 1, 3 * H, IN)}, {floats('r', 1, 3 * H, H)}"
     notes = stays(signature, constants, f"y = GRU <hidden_size = {H}> (x, w, r)")

@@ -44,7 +44,7 @@ def test_a_row_is_dequantized_after_it_was_taken() -> None:
     assert np.all(error <= scale * 0.501)
 
 
-def test_tables_that_stay() -> None:
+def test_unsupported_tables_stay_float() -> None:
     by_column = "g (int64[S] i) => (float[20, S] y)"
     notes = stays(by_column, floats("t", 20, 8), "y = Gather <axis = 1> (t, i)")
     assert "not gathered by rows" in notes[0]
@@ -60,7 +60,7 @@ def test_tables_that_stay() -> None:
     assert "a table" in stays(IDS, floats("t", 20, 8), "y = Gather (t, i)", off)[0]
 
 
-def test_a_table_that_is_read_as_floats_too_stays() -> None:
+def test_table_with_float_users_stays_float() -> None:
     signature = IDS.replace(" y)", " y, float[20, 8] z)")
     notes = stays(signature, floats("t", 20, 8), "y = Gather (t, i) z = Neg (t)")
     assert "float users" in notes[0]
@@ -80,7 +80,7 @@ def test_a_table_that_is_tied_to_a_projection_is_stored_once(tmp_path: Path, pro
     assert found == sorted([*TABLE.split(), "Tanh", "DynamicQuantizeMatMul"])
 
 
-def test_a_projection_through_a_transpose_that_nobody_else_reads() -> None:
+def test_projection_through_a_transpose_with_one_user() -> None:
     signature = "g (float[N, 8] x) => (float[N, 20] y)"
     nodes = "u = Transpose (t) y = MatMul (x, u)"
     changed = quantized(signature, floats("t", 20, 8), nodes, LAYER)

@@ -120,7 +120,7 @@ def test_pools_that_join_channels_do_not_let_a_factor_pass() -> None:
     stays(signature.replace("4, 5]", "5]"), flat, nodes)
 
 
-def test_several_readers_that_are_all_layers() -> None:
+def test_value_with_several_layers_as_users() -> None:
     signature = "g (float[N, 8] x) => (float[N, 5] y, float[N, 4] z)"
     nodes = "a = MatMul (x, v) r = Relu (a) y = MatMul (r, w) z = MatMul (r, u)"
     changed = equalized(signature, f"{TWO}, {floats('u', 6, 4)}", nodes)
@@ -185,7 +185,7 @@ RELU = "a = MatMul (x, v) r = Relu (a) y = MatMul (r, w)"
     ["r = Sigmoid (a)", "r = Gelu (a)", "r = Clip (a, low, high)", "r = Add (a, a)",
      "s = Sigmoid (a) r = Mul (a, s)", "r = Pow (a, high)", "r = Exp (a)"],
 )  # fmt: skip
-def test_what_does_not_pass_a_factor(between: str) -> None:
+def test_operators_that_block_a_factor(between: str) -> None:
     constants = f"{TWO}, float low = {{0}}, float high = {{6}}"
     stays(ROWS, constants, f"a = MatMul (x, v) {between} y = MatMul (r, w)")
 
@@ -197,14 +197,14 @@ def test_a_clip_without_an_upper_bound_passes() -> None:
     stays(ROWS, low, "a = MatMul (x, v) r = Clip (a, low) y = MatMul (r, w)")
 
 
-def test_a_value_that_is_an_output_or_read_by_others() -> None:
+def test_output_or_value_with_other_users_is_frozen() -> None:
     outputs = "g (float[N, 8] x) => (float[N, 5] y, float[N, 6] r)"
     stays(outputs, TWO, RELU)
     stays(outputs.replace(" r)", " z)"), TWO, f"{RELU} z = Softmax (a)")
     stays(outputs.replace(" r)", " z)"), TWO, f"{RELU} z = Add (x2, r) x2 = Sigmoid (r)")
 
 
-def test_a_value_that_a_subgraph_reads() -> None:
+def test_captured_value_freezes_its_channels() -> None:
     signature = "g (float[N, 8] x, bool c) => (float[N, 5] y, float[N, 6] z)"
     branches = """z = If (c) <then_branch = t () => (float[N, 6] p) { p = Neg (r) },
         else_branch = e () => (float[N, 6] q) { q = Identity (r) }>"""

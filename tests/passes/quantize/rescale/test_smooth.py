@@ -75,7 +75,7 @@ def test_the_factors() -> None:
         "Mul (x, s)",
     ],
 )
-def test_what_a_layer_may_stand_behind(norm: str) -> None:
+def test_norms_that_absorb_the_factor(norm: str) -> None:
     constants = f"{NORM}, {floats('w', 8, 6)}"
     changed = smoothed(X_Y, constants, f"n = {norm} y = MatMul (n, w)")
     assert len(changed.graph.nodes) == 2
@@ -108,7 +108,7 @@ def test_behind_another_layer(between: str) -> None:
     smoothed(X_Y, constants, nodes)
 
 
-def test_a_gated_layer_gives_the_factor_to_what_is_gated() -> None:
+def test_factor_of_a_gated_layer_goes_to_the_gated_branch() -> None:
     constants = ", ".join([floats("g1", 8, 16), floats("u", 8, 16), floats("w", 16, 6)])
     nodes = """g2 = MatMul (x, g1) s = Sigmoid (g2) t = Mul (g2, s) u2 = MatMul (x, u)
         r = Mul (t, u2) y = MatMul (r, w)"""
@@ -258,12 +258,12 @@ def test_behind_a_residual_only_by_an_inserted_product() -> None:
 
 
 @pytest.mark.parametrize("between", ["Gelu", "Sigmoid", "Tanh", "Softmax", "Exp"])
-def test_what_does_not_pass_a_factor(between: str) -> None:
+def test_operators_that_block_a_factor(between: str) -> None:
     nodes = f"n = LayerNormalization <axis = -1> (x, s, b) r = {between} (n) y = MatMul (r, w)"
     stays(X_Y, f"{NORM}, {floats('w', 8, 6)}", nodes)
 
 
-def test_other_readers_forbid_it() -> None:
+def test_other_users_prevent_the_rewrite() -> None:
     constants = f"{NORM}, {floats('w', 8, 6)}"
     more = X_Y.replace(" y)", " y, float[N, S, 8] z)")
     stays(more, constants, f"{LAYER} z = Tanh (n)")
@@ -275,7 +275,7 @@ def test_other_readers_forbid_it() -> None:
     stays(captured, constants, f"{LAYER} {branch}", feeds=feeds)
 
 
-def test_reading_its_shape_does_not_forbid_it() -> None:
+def test_shape_of_the_result_may_be_used() -> None:
     more = X_Y.replace(" y)", " y, int64[3] z)")
     smoothed(more, f"{NORM}, {floats('w', 8, 6)}", f"{LAYER} z = Shape (n)")
 
@@ -297,16 +297,16 @@ def test_a_transposed_input_stays() -> None:
     stays(signature, constants, nodes, feeds=feeds)
 
 
-def test_a_large_weight_that_others_read_stays() -> None:
+def test_large_weight_with_other_users_stays() -> None:
     w = np.random.default_rng(0).standard_normal((8, 40_000))
     constants = f"{NORM}, {stored('w', w)}"
     signature = "g (float[N, S, 8] x) => (float[N, S, 40000] y, float[8, 40000] z)"
     text = typed(signature, constants, f"{LAYER} z = Neg (w)")
     check(Fed(HALF, LARGE), text, inputs=LARGE[0], near_miss=True)
-    assert "read by others too" in notes_of(HALF, text, LARGE)[0]
+    assert "has other users" in notes_of(HALF, text, LARGE)[0]
 
 
-def test_half_precision_that_overflows_stays() -> None:
+def test_half_precision_that_would_overflow_is_unchanged() -> None:
     constants = [stored("s", np.full(8, 1e-4), "float16"), stored("b", np.zeros(8), "float16")]
     constants += [stored("w", np.full((8, 6), 1e-3), "float16")]
     signature = "g (float16[N, S, 8] x) => (float16[N, S, 6] y)"

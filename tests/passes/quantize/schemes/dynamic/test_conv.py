@@ -109,7 +109,7 @@ def test_a_reduced_range(reduce_range: bool) -> None:
     assert bool(saturating(subject)) is not reduce_range
 
 
-def test_what_stays() -> None:
+def test_unsupported_patterns_stay() -> None:
     computed = "g (float[N, 4, 8, 8] x, float[6] b) => (float[N, 6, 6, 6] y)"
     weights = floats("w", 6, 4, 3, 3)
     assert "bias that is computed" in stays(computed, weights, "y = Conv (x, w, b)", FORCED)[0]

@@ -41,13 +41,13 @@ def test_a_plan_that_was_printed_edited_and_fed_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (Entry(output="t", op="Tanh"), "it is no linear layer, table, LSTM, attention or Conv"),
+        (Entry(output="t", op="Tanh"), "it is not a linear layer, table, LSTM, attention or Conv"),
         (Entry(output="y", op="MatMul", axis=0), "symmetric int8, axis 1 or none"),
         (Entry(output="y", op="MatMul", axis=1, weight="uint8"), "symmetric int8"),
         (Entry(output="y", op="MatMul", axis=1, symmetric=False), "symmetric int8"),
     ],
 )
-def test_what_no_plan_can_ask_for(entry: Entry, said: str) -> None:
+def test_unsupported_plan_entries_are_errors(entry: Entry, said: str) -> None:
     subject = two()
     asked = Entry(entry.node, entry.output, entry.op, "dynamic", entry.weight, entry.symmetric,
                   axis=entry.axis)  # fmt: skip

@@ -144,7 +144,7 @@ def test_a_bias_that_raises_the_rank_keeps_its_shape() -> None:
     quantized(signature, constants, "a = MatMul (x, w) y = Add (a, b)", f"{LAYER} Add")
 
 
-def test_a_weight_that_two_layers_read_is_stored_once() -> None:
+def test_weight_with_two_users_is_stored_once() -> None:
     signature = "g (float[N, 16] x) => (float[N, 16] y)"
     nodes = "a = MatMul (x, w) t = Tanh (a) y = MatMul (t, w)"
     changed = quantized(signature, floats("w", 16, 16), nodes, f"{LAYER} Tanh {LAYER}")
@@ -163,7 +163,7 @@ def test_layers_right_behind_each_other() -> None:
     quantized(signature, constants, nodes, f"{LAYER} {each} {LAYER} Add")
 
 
-def test_a_weight_that_is_also_read_as_floats_stays_for_that() -> None:
+def test_weight_with_a_float_user_is_kept_for_it() -> None:
     signature = "g (float[N, 16] x) => (float[N, 8] y, float[16, 8] z)"
     nodes = "y = MatMul (x, w) z = Neg (w)"
     changed = quantized(signature, floats("w", 16, 8), nodes, f"{LAYER} Neg")
@@ -223,18 +223,18 @@ def test_products_of_activations_and_constants_on_the_left_stay() -> None:
     assert note == "left float: MatMul 'y' (a weight on the left)"
 
 
-def test_a_weight_that_a_caller_may_set_stays() -> None:
+def test_weight_that_is_a_graph_input_stays_float() -> None:
     signature = "g (float[N, 16] x, float[16, 8] w) => (float[N, 8] y)"
     assert stays(signature, floats("w", 16, 8), "y = MatMul (x, w)") == []
 
 
-def test_weights_that_are_no_matrix_stay() -> None:
+def test_weights_of_rank_3_stay_float() -> None:
     signature = "g (float[2, 4, 16] x) => (float[2, 4, 8] y)"
     notes = stays(signature, floats("w", 2, 16, 8), "y = MatMul (x, w)")
     assert "weights that are no matrix" in notes[0]
 
 
-def test_a_product_of_nothing_stays() -> None:
+def test_matmul_without_elements_stays_float() -> None:
     """The runtime leaves whatever is in memory for a sum of no products of integers."""
     signature = "g (float[N, 0] x) => (float[N, 8] y)"
     fed = {"x": np.zeros((3, 0), np.float32)}
@@ -260,7 +260,7 @@ def test_convolutions_and_recurrent_layers_stay() -> None:
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf"])
-def test_weights_that_are_no_numbers_stay(bad: str) -> None:
+def test_weights_with_nan_or_infinity_stay_float(bad: str) -> None:
     before = parse(f"{X_Y} <{floats('w', 16, 8)}> {{ y = MatMul (x, w) }}")
     numbers = onnx.numpy_helper.to_array(before.graph.initializer[0]).copy()
     numbers[2, 2] = float(bad)
@@ -272,7 +272,7 @@ def test_weights_that_are_no_numbers_stay(bad: str) -> None:
     assert ctx.notes[-1] == f"MatMul 'y' stays float: it has {what}"
 
 
-def test_a_quantized_model_stays() -> None:
+def test_quantized_model_is_unchanged() -> None:
     signature = "g (float[N, 16] x) => (float[N, 8] y)"
     constants = f"{floats('w', 16, 8)}, float s = {{0.1}}, uint8 z = {{128}}"
     nodes = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = MatMul (d, w)"
@@ -280,7 +280,7 @@ def test_a_quantized_model_stays() -> None:
     assert "quantized already" in notes[0]
 
 
-def test_an_old_opset_stays() -> None:
+def test_old_opset_is_unchanged() -> None:
     notes = stays(X_Y, floats("w", 16, 8), "y = MatMul (x, w)", opset=10)
     assert notes == ["dynamic quantization needs opset 11, and the model has 10"]
     quantized(X_Y, floats("w", 16, 8), "y = MatMul (x, w)", LAYER, opset=11)

@@ -189,7 +189,7 @@ def test_sums_and_products(op: str, formula: Any) -> None:
     assert_bytes(found, requantized(formula(a, b), *reads[6:]))
 
 
-def test_concat_of_what_it_alone_reads_copies_bytes() -> None:
+def test_concat_that_is_the_sole_user_copies_codes() -> None:
     nodes = f"{FIRST} c = Conv <pads = [1, 1, 1, 1]> (x, w) s = Concat <axis = 1> (a, c)"
     constants = f"{CONV}, {floats('u', 2, 16, 1, 1)}"
     subject = written(typed(IMAGE, constants, f"{nodes} y = Conv (s, u)", 21))
@@ -224,7 +224,7 @@ def test_concat_of_different_ranges_computes() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
-def test_what_carries_moves_bytes(node: str, kind: Any) -> None:
+def test_data_movement_moves_codes(node: str, kind: Any) -> None:
     more = """int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}, int64[2] index = {3, 1},
               float[4] scales = {1, 1, 2, 2}, int64[1] shape = {1}"""
     text = typed(IMAGE, f"{CONV}, {more}", f"{FIRST} {node} y = Conv (s, v)", 21)
@@ -248,7 +248,7 @@ def test_only_standard_operators_for_other_runtimes() -> None:
     assert operators(subject)["Sum"] == 0
 
 
-def test_a_bound_that_bytes_do_not_hold_stays() -> None:
+def test_clip_inside_the_int8_range_stays() -> None:
     """Around zero, bytes hold what the Relu takes away: it is computed, between pairs."""
     text = typed(IMAGE, CONV, f"{FIRST} r = Relu (a) y = Conv (r, v)", 21)
     subject = written(text, symmetric=True, activations="int8")
@@ -257,7 +257,7 @@ def test_a_bound_that_bytes_do_not_hold_stays() -> None:
     assert operators(written(text))["Relu"] == 0
 
 
-def test_nothing_is_stored_that_nobody_reads() -> None:
+def test_no_unused_constants_are_stored() -> None:
     text = typed(IMAGE, CONV, f"{FIRST} r = Relu (a) y = Conv (r, v)", 21)
     subject = written(text)
     unread = [name for name in subject.graph.initializers if subject.graph.is_unused(name)]

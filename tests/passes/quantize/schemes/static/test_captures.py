@@ -55,7 +55,7 @@ def test_weights_that_body_and_main_graph_share(form: Any) -> None:
     )
 
 
-def test_weights_that_others_read_as_floats_stay_for_them() -> None:
+def test_weights_with_float_users_are_kept_for_them() -> None:
     feeds = [{"c": YES, "x": normal(3, 16)}]
     item = QuantizeStatic(exclude=("z",))
     subject = quantized(SHARED, feeds, item)
@@ -66,7 +66,7 @@ def test_weights_that_others_read_as_floats_stay_for_them() -> None:
 
 @pytest.mark.parametrize("form", ["qdq", "qop"])
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
-def test_a_tensor_in_8_bits_that_a_body_reads(form: Any, kind: Any) -> None:
+def test_subgraph_captures_an_int8_tensor(form: Any, kind: Any) -> None:
     feeds = branch_feeds(YES, NO)
     item = QuantizeStatic(format=form, activations=kind)
     subject = quantized(OUTER, feeds, item)
@@ -81,7 +81,7 @@ def test_a_tensor_in_8_bits_that_a_body_reads(form: Any, kind: Any) -> None:
     np.testing.assert_array_equal(run(subject, feeds[0]), run(flat, {"x": feeds[0]["x"]}))
 
 
-def test_what_combines_in_a_body_what_is_made_outside() -> None:
+def test_subgraph_combines_captured_values() -> None:
     text = OUTER.replace("p = Conv (r, v)", "s = Add (r, r) p = Conv (s, v)")
     subject = quantized(text, branch_feeds(YES, NO))
     assert kernels(subject) == {"QLinearAdd": 1, "QLinearConv": 1, "Neg": 1}
@@ -151,7 +151,7 @@ def test_a_float_convolution_between_two() -> None:
     assert kernels(subject) == {"QLinearConv": 3, "Conv": 1, "Sum": 1}
 
 
-def test_what_moves_int8_has_a_pair_of_its_own() -> None:
+def test_data_movement_of_int8_has_its_own_pair() -> None:
     moved = "f = Conv (r, v) j = Transpose (f) p = Transpose (j)"
     text = BRANCHES.replace("p = Conv (r, v)", moved)
     item, feeds = QuantizeStatic(activations="int8"), branch_feeds(YES, NO)
@@ -180,7 +180,7 @@ TURNED = "Transpose <perm = [0, 1, 3, 2]>"
 @pytest.mark.parametrize("reader", ["Abs (r)", "Conv (r, v)"])
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 @pytest.mark.parametrize("form", ["qdq", "qop"])
-def test_what_is_moved_and_read_by_a_body(moved: str, reader: str, kind: Any, form: Any) -> None:
+def test_subgraph_captures_moved_values(moved: str, reader: str, kind: Any, form: Any) -> None:
     """The runtime would put a pair behind what moves, and abort on not finding the reader.
 
     Where the reader is a Q, it takes it for one with the Q in front of what moves, and aborts too.
@@ -194,7 +194,7 @@ def test_what_is_moved_and_read_by_a_body(moved: str, reader: str, kind: Any, fo
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
-def test_what_is_moved_in_a_branch_that_always_runs(kind: Any) -> None:
+def test_data_movement_in_a_branch_that_always_runs(kind: Any) -> None:
     """The runtime makes it a part of the graph around it, where a body reads what comes out."""
     moved = f"""on = Constant <value = bool {{1}}> ()
         r = If (on) <then_branch = always () => (float[N, 8, 8, 8] f) {{ f = {TURNED} (a) }},

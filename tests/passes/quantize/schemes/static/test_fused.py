@@ -84,7 +84,7 @@ def test_a_plan_has_the_axis_of_the_weights_as_they_are_stored() -> None:
     assert "w" not in subject.graph.initializers
 
 
-def test_a_weight_that_others_read() -> None:
+def test_weight_with_other_users() -> None:
     """One reads it as it is, one turned, one as floats."""
     nodes = f"""{fused("transB = 1, alpha = 0.5")} z = MatMul (x, w) t = Neg (w)"""
     signature = "g (float[N, 16] x) => (float[N, 16] y, float[N, 16] z, float[16, 16] t)"
@@ -139,7 +139,7 @@ def test_in_a_body() -> None:
         ),
     ],
 )
-def test_what_stays(node: str, signature: str, said: str) -> None:
+def test_unsupported_patterns_stay(node: str, signature: str, said: str) -> None:
     written = text(node, f"{floats('w', 16, 8)}, {floats('k', 3, 16, 8)}", signature or ROWS)
     pass_ = Calibrated(QuantizeStatic(products=True))
     run = "transBatchA" not in node  # which wants batches on both sides

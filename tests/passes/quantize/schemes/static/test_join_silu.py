@@ -36,7 +36,7 @@ def test_silu_becomes_one_operator_under_its_name(factors: str) -> None:
 
 
 @pytest.mark.parametrize("quantized", ["s", "m"])
-def test_what_computes_in_int8_stays(quantized: str) -> None:
+def test_integer_operators_are_unchanged(quantized: str) -> None:
     check(Raise(quantized), SILU, near_miss=True)
 
 
@@ -49,11 +49,11 @@ def test_what_computes_in_int8_stays(quantized: str) -> None:
         "s = Sigmoid (x) m = Add (x, s) y = Neg (m)",
     ],
 )
-def test_what_is_no_silu(nodes: str) -> None:
+def test_patterns_that_are_not_silu(nodes: str) -> None:
     check(Raise(), f"{HEADER}{SIGNATURE} {{ {nodes} }}", near_miss=True)
 
 
-def test_a_gate_that_others_read_stays_for_them() -> None:
+def test_gate_with_other_users_stays() -> None:
     text = f"""{HEADER}g (float[N, 4] x) => (float[N, 4] y, float[N, 4] s) {{
         s = Sigmoid (x) y = Mul (x, s)
     }}"""
@@ -61,5 +61,5 @@ def test_a_gate_that_others_read_stays_for_them() -> None:
     assert sorted(n.op_type for n in changed.graph.nodes) == ["QuickGelu", "Sigmoid"]
 
 
-def test_halves_stay() -> None:
+def test_half_precision_weights_stay_float() -> None:
     check(Raise(), SILU.replace("float[", "float16["), near_miss=True)

@@ -42,7 +42,7 @@ def applied(subject: Model, plan: Plan, form: Any = "qdq") -> Model:
     return copy
 
 
-def test_what_a_plan_holds() -> None:
+def test_plan_fields() -> None:
     _, plan = planned(TEXT)
     assert [(e.op, e.axis, e.tied) for e in plan.entries] == [
         ("Conv", 0, False),
@@ -58,7 +58,7 @@ def test_what_a_plan_holds() -> None:
     assert behind.high is not None
 
 
-def test_what_was_applied_holds_nodes_that_did_not_change() -> None:
+def test_applied_plan_keeps_unchanged_nodes() -> None:
     """Both operands of the product are stored in 8 bits by what makes them."""
     signature = "g (float[N, 4, 8, 8] x) => (float[N, 8, 8, 8] y)"
     nodes = """[first] a = Conv <pads = [1, 1, 1, 1]> (x, w, b)
@@ -112,7 +112,7 @@ def test_a_plan_is_applied_without_data(tmp_path: Path) -> None:
     assert written(by_file) == written(by_pass)
 
 
-def test_what_is_turned_to_float_takes_what_follows_it_along() -> None:
+def test_node_set_to_float_takes_its_dependents_along() -> None:
     subject, plan = planned(TEXT)
     kernels = ["QLinearConv", "QLinearConv", "QLinearAdd", "MaxPool", "QLinearConv"]
     assert deployed(applied(subject, plan)) == kernels
@@ -246,7 +246,7 @@ def test_a_node_without_a_kernel() -> None:
         ('{"tensor": "x", "low": 0, "high": 1, "tied": "y"}', "'tied' is none of tensor"),
     ],
 )
-def test_what_is_no_tensor(tensor: str, said: str) -> None:
+def test_invalid_tensor_entries_are_errors(tensor: str, said: str) -> None:
     text = f'{{"version": 1, "nodes": [], "tensors": [{tensor}]}}'
     with pytest.raises(UsageError) as raised:
         parse_plan(text)

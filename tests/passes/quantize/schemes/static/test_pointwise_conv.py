@@ -128,7 +128,7 @@ def test_means_move_the_bias() -> None:
 # -- what is between layers
 
 
-def test_what_goes_either_way_needs_no_turn() -> None:
+def test_layout_agnostic_operators_need_no_transpose() -> None:
     nodes = """a = Conv (x, w, b) s = Sigmoid (a) t = Add (s, a)
                y = Conv (t, w, b)"""
     changed = written(nodes, "a y")
@@ -136,7 +136,7 @@ def test_what_goes_either_way_needs_no_turn() -> None:
     assert operators(changed)["MatMulIntegerToFloat"] == 2
 
 
-def test_shapes_that_nobody_has_written_down() -> None:
+def test_shapes_without_annotations() -> None:
     text = f"{IMAGE} <{CONSTANTS}> {{ a = Conv (x, w, b) s = Sigmoid (a) y = Conv (s, w, b) }}"
     assert operators(check(Write("a", "y"), text, atol=COARSE))["Transpose"] == 2
 
@@ -147,7 +147,7 @@ def test_the_turn_is_right_behind_a_convolution() -> None:
     assert sequence(written(nodes, "y")) == expected
 
 
-def test_one_quantizer_for_all_that_read_a_value() -> None:
+def test_users_of_a_value_share_one_quantizer() -> None:
     changed = written("a = Conv (x, w, b) c = Conv (x, w) y = Sub (a, c)", "a c")
     assert operators(changed)["QuantizeLinear"] == operators(changed)["Transpose"] - 1 == 1
 
@@ -162,7 +162,7 @@ def test_parts_are_joined_as_bytes_for_products_alone() -> None:
     assert [maker.op_type for maker in makers if maker is not None] == ["QuantizeLinear"] * 2
 
 
-def test_parts_that_others_read_are_joined_as_floats() -> None:
+def test_parts_with_other_users_are_concatenated_in_float() -> None:
     constants = f"{CONSTANTS}, {floats('v', 8, 16, 1, 1)}"
     nodes = """a = Conv (x, w, b) c = Conv (x, w) j = Concat <axis = -3> (a, c) k = Conv (j, v)
                r = ReduceMax <keepdims = 1> (j) y = Add (k, r)"""
@@ -196,7 +196,7 @@ def test_a_head_that_puts_the_channels_last_itself() -> None:
         "a = Conv (x, w, b) m = Mul (a, by_channel) y = MaxPool <kernel_shape = [1, 1]> (m)",
     ],
 )
-def test_what_knows_its_axes_reads_them_as_they_were(nodes: str) -> None:
+def test_operators_with_axes_keep_channels_first(nodes: str) -> None:
     signature = IMAGE.replace("=> (float[N, 8, 6, 4] y)", "=> (float[N, 8, S, T] y)")
     if "ReduceMean" in nodes:
         signature = IMAGE.replace("=> (float[N, 8, 6, 4] y)", "=> (float[1, 1, 1, 1] y)")
@@ -259,9 +259,7 @@ def test_a_rewrite_that_was_vetoed_is_left_out() -> None:
         ("<pads = [1, 1, 1, 1]>", "k", False),
     ],
 )
-def test_which_convolutions_are_of_single_pixels(
-    attributes: str, weights: str, is_one: bool
-) -> None:
+def test_pointwise_convolutions(attributes: str, weights: str, is_one: bool) -> None:
     constants = f"{CONSTANTS}, {floats('k', 8, 8, 3, 3)}"
     signature = IMAGE.replace("[N, 8, 6, 4] y", "[N, 8, S, T] y")
     text = typed(signature, constants, f"y = Conv {attributes} (x, {weights})", 21)
@@ -285,7 +283,7 @@ def test_a_plan_without_the_range() -> None:
         apply_pointwise(model, Plan((entry,)), Context(), {})
 
 
-def test_what_cannot_be_quantized_stays_and_is_named() -> None:
+def test_unsupported_layers_stay_float_and_are_noted() -> None:
     nothing = floats("w", 8, 8, 1, 1).replace("{", "{inf, ", 1).rsplit(",", 1)[0] + "}"
     text = typed(IMAGE, f"{nothing}, {floats('b', 8)}", "y = Conv (x, w, b)", 21)
     model = Model.from_proto(parse(text))

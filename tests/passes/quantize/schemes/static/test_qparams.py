@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from passes.quantize.schemes.static.qparams import Ties, qparams_of
-from passes.quantize.schemes.static.range_narrowing import useful
+from passes.quantize.schemes.static.range_narrowing import needed_range
 from tests.checks import model
 from toolkit.calibrate.statistics import Range
 from toolkit.errors import UsageError
@@ -116,35 +116,35 @@ SEEN = Range(-40.0, 12.0)
         ),
     ],
 )
-def test_what_readers_can_tell_apart(nodes: str, low: float, high: float) -> None:
+def test_distinguishable_ranges(nodes: str, low: float, high: float) -> None:
     graph = model(f"g (float[N] x) => (float[N] y) {{ {nodes} }}").graph
-    found = useful(graph, "x", SEEN)
+    found = needed_range(graph, "x", SEEN)
     assert (found.low, found.high) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize("nodes", ["s = Sigmoid (x) y = Mul (s, x)", "y = Gelu (x)"])
-def test_what_is_cut_off_before_silu_and_gelu_is_less_than_half_a_step(nodes: str) -> None:
+def test_clipping_before_silu_and_gelu_costs_less_than_half_a_step(nodes: str) -> None:
     graph = model(f"g (float[N] x) => (float[N] y) {{ {nodes} }}").graph
-    found = useful(graph, "x", SEEN)
+    found = needed_range(graph, "x", SEEN)
     assert -7 < found.low < -2
     assert found.high == 12
     lost = -found.low / (1 + np.exp(-found.low))
     assert lost <= (found.high - found.low) / 255 / 2 or "Gelu" in nodes
-    assert useful(graph, "x", Range(-1.5, 12)) == Range(-1.5, 12)
+    assert needed_range(graph, "x", Range(-1.5, 12)) == Range(-1.5, 12)
 
 
-def test_a_value_that_is_not_carried_is_read_as_such() -> None:
+def test_operand_that_is_not_moved_keeps_its_range() -> None:
     """A shape that is computed is no value that goes on."""
     text = """g (float[N] x, int64[1] s) => (float[M] y)
               { i = Cast <to = 7> (x) r = Reshape (x, i) y = Relu (r) }"""
     graph = model(text).graph
-    assert useful(graph, "x", SEEN) == SEEN
+    assert needed_range(graph, "x", SEEN) == SEEN
 
 
-def test_an_output_is_read_by_others() -> None:
+def test_graph_output_counts_as_a_user() -> None:
     text = "g (float[N] x) => (float[N] y, float[N] h) { h = Neg (x) y = Relu (h) }"
-    assert useful(model(text).graph, "h", SEEN) == SEEN
+    assert needed_range(model(text).graph, "h", SEEN) == SEEN
     gated = """g (float[N] x) => (float[N] y, float[N] z)
                { s = Sigmoid (x) y = Mul (s, x) z = Exp (s) }"""
-    found = useful(model(gated).graph, "x", SEEN)
+    found = needed_range(model(gated).graph, "x", SEEN)
     assert found.low == pytest.approx(-np.log(509))

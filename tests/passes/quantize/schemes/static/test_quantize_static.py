@@ -87,7 +87,7 @@ def test_linear_layers_in_a_row_pass_bytes_on() -> None:
     quantized(deep, weights, nodes, "QLinearMatMul MatMulIntegerToFloat", atol=0.5)
 
 
-def test_a_linear_layer_that_is_read_as_floats_too_ends_in_floats() -> None:
+def test_linear_layer_with_a_float_user_has_a_float_result() -> None:
     signature = ROWS.replace(" y)", " y, float[N, 8] z)")
     weights = f"{floats('m', 16, 8)}, {floats('n', 8, 8)}"
     nodes = "h = MatMul (x, m) y = MatMul (h, n) z = Tanh (h)"
@@ -102,7 +102,7 @@ def test_a_product_of_activations_when_asked_for() -> None:
     quantized(signature, "", "y = MatMul (x, z)", "MatMulIntegerToFloat", item)
 
 
-def test_a_product_of_other_floats_stays() -> None:
+def test_matmul_of_half_precision_activations_stays_float() -> None:
     """Nobody says what is between the inputs and the product."""
     signature = "g (float16[N, 4, 8] x, float16[N, 8, 4] z) => (float16[N, 4, 4] y)"
     nodes = "a = Relu (x) b = Relu (z) y = MatMul (a, b)"
@@ -199,7 +199,7 @@ def test_a_constant_operand() -> None:
     quantized(IMAGE, constants, nodes, "QLinearConv QLinearAdd QLinearConv", atol=0.5)
 
 
-def test_what_is_not_between_two_stays_float() -> None:
+def test_operator_without_int8_neighbours_stays_float() -> None:
     nodes = f"a = {SAME} (x, w, b) s = Sigmoid (a) y = Mul (a, s)"
     changed = quantized(IMAGE, TWO, nodes, "QLinearConv QuickGelu")
     assert operators(changed)["Sigmoid"] == 0
@@ -207,7 +207,7 @@ def test_what_is_not_between_two_stays_float() -> None:
     quantized(IMAGE, TWO, nodes, "Tanh Add QLinearConv")
 
 
-def test_what_combines_behind_a_linear_layer_stays_float() -> None:
+def test_combining_operator_after_a_linear_layer_stays_float() -> None:
     weights = f"{floats('m', 16, 8)}, {floats('n', 8, 8)}"
     nodes = "h = MatMul (x, m) s = Sigmoid (h) p = Mul (h, s) y = MatMul (p, n)"
     kernels = "MatMulIntegerToFloat QuickGelu MatMulIntegerToFloat"
@@ -235,7 +235,7 @@ def test_one_pair_a_tensor_and_one_weight_for_all() -> None:
 # -- what stays
 
 
-def test_layers_that_stay() -> None:
+def test_unsupported_layers_stay_float() -> None:
     half = "g (float16[N, 16] x) => (float16[N, 8] y)"
     notes = stays(half, stored("m", np.ones((16, 8)), "float16"), "y = MatMul (x, m)")
     assert "weights of float16" in notes[0]
@@ -297,7 +297,7 @@ def test_an_older_opset_is_lifted(opset: int) -> None:
     assert "needs opset 13, and the model is to stay" in notes[0]
 
 
-def test_what_lifting_takes_apart_is_planned_as_it_is_then() -> None:
+def test_operators_that_the_opset_lift_splits_are_planned_afterwards() -> None:
     """Before opset 13 Softmax works on a matrix: lifted, its result is made by a Reshape."""
     item = QuantizeStatic(ops=("Conv", "Softmax", "Reshape"))
     nodes = f"c = {SAME} (x, w, b) s = Softmax (c) y = Conv (s, v)"

@@ -67,7 +67,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(third, feeds[0]), run(first, feeds[0]))
 
 
-def test_a_plan_of_shared_names_is_read_by_the_same_names(tmp_path: Path) -> None:
+def test_plan_with_renamed_values_applies_to_the_same_values(tmp_path: Path) -> None:
     text, feeds = wide(BRANCHES.replace(" q", " p").replace("(q", "(p"))
     items: list[Any] = [QuantizeStatic(), *parse_passes("quantize:mode=static:correct_bias=false")]
     for item in items:
@@ -93,7 +93,7 @@ def test_a_plan_of_nothing_changes_no_names(item: Any, tmp_path: Path) -> None:
     assert not len(subject.journal)
 
 
-def test_a_plan_for_what_is_behind_a_loop_in_a_scan(tmp_path: Path) -> None:
+def test_plan_for_layers_after_a_loop_in_a_scan(tmp_path: Path) -> None:
     """Means are those of what is observed there: ranks have to be known for that."""
     weights = f"{floats('w', 32, 32, 3, 3)}, {floats('b', 32)}, int64 two = {{2}}, bool on = {{1}}"
     text = f"""g (float[T, N, 32, 16, 16] x) => (float[T, N, 32, 16, 16] y) <{weights}> {{
@@ -127,7 +127,7 @@ def test_tensors_and_nodes_that_a_plan_cannot_have() -> None:
 # -- with all the rest
 
 
-def test_biases_take_back_what_rounding_shifts() -> None:
+def test_biases_compensate_the_shift_of_rounding() -> None:
     """By the means of what a layer reads, in all steps."""
     text = f"""g (int64 n, float[N, 16] x) => (float[M, 16] y) <{LINEAR}, {floats("b", 16)}> {{
         y = Loop (n, on, x) <body = l (int64 i, bool go, float[P, 16] s) => (bool d, float[Q, 16] u)

@@ -46,7 +46,7 @@ from toolkit.settings import Settings
 
 @pytest.mark.parametrize("form", ["qdq", "qop"])
 @pytest.mark.parametrize("options", [{}, {"per_channel": False}, {"activations": "int8"}])
-def test_a_branch_computes_what_a_flat_model_does(form: Any, options: dict[str, Any]) -> None:
+def test_branch_computes_the_same_as_a_flat_model(form: Any, options: dict[str, Any]) -> None:
     item = QuantizeStatic(format=form, **options)
     feeds = branch_feeds(YES, NO, YES, NO)
     subject = quantized(BRANCHES, feeds, item)
@@ -101,7 +101,7 @@ def test_a_layer_that_never_runs_on_a_tensor_that_is_known() -> None:
     assert "MatMul 'p' (it never ran" in notes(text, feeds)
 
 
-def test_what_is_observed() -> None:
+def test_observed_tensors() -> None:
     """What is in 8 bits; of layers in bodies what they make, too."""
 
     class Spy:
@@ -268,7 +268,7 @@ def test_a_branch_in_a_loop_that_never_runs() -> None:
         ("k = Log (z) j = Mul (x, k) p = MatMul (j, m)", "holds infinity"),
     ],
 )
-def test_layers_of_a_body_that_stay(nodes: str, said: str) -> None:
+def test_layers_of_a_subgraph_that_stay_float(nodes: str, said: str) -> None:
     kind, x = ("float16", "h") if "m16" in nodes else ("float", "x")
     halves = stored("m16", normal(16, 16), "float16")
     nodes = nodes.replace("(x", f"({x}")

@@ -105,7 +105,7 @@ def test_bytes_without_a_sign() -> None:
     assert found.weight.codes.max() == 255
 
 
-def test_lopsided_bytes_cover_what_is_there() -> None:
+def test_affine_codes_cover_the_range() -> None:
     weights = normal(20, 7) + 1
     found = quantize_affine(weights)
     back = (found.codes.astype(np.float64) - found.params.zero_point) * float(found.params.scale)

@@ -103,7 +103,7 @@ def test_a_gram_in_batches() -> None:
     np.testing.assert_array_equal(restored.total, one.total)
 
 
-def test_what_is_no_gram() -> None:
+def test_invalid_gram_inputs() -> None:
     gram = Gram("x")
     gram.update(np.empty((0, 4), np.float32))
     gram.update(np.ones((2, 4), np.int64))

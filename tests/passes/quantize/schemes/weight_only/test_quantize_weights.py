@@ -108,7 +108,7 @@ def test_level_four_computes_in_int8() -> None:
 
 
 @pytest.mark.parametrize("optimize", [False, True])
-def test_what_is_proven_is_what_an_application_computes(
+def test_plan_and_application_compute_the_same(
     optimize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without packed weights the runtime computes level 4 in floats; a large model is told so."""
@@ -152,7 +152,7 @@ def test_a_fused_matmul(item: QuantizeWeights) -> None:
     check(item, f"{header}{X_Y} <{floats('w', 8, 16)}> {{ {node} }}", atol=0.1)
 
 
-def test_a_sum_that_is_no_bias_stays() -> None:
+def test_add_that_is_not_a_bias_stays() -> None:
     signature = "g (float[N, S, 16] x, float[N, S, 8] r) => (float[N, S, 8] y)"
     nodes = "a = MatMul (x, w) y = Add (a, r)"
     quantized(signature, floats("w", 16, 8), nodes, "MatMulNBits Add", EXACT8)
@@ -174,7 +174,7 @@ def test_inputs_without_rows_and_of_one_dimension(shape: tuple[int, ...]) -> Non
     quantized(vector, floats("w", 16, 8), "y = MatMul (x, w)", "MatMulNBits", EXACT8)
 
 
-def test_a_weight_that_two_layers_read_is_stored_once() -> None:
+def test_weight_with_two_users_is_stored_once() -> None:
     signature = "g (float[N, 16] x) => (float[N, 16] y)"
     nodes = "a = MatMul (x, w) t = Tanh (a) y = MatMul (t, w)"
     wanted = "MatMulNBits Tanh MatMulNBits"
@@ -305,7 +305,7 @@ def test_a_projection_stays_with_the_table_it_is_tied_to() -> None:
     assert any("Gemm 'y' (tied to a table)" in note for note in notes)
 
 
-def test_a_table_that_is_read_as_floats_too_stays() -> None:
+def test_table_with_float_users_stays_float() -> None:
     signature = "g (int64[N, S] i) => (float[N, S, 8] y, float[20, 8] z)"
     notes = stays(signature, floats("t", 20, 8), "y = Gather (t, i) z = Neg (t)", NBITS)
     assert "float users" in notes[0]
@@ -403,7 +403,7 @@ def test_a_layer_that_cannot_be_observed_is_rounded() -> None:
 # -- what stays, plans, options
 
 
-def test_what_stays() -> None:
+def test_unsupported_patterns_stay() -> None:
     matmul = "y = MatMul (x, w)"
     notes = stays(X_Y, floats("w", 16, 8), matmul, QuantizeWeights())
     assert notes == ["left float: MatMul 'y' (fewer than 4096 weights)"]
@@ -418,7 +418,7 @@ def test_what_stays() -> None:
                                 floats("w", 2, 16, 8), matmul, NBITS)[0]  # fmt: skip
 
 
-def test_a_quantized_model_stays() -> None:
+def test_quantized_model_is_unchanged() -> None:
     text = typed(ROWS, floats("w", 16, 8), "y = MatMul (x, w)", 21)
     for item in (NBITS, QDQ):
         subject = Model.from_proto(parse(text))
@@ -432,7 +432,9 @@ def test_a_quantized_model_stays() -> None:
 
 @pytest.mark.parametrize(("bad", "said"), [("nan", "NaN among"), ("inf", "infinite weights")])
 @pytest.mark.parametrize("item", [NBITS, QDQ])
-def test_weights_that_are_no_numbers_stay(bad: str, said: str, item: QuantizeWeights) -> None:
+def test_weights_with_nan_or_infinity_stay_float(
+    bad: str, said: str, item: QuantizeWeights
+) -> None:
     before = parse(typed(X_Y, floats("w", 16, 8), "y = MatMul (x, w)", 21))
     numbers = onnx.numpy_helper.to_array(before.graph.initializer[0]).copy()
     numbers[2, 2] = float(bad)
@@ -470,7 +472,7 @@ def test_a_plan_there_and_back(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["nbits", "qdq"])
-def test_what_no_plan_can_ask_for(entry: Entry, said: str, form: Form) -> None:
+def test_unsupported_plan_entries_are_errors(entry: Entry, said: str, form: Form) -> None:
     subject = Model.from_proto(parse(typed(X_Y, floats("w", 16, 8), "y = MatMul (x, w)", 21)))
     asked = Entry(entry.node, entry.output, entry.op, "weight-only", entry.weight,
                   block_size=entry.block_size, method=entry.method)  # fmt: skip

@@ -21,7 +21,7 @@ def definite(size: int) -> Any:
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 24, 50])
-def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_blocks_compute_the_same_as_numpy(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(triangular, "_BLOCK", 8)
     matrix = definite(size)
     expected = np.linalg.cholesky(matrix.astype(np.float64))
@@ -31,7 +31,7 @@ def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch, size:
     np.testing.assert_allclose(matrix, np.linalg.inv(expected), rtol=1e-3, atol=1e-3)
 
 
-def test_what_is_not_definite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indefinite_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triangular, "_BLOCK", 4)
     late = definite(10)
     late[9, 9] = -1
