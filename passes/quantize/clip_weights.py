@@ -48,12 +48,12 @@ class ClipWeights:
 
     name: ClassVar[str] = "clip-weights"
     tolerance: ClassVar[Tolerance] = QUANT
-    bits: int = field(default=8, metadata={"help": "Bits of the weights to come, 2 to 8."})
+    bits: int = field(default=8, metadata={"help": "Bits of the quantized weights, 2 to 8."})
     per_channel: bool = field(
-        default=True, metadata={"help": "A limit for each output of a layer, or one for all."}
+        default=True, metadata={"help": "One limit per output channel, or one per tensor."}
     )
     include: tuple[str, ...] = field(
-        default=("*",), metadata={"help": "Patterns of the layers to clip the weights of."}
+        default=("*",), metadata={"help": "Patterns of the layers whose weights are clipped."}
     )
     exclude: tuple[str, ...] = field(
         default=(), metadata={"help": "Patterns of layers to leave as they are."}
@@ -90,7 +90,7 @@ class ClipWeights:
         if g.is_captured(name) or any(
             k is None or k.name != name or _axis(k) != axis for k in layers
         ):
-            ctx.note(f"'{name}' is not clipped: others read it too")
+            ctx.note(f"'{name}' is not clipped: it has other users")
             return
         weights = g.const(name)
         assert weights is not None
@@ -138,7 +138,7 @@ class _Channels:
         self._others = tuple(a for a in range(weights.ndim) if a != axis)
 
     def along(self, numbers: Array, rows: slice) -> Array:
-        """Reshape numbers per channel so that they broadcast against a block of rows."""
+        """Reshape numbers per channel to broadcast against a block of rows."""
         if self.axis is None:
             return numbers
         shaped = numbers.reshape([-1 if a == self.axis else 1 for a in range(self.weights.ndim)])

@@ -2,8 +2,8 @@
 
 not finite       NaN or infinity: there is no scale
 outliers         the largest value is so far above the others that it uses most of the steps
-near-constant    values far from zero that hardly differ: the range contains zero, so that all of
-                 them get a few codes
+near-constant    values far from zero that hardly differ: the range contains zero, and few codes
+                 are left for them
 features         a few channels of a layer's input are far above the others and dominate their
                  common scale; an almost constant one wastes the steps
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 WEIGHT_RATIO = 64.0
 """Ratio of max |w| to the root mean square of the other weights of its channel. At 127 those are
 below one step."""
-_UNHEARD = 1e-3
+_NEGLIGIBLE = 1e-3
 """RMS of a channel without its largest weight, relative to the median channel: below this, the
 channel is a single weight, as where a norm has nearly disabled it, and its error is negligible."""
 RANGE_RATIO = 16.0
@@ -69,7 +69,7 @@ def note_troubles(troubles: Iterable[Trouble], ctx: Context) -> None:
     for trouble in listed[:_MOST_NOTES]:
         ctx.note(str(trouble))
     if len(listed) > _MOST_NOTES:
-        ctx.note(f"and {len(listed) - _MOST_NOTES} more tensors that 8 bits do not hold well")
+        ctx.note(f"and {len(listed) - _MOST_NOTES} more tensors that 8 bits represent badly")
 
 
 def note_hard(model: Model, ctx: Context) -> None:
@@ -81,12 +81,12 @@ def note_hard(model: Model, ctx: Context) -> None:
 
 def feature_troubles(model: Model, data: CalibrationData) -> Iterator[Trouble]:
     """Yield the layer inputs in which a few channels dominate the range on the first samples."""
-    read: dict[str, int] = {}
+    inputs: dict[str, int] = {}
     for node in model.graph.nodes:
         kernel = kernel_of(model.graph, node)
         if kernel is not None and kernel.reads_channels and not model.graph.is_const(node.input[0]):
-            read.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
-    observers = {name: Collect(ChannelExtremes, (axis,)) for name, axis in read.items()}
+            inputs.setdefault(node.input[0], -1 if kernel.is_matrix else 1)
+    observers = {name: Collect(ChannelExtremes, (axis,)) for name, axis in inputs.items()}
     found = data.first(_SAMPLES).collect(model, observers)
     for tensor, statistic in found.statistics.items():
         trouble = _feature_trouble(tensor, statistic)
@@ -106,9 +106,9 @@ def _feature_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
     rest = reach[~far].max()
     what = f"{far.sum()} of {low.size} features reach {reach.max():.4g}, the others {rest:.4g}"
     if (UINT8.steps * (high - low)[far] < FEWEST_STEPS * reach[far]).all():
-        advice = "they hardly vary: take them out before, or leave what reads it float"
+        advice = "they hardly vary: remove them before, or leave its users float"
     else:
-        advice = "try smooth, or leave what reads it float"
+        advice = "try smooth, or leave its users float"
     return Trouble(tensor, what, advice)
 
 
@@ -141,8 +141,8 @@ def _weight_trouble(g: Graph, kernel: Kernel) -> Trouble | None:
     rest = squares - np.square(largest)
     present = rest > _ROUNDING * squares  # a channel with a single nonzero weight is exact
     size = np.sqrt(np.where(present, rest, 1) / max(share - 1, 1))
-    heard = size > _UNHEARD * np.median(np.where(present, size, 0))
-    ratio = np.where(present & heard, largest / size, 0)
+    relevant = size > _NEGLIGIBLE * np.median(np.where(present, size, 0))
+    ratio = np.where(present & relevant, largest / size, 0)
     bad = int(np.count_nonzero(ratio > WEIGHT_RATIO))
     if not bad:
         return None
@@ -177,7 +177,7 @@ def _range_trouble(tensor: str, statistic: Statistic) -> Trouble | None:
     if inner <= 0 or outer / inner <= RANGE_RATIO:
         return None
     what = f"its largest value is {_times(outer / inner)} its {_PERCENT}th percentile"
-    advice = "try smooth, observer=percentile, or leave what reads it float"
+    advice = "try smooth, observer=percentile, or leave its users float"
     return Trouble(tensor, what, advice)
 
 
@@ -193,4 +193,4 @@ def _near_constant(tensor: str, low: float, high: float) -> Trouble | None:
     what = (
         f"nearly constant: {low:.4g} to {high:.4g} is {max(1, round(steps))} of {UINT8.steps} steps"
     )
-    return Trouble(tensor, what, "leave what reads it float, or take its mean out before")
+    return Trouble(tensor, what, "leave its users float, or subtract its mean before")

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 Words = Mapping[str, str]
 
-PER_CHANNEL: Words = {"help": "A scale for each output of a layer, or one for all."}
+PER_CHANNEL: Words = {"help": "One scale per output channel, or one per tensor."}
 REDUCE_RANGE: Words = {"help": "Weights in -64..64, for x86 processors without VNNI."}
-EMBEDDINGS: Words = {"help": "Quantize the tables of Gather too, by rows."}
+EMBEDDINGS: Words = {"help": "Quantize the tables of Gather too, with one scale per row."}
 INCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to quantize."}
 EXCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to leave float."}
-MIN_ELEMENTS: Words = {"help": "Layers with fewer weights stay float: they do not pay."}
-PLAN: Words = {"help": "A plan (JSON) to follow, in place of the options above."}
+MIN_ELEMENTS: Words = {"help": "Layers with fewer weights stay float."}
+PLAN: Words = {"help": "A plan (JSON) to apply instead of the options above."}
 
 
 def note_beside_plan(item: Any, ctx: Context, *followed: str) -> None:

@@ -46,5 +46,6 @@ def lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
 
 
 def quantized_already(model: Model, operators: Container[str] = INTEGER_COMPUTE) -> str:
+    """Return the reason if the model has one of these operators."""
     made = next((node for node in model.nodes() if node.op_type in operators), None)
     return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""

@@ -67,11 +67,12 @@ class Quantize:
         default="auto", metadata={"help": "auto: linear layers dynamic, convolutions static."}
     )
     format: Format = field(
-        default="qdq", metadata={"help": "How static layers are written: Q/DQ, or operators."}
+        default="qdq",
+        metadata={"help": "Static layers as Q/DQ pairs, or as integer operators."},
     )
     observer: AnyObserver = field(
         default="auto",
-        metadata={"help": "How the range of an activation is found; auto: with the least noise."},
+        metadata={"help": "The method for activation ranges; auto: the one with the least noise."},
     )
     weights: Literal["int8", "int4"] = field(
         default="int8", metadata={"help": "The type of weights; int4 with mode=weight_only."}
@@ -87,7 +88,7 @@ class Quantize:
     )
     correct_bias: bool = field(
         default=True,
-        metadata={"help": "Take back what int8 shifts by the biases of static layers."},
+        metadata={"help": "Compensate mean errors of static layers in their biases."},
     )
     include: tuple[str, ...] = field(default=("*",), metadata=options.INCLUDE)
     exclude: tuple[str, ...] = field(default=(), metadata=options.EXCLUDE)
@@ -114,7 +115,7 @@ class Quantize:
             make_all_distinct(model)
             plan = read_plan(self.plan, model)
             options.note_beside_plan(self, ctx, "format", "correct_bias")
-            Shapes(annotate=False).run(model, ctx)  # by which bodies are observed
+            Shapes(annotate=False).run(model, ctx)  # subgraph values are observed by their type
             trials = self._trials(model, plan, ctx)
             self._write(trials, enforce_budget(trials, plan, self.correct_bias), start)
             return
@@ -150,7 +151,7 @@ class Quantize:
         done = as_applied(model, plan)
         ctx.report.plans.append(done)
         if not done.quantized():
-            model.journal.undo_to(start)  # lifted, renamed and smoothed for nothing
+            model.journal.undo_to(start)  # drop the opset lift, renamed outputs and smoothing
         if self.correct_bias and is_correctable(done, ctx):
             self._correct_biases(trials)
         note_what(done, plan, ctx)
@@ -205,12 +206,12 @@ class Quantize:
         )
 
     def _static(self) -> QuantizeStatic:
-        left = () if self.mode == "static" else _LINEAR
+        excluded = () if self.mode == "static" else _LINEAR
         return QuantizeStatic(
             format=self.format,
             observer="minmax" if self.observer == "auto" else self.observer,
             reduce_range=self._reduces(),
-            ops=tuple(op for op in DEFAULT_OPS if op not in left),
+            ops=tuple(op for op in DEFAULT_OPS if op not in excluded),
             include=self.include,
             exclude=self.exclude,
         )

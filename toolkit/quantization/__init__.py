@@ -1,1 +1,1 @@
-"""What a quantization is: the plan, the number formats, and the parameters of tensors."""
+"""Quantization as data: the plan, number formats, and the parameters of tensors."""

@@ -45,7 +45,7 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 VERSION = 1
 
 RENAMED = "distinct-name"
-"""The rule that makes the name of a node's output unique, so that plans can refer to it."""
+"""The rule that gives the outputs of nodes the unique names that plans refer to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def as_applied(model: Model, plan: Plan) -> Plan:
 
     def is_done(entry: Entry) -> bool:
         done = entry.scheme == "float" or not entry.output or entry.output in sites
-        return done or _reads_integers(model, entry.output)
+        return done or _has_dequantized_operands(model, entry.output)
 
     entries = [
         e if is_done(e) else replace(e, scheme="float", reason="it could not be kept")
@@ -238,8 +238,8 @@ def as_applied(model: Model, plan: Plan) -> Plan:
     return replace(plan, entries=tuple(entries))
 
 
-def _reads_integers(model: Model, output: str) -> bool:
-    """Whether all operands are dequantized for other nodes: then the node needs no change."""
+def _has_dequantized_operands(model: Model, output: str) -> bool:
+    """Return whether other nodes had all operands dequantized, and the node needs no change."""
     for graph in model.graphs():
         node = graph.producer(output)
         if node is not None:
@@ -256,5 +256,5 @@ def _refuse(unknown: list[str], what: str) -> None:
 
 
 def _listed(name: str, lines: list[str]) -> str:
-    body = ",\n    ".join(lines)
-    return f'"{name}": [\n    {body}\n  ]'
+    items = ",\n    ".join(lines)
+    return f'"{name}": [\n    {items}\n  ]'

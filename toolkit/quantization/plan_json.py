@@ -57,7 +57,7 @@ def read_plan(source: Path | Plan, model: Model) -> Plan:
     except OSError as error:
         raise UsageError(f"the plan '{path}' cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"'{path}' is not JSON: it is not even text") from error
+        raise UsageError(f"'{path}' is not JSON: it is not text") from error
     plan = parse_plan(text, f"'{path}'")
     plan.require_known(model, f"'{path}'")
     return plan.completed(model)
@@ -142,12 +142,12 @@ def _checked(item: Any, names: list[str], where: str) -> dict[str, Any]:
                 raise UsageError(f"{where}: {name} {value!r} is none of {listed}")
         elif name in _WHOLE:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise UsageError(f"{where}: {name} {value!r} is no whole number")
+                raise UsageError(f"{where}: {name} {value!r} is not an integer")
         elif name in _NUMBERS:
             if value is not None and not _is_finite(value):
-                raise UsageError(f"{where}: {name} {value!r} is no number")
+                raise UsageError(f"{where}: {name} {value!r} is not a number")
         elif not isinstance(value, str):
-            raise UsageError(f"{where}: {name} {value!r} is no text")
+            raise UsageError(f"{where}: {name} {value!r} is not a string")
     return given
 
 

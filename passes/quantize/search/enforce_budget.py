@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def enforce_budget(trials: Trials, plan: Plan, corrected: bool = False) -> Plan:
     """Return the plan without the layers that have to fall back to float for the budget.
 
-    `corrected`: biases will be corrected, so that the plan may rely on it.
+    `corrected`: biases will be corrected, and the plan may rely on it.
     """
     # The search evaluates plans of every scheme, and the schemes call this function.
     from passes.quantize.search.costs import Kernels

@@ -1,9 +1,9 @@
-"""What the target's int8 kernels are measured with: each computation in floats, and in int8.
+"""The computations that `toolkit tune` times in float and in int8.
 
-The spellings are chains as in `passes.lower.candidates`: {T} are pixels or tokens, {D} channels. A
-spelling in int8 takes floats and gives floats; between two of them the runtime drops the pair of
-QuantizeLinear and DequantizeLinear, so that only the ends of the chain convert. `boundary` is for
-what a region's ends cost: two convolutions of one kind, two of the other, and all four.
+Their forms are chains as in `passes.lower.candidates`: {T} are pixels or tokens, {D} channels. An
+int8 form has float inputs and outputs; the runtime removes the QuantizeLinear and DequantizeLinear
+between two of them, and only the ends of the chain convert. `boundary` measures a conversion: two
+convolutions in float, two in int8, and all four in a row.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _SCALES = "float scale, uint8 zero"
 _WEIGHTS = "float[{D}] ws, int8[{D}] wz"
 
 WIDE = ((12544, 96), (3136, 16), (3136, 32), (784, 64), (784, 128), (196, 256), (49, 512))
-"""Pixels and channels as they come in networks: fewer pixels with more channels. The first one does
-not fit into a core's cache in floats."""
+"""Pixels and channels, as usual in networks: the more channels, the fewer pixels. The float tensor
+of the first one exceeds a core's cache."""
 DEPTHWISE = (
     *((12544, 16), (12544, 96), (3136, 32), (3136, 64)),
     *((784, 128), (196, 256), (196, 512), (49, 1024)),
 )
 AREAS = ((12544, 96), (3136, 32), (784, 128), (196, 256))
-"""Some of WIDE, since what runs behind a convolution is compared with it alone."""
+"""A subset of WIDE, since operators behind a convolution are compared with it alone."""
 LINEAR = ((1, 256), (1, 1024), (8, 384), (8, 768), (32, 384), (128, 384), (128, 768))
 FIRST = ((12544, 16), (12544, 32), (50176, 32))
 
@@ -30,18 +30,18 @@ FIRST = ((12544, 16), (12544, 32), (50176, 32))
 _KEPT = ("DequantizeLinear", "QuantizeLinear", "Transpose", "com.microsoft:QLinearConv")
 
 
-def _given(value: str) -> str:
-    """A value as it is between int8 kernels: `xd` for `x`."""
-    return f"{value}q = QuantizeLinear ({value}, scale, zero)\n" + _read(value)
+def _quantized(value: str) -> str:
+    """Return the text that quantizes and dequantizes a value: `xd` for `x`."""
+    return f"{value}q = QuantizeLinear ({value}, scale, zero)\n" + _dequantized(value)
 
 
-def _read(value: str) -> str:
+def _dequantized(value: str) -> str:
     return f"{value}d = DequantizeLinear ({value}q, scale, zero)\n"
 
 
 def _result(value: str) -> str:
-    """The result `value` of an int8 kernel, as `y`."""
-    return _given(value).replace(f"{value}d =", "y =")
+    """Return the text that quantizes and dequantizes the result `value`, as `y`."""
+    return _quantized(value).replace(f"{value}d =", "y =")
 
 
 def _conv(kernel: int, depthwise: bool = False) -> tuple[str, str]:
@@ -50,7 +50,7 @@ def _conv(kernel: int, depthwise: bool = False) -> tuple[str, str]:
     how = f"kernel_shape = [{kernel}, {kernel}], pads = [{pad}, {pad}, {pad}, {pad}]{group}"
     floats = f"y = Conv <{how}> (x, w)"
     wd = "wd = DequantizeLinear <axis = 0> (wq, ws, wz)\n"
-    return floats, f"{_given('x')}{wd}c = Conv <{how}> (xd, wd)\n{_result('c')}"
+    return floats, f"{_quantized('x')}{wd}c = Conv <{how}> (xd, wd)\n{_result('c')}"
 
 
 def _convolution(
@@ -69,21 +69,22 @@ def _convolution(
 
 
 def _behind(name: str, floats: str, int8: str, island: str = "", result: str = "") -> Computation:
-    """An operator behind a convolution, in its layout; `m` of `c` in floats, or of `d` in int8.
+    """Return an operator behind a convolution, in its layout.
 
-    What the operator takes is the difference to the convolution alone.
+    The float text computes `y` of `c`, the int8 text `m` of `d`. The time of the operator is the
+    difference to the convolution alone.
     """
     conv, int8_conv = _conv(1)
     first = int8_conv.replace("y =", "d =")
-    spellings = {
+    forms = {
         "float": conv.replace("y =", "c =") + "\n" + floats,
         "int8": f"{first}{int8}{_result('m')}",
     }
     if island:
-        spellings["island"] = f"{first}{island}{_result('m')}"
+        forms["island"] = f"{first}{island}{_result('m')}"
     return Computation(
         name,
-        spellings,
+        forms,
         inputs=f"{_IMAGE} x, {_IMAGE} r",
         weights=f"float[{{D}}, {{D}}, 1, 1] w, int8[{{D}}, {{D}}, 1, 1] wq, {_WEIGHTS}, {_SCALES}",
         regimes=AREAS,
@@ -136,7 +137,7 @@ INT8_COMPUTATIONS = (
         {
             "float": "\n".join(_PAIR),
             "int8": "\n".join(_INT8_PAIR),
-            # Two of each: one float convolution alone would be made int8 by the runtime.
+            # Two of each: the runtime computes a single float convolution in int8.
             "mixed": _INT8_PAIR[0]
             + _INT8_PAIR[1].replace("y =", "v =")
             + _PAIR[0].replace("c =", "a =").replace("(x,", "(v,")
@@ -154,15 +155,15 @@ INT8_COMPUTATIONS = (
             "float": "y = MatMul (x, w)",
             "dynamic": "xq, xs, xz = DynamicQuantizeLinear (x)\n"
             "m = MatMulInteger (xq, wq, xz) f = Mul (xs, ws) i = Cast <to = 1> (m) y = Mul (i, f)",
-            "static": f"{_given('x')}wd = DequantizeLinear <axis = 1> (wq, ws, wz)\n"
+            "static": f"{_quantized('x')}wd = DequantizeLinear <axis = 1> (wq, ws, wz)\n"
             "y = MatMul (xd, wd)",
         },
         weights=f"float[{{D}}, {{D}}] w, int8[{{D}}, {{D}}] wq, {_WEIGHTS}, {_SCALES}",
         regimes=LINEAR,
         kept={"dynamic": ("com.microsoft:DynamicQuantizeMatMul",)},
     ),
-    _behind("add", "y = Add (c, r)", f"{_given('r')}m = Add (d, rd)\n"),
-    _behind("mul", "y = Mul (c, r)", f"{_given('r')}m = Mul (d, rd)\n"),
+    _behind("add", "y = Add (c, r)", f"{_quantized('r')}m = Add (d, rd)\n"),
+    _behind("mul", "y = Mul (c, r)", f"{_quantized('r')}m = Mul (d, rd)\n"),
     _behind("sigmoid", "y = Sigmoid (c)", "m = Sigmoid (d)\n"),
     _behind(
         "silu",
@@ -186,10 +187,10 @@ INT8_COMPUTATIONS = (
         "concat",
         {
             "float": "a = Conv (x, w) b = Conv (x, w2) y = Concat <axis = 1> (b, a)",
-            "int8": f"{_given('x')}wd = DequantizeLinear <axis = 0> (wq, ws, wz)\n"
+            "int8": f"{_quantized('x')}wd = DequantizeLinear <axis = 0> (wq, ws, wz)\n"
             "wd2 = DequantizeLinear <axis = 0> (wq2, ws, wz)\n"
             "a = Conv (xd, wd) b = Conv (xd, wd2)\n"
-            f"{_given('a')}{_given('b')}c = Concat <axis = 1> (bd, ad)\n{_result('c')}",
+            f"{_quantized('a')}{_quantized('b')}c = Concat <axis = 1> (bd, ad)\n{_result('c')}",
         },
         inputs=f"{_IMAGE} x",
         weights="float[{half}, {D}, 1, 1] w, float[{half}, {D}, 1, 1] w2, "

@@ -71,7 +71,7 @@ def search(
 ) -> Found:
     """Return the fastest plan within the budget; one that quantizes nothing when there is none.
 
-    `corrected`: biases will be corrected, so that a plan may rely on it. `pointwise`: the same
+    `corrected`: biases will be corrected, and a plan may rely on it. `pointwise`: the same
     model with independent pointwise convolutions instead of int8 regions.
     """
     if not trials.ctx.target.has_costs or trials.ctx.settings.prefer != "speed":

@@ -124,7 +124,7 @@ def test_weights_that_others_read_stay() -> None:
     for other in ("t = Transpose (w) z = MatMul (u, t)", "z = Gemm <transB = 1> (u, w)"):
         text = typed(more, stored("w", heavy(256, 4)), f"{LAYER} {other}")
         check(ClipWeights(bits=4), text, near_miss=True, run=False)
-        assert "others read it too" in notes_of(ClipWeights(bits=4), text)[-1]
+        assert "it has other users" in notes_of(ClipWeights(bits=4), text)[-1]
 
 
 def test_light_tails_stay_in_8_bits() -> None:

@@ -46,7 +46,7 @@ def tried(bench: Bench) -> tuple[Trials, Plan]:
     return Trials(layer, Context(evaluator=cast("Evaluator", bench)), apply_all), plan
 
 
-def test_a_plan_is_judged_once() -> None:
+def test_verdicts_on_a_plan_are_cached() -> None:
     bench = Bench(0.9)
     trials, plan = tried(bench)
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_a_plan_is_judged_once() -> None:
     assert [how.get("deployed", False) for how in bench.asked] == [True, False]
 
 
-def test_what_is_far_from_the_budget_needs_no_proof() -> None:
+def test_plan_far_within_the_budget_needs_no_proof() -> None:
     bench = Bench(0.5)
     trials, plan = tried(bench)
     assert trials.holds(plan)
@@ -64,7 +64,7 @@ def test_what_is_far_from_the_budget_needs_no_proof() -> None:
     assert len(bench.asked) == 1
 
 
-def test_a_look_takes_few_samples_of_a_slow_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_screening_of_a_slow_model_takes_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     trials, plan = tried(bench)
     monkeypatch.setattr(Trials, "affordable", lambda self, seconds: FEW)
@@ -75,7 +75,7 @@ def test_a_look_takes_few_samples_of_a_slow_model(monkeypatch: pytest.MonkeyPatc
     assert [how["samples"] for how in bench.asked] == [FEW, None]
 
 
-def test_a_look_at_all_samples_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_screening_on_all_samples_counts_as_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     trials, plan = tried(bench)
     monkeypatch.setattr(Trials, "affordable", lambda self, seconds: 1000)
@@ -83,25 +83,25 @@ def test_a_look_at_all_samples_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> 
     assert trials.holds(plan)
     assert trials.noise(plan, 100) == 0.5
     assert len(bench.asked) == 1
-    assert trials.noise(plan, FEW) == 0.5, "of other samples nobody knows"
+    assert trials.noise(plan, FEW) == 0.5, "on other samples"
     assert len(bench.asked) == 2
 
 
-def test_what_does_not_hold_is_not_looked_at_for_long() -> None:
+def test_failing_screening_stops_early() -> None:
     bench = Bench(1.2)
     trials, plan = tried(bench)
     assert not trials.seems_to_hold(plan)
     assert bench.asked[0]["stop_above"] < subject.STOP_ABOVE
 
 
-def test_of_a_fast_model_more_samples_are_affordable() -> None:
+def test_fast_model_affords_more_samples() -> None:
     trials, plan = tried(Bench())
     assert trials.affordable(1.0) == FEW, "before anything ran"
     trials.holds(plan)
     assert trials.affordable(1.0) > FEW
 
 
-def test_a_metric_of_a_user_is_asked_on_all_samples() -> None:
+def test_user_metric_is_evaluated_on_all_samples() -> None:
     """Screening would not ask for it, and anything would pass."""
     bench = Bench(0.5, Requirement(metric=Score("own", lambda outputs: 1.0)))
     trials, plan = tried(bench)
@@ -109,8 +109,8 @@ def test_a_metric_of_a_user_is_asked_on_all_samples() -> None:
     assert [how.get("samples") for how in bench.asked] == [None]
 
 
-def test_drafts_do_not_pile_up() -> None:
-    """Also while the collector is at rest, as it is when a pass runs."""
+def test_drafts_are_freed_during_a_pass() -> None:
+    """Automatic garbage collection is off while a pass runs."""
     trials, plan = tried(Bench())
     alive: list[weakref.ref[Model]] = []
     gc.disable()
