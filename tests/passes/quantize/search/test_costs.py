@@ -60,7 +60,7 @@ SMALL = [(c, name) for c in INT8_COMPUTATIONS for name in c.candidates]
 
 
 @pytest.mark.parametrize(("computation", "name"), SMALL, ids=lambda v: getattr(v, "name", v))
-def test_the_runtime_takes_the_spellings(computation: Computation, name: str) -> None:
+def test_runtime_accepts_the_candidate_forms(computation: Computation, name: str) -> None:
     regime = Regime(*min(computation.regimes, key=lambda r: r[0] * r[1] ** 2), 1)
     session, operators = load(chain(computation, name, regime), threads=1)
     feeds = contents(computation, computation.inputs, regime)
@@ -117,7 +117,7 @@ def test_an_operator_behind_a_convolution_takes_the_difference() -> None:
     assert (found.in_float, found.in_int8) == pytest.approx((1.0, 3.0))
 
 
-def test_a_boundary_is_half_of_what_four_take_more_than_two_and_two() -> None:
+def test_boundary_is_half_the_difference_of_mixed_and_pure_chains() -> None:
     at = "100x10@1"
     kernels = table(boundary={"float": {at: 20.0}, "int8": {at: 5.0}, "mixed": {at: 35.0}})
     assert kernels.crossing(1000, 10) == pytest.approx(5.0)
@@ -160,7 +160,7 @@ def test_pools_and_elementwise() -> None:
     assert of(image, "y = com.microsoft.QuickGelu (x)").in_int8 > 0
 
 
-def test_what_the_table_does_not_know() -> None:
+def test_unknown_operators_have_no_times() -> None:
     subject = model("g (float[2] x) => (float[2] y) { y = Erf (x) }")
     assert KERNELS.of(subject.graph.nodes[0], {"x": (2,), "y": (2,)}) is None
     known = model("g (float[2] x, float[2] z) => (float[2] y) { y = Add (x, z) }")
@@ -215,7 +215,7 @@ def names(plan: Plan) -> list[str]:
     return [entry.output for entry in plan.quantized()]
 
 
-def test_a_float_prefix_comes_out_of_the_costs() -> None:
+def test_costs_give_a_float_prefix() -> None:
     found = surveyed()
     assert len(found.items) == 7  # the Relu and the Clip belong to what they read
     chosen = found.best()
@@ -226,13 +226,13 @@ def test_a_float_prefix_comes_out_of_the_costs() -> None:
     assert found.time(chosen) <= found.time(found.plan)
 
 
-def test_what_combines_does_not_enter_a_region() -> None:
+def test_combining_operator_does_not_start_a_region() -> None:
     found = surveyed()
     allowed = [entry for entry in found.plan.quantized() if entry.output in ("s", "e1")]
     assert "s" not in names(found.best(dict.fromkeys(allowed, 0.0)))  # its operands are floats
 
 
-def test_what_harms_more_than_it_saves_goes_back() -> None:
+def test_high_price_of_noise_makes_sensitive_layers_float() -> None:
     found = surveyed()
     harm = {entry: float(entry.output == "e1") for entry in found.plan.quantized()}
     assert "e1" in names(found.best(harm, price=1.0))
@@ -241,12 +241,12 @@ def test_what_harms_more_than_it_saves_goes_back() -> None:
     assert "d1" not in names(found.best({e: h for e, h in harm.items() if e.output != "d1"}))
 
 
-def test_layers_of_which_nothing_is_known_pay_by_their_size() -> None:
+def test_layers_without_times_save_one_unit() -> None:
     found = surveyed(Kernels({}))
     assert {"a1", "b1", "c1", "d1", "e1"} <= set(names(found.best()))
 
 
-def test_dynamic_layers_are_chosen_each_for_itself() -> None:
+def test_dynamic_layers_are_chosen_independently() -> None:
     text = "g (float[N, 8] x, float[8, 8] w) => (float[N, 8] y) { y = MatMul (x, w) }"
     subject = model(text)
     (node,) = subject.graph.nodes
@@ -258,7 +258,7 @@ def test_dynamic_layers_are_chosen_each_for_itself() -> None:
     assert found.time(plan) < found.time(plan.turned(plan.entries))
 
 
-def test_sizes_of_a_name_that_two_bodies_have_are_not_known() -> None:
+def test_shape_of_a_name_in_two_subgraphs_is_unknown() -> None:
     text = """g (bool c, float[N, 4] x) => (float[N, 4] y) {
         y = If (c) <then_branch = t () => (float[N, 4] p) <float k = {1}> { p = Mul (x, k) },
                     else_branch = e () => (float[N, 4] q) { k = Neg (x) q = Abs (k) }> }"""

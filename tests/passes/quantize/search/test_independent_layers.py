@@ -29,7 +29,7 @@ WEIGHTS = QuantizeWeights(min_elements=1)
 DYNAMIC = QuantizeDynamic(min_elements=1)
 
 
-def test_weights_save_their_bytes() -> None:
+def test_weight_only_layers_save_bytes() -> None:
     constants = f"{floats('v', 16, 48)}, {floats('w', 48, 16)}, {floats('u', 16, 16)}"
     nodes = "a = MatMul (x, v) b = MatMul (a, w) y = MatMul (b, u)"
     saved = found(WEIGHTS, constants, nodes)
@@ -50,7 +50,7 @@ def test_dynamic_layers_of_one_weight_save_time_each() -> None:
     assert saved == {"a": LEAST_SAVING, "y": LEAST_SAVING}
 
 
-def test_a_table_and_what_is_tied_to_it_go_together() -> None:
+def test_table_and_tied_layers_form_a_group() -> None:
     signature = "g (int64[N] i) => (float[N, 20] y)"
     nodes = "t = Gather (e, i) a = MatMul (t, v) y = Gemm <transB = 1> (a, e)"
     constants = f"{floats('e', 20, 16)}, {floats('v', 16, 16)}"
@@ -58,7 +58,7 @@ def test_a_table_and_what_is_tied_to_it_go_together() -> None:
         assert list(found(item, constants, nodes, signature)) == ["ty", "a"]
 
 
-def test_same_names_in_two_bodies_are_two_weights() -> None:
+def test_same_name_in_two_subgraphs_means_two_weights() -> None:
     signature = "g (bool c, float[N, 16] x) => (float[N, 16] y)"
     then = f"then_branch = t () => (float[N, 16] p) <{floats('w', 16, 16)}> {{ p = MatMul (x, w) }}"
     other = then.replace("then_branch = t", "else_branch = e").replace("p", "q")

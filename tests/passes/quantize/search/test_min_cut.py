@@ -18,14 +18,14 @@ def chain(count: int, cross: float) -> list[Value]:
     return [*ends, *inner]
 
 
-def test_what_pays_pays_for_its_boundaries() -> None:
+def test_region_must_outweigh_its_conversions() -> None:
     wide = [Item(100, 40)] * 3
     assert best_regions(wide, chain(3, 50)) == {0, 1, 2}
     assert best_regions(wide, chain(3, 100)) == frozenset()
     assert best_regions([], []) == frozenset()
 
 
-def test_a_float_prefix() -> None:
+def test_first_layers_stay_float() -> None:
     """Narrow first layers lose; the wide ones behind them win."""
     items = [Item(20, 60), Item(30, 50), Item(100, 30), Item(100, 30)]
     assert best_regions(items, chain(4, 10)) == {2, 3}
@@ -62,7 +62,7 @@ def test_equally_fast_stays_float() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_is_the_best_of_all_assignments(seed: int) -> None:
+def test_cut_equals_the_best_of_all_assignments(seed: int) -> None:
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 9))
     items = [

@@ -39,7 +39,7 @@ def told(found: Found, evaluated: FixedQuality | None = None) -> str:
     return "; ".join(ctx.notes)
 
 
-def test_what_went_back_is_named_with_what_it_does_alone() -> None:
+def test_fallbacks_are_named_with_their_sqnr_alone() -> None:
     one, two, three = entry("one"), entry("two"), entry("three")
     harm = {one: 0.001, two: 0.01, three: 1e-6}
     said = told(Found(Plan(), (one, two, three), harm))
@@ -49,14 +49,14 @@ def test_what_went_back_is_named_with_what_it_does_alone() -> None:
     )
 
 
-def test_figures_of_what_is_lost_are_none() -> None:
+def test_ruined_outputs_are_noted_without_figure() -> None:
     one, two, three = entry("one"), entry("two"), entry("three")
     said = told(Found(Plan(), (one, two, three), {one: 1e6, two: 7e5}), FixedQuality(None))
     assert "Conv 'one' (ruins the outputs alone), Conv 'two' (ruins the outputs alone)" in said
     assert "dB" not in said
 
 
-def test_a_collapse_says_how_far_off_it_is_and_what_to_do() -> None:
+def test_note_on_collapse_has_figure_and_advice() -> None:
     one = entry("one")
     said = told(Found(Plan(), (one,), {one: 0.05}, tried=Plan((one,))))
     assert said == (
@@ -66,7 +66,7 @@ def test_a_collapse_says_how_far_off_it_is_and_what_to_do() -> None:
     )
 
 
-def test_nothing_in_int8_is_said_once() -> None:
+def test_nothing_quantized_is_noted_once() -> None:
     plan = Plan((entry("one"),)).turned(["one"], reason="float is faster")
     ctx = Context()
     note_what(plan, plan, ctx)
@@ -82,5 +82,5 @@ def test_nothing_in_int8_is_said_once() -> None:
     assert not ctx.notes, "there is nothing to quantize in it"
 
 
-def test_what_holds_as_it_is_says_nothing() -> None:
+def test_plan_within_budget_adds_no_note() -> None:
     assert told(Found(Plan())) == ""

@@ -36,13 +36,13 @@ def notes(largest: float, observer: AnyObserver = "auto") -> str:
     return " ".join(done.notes)
 
 
-def test_a_rare_large_value_is_cut_off() -> None:
+def test_rare_large_value_is_clipped() -> None:
     assert "ranges of activations by observer=" in notes(60.0)
 
 
-def test_where_nothing_sticks_out_the_whole_range_stays() -> None:
+def test_range_without_outliers_is_kept() -> None:
     assert "ranges of activations" not in notes(1.0)
 
 
-def test_what_the_user_says_is_done() -> None:
+def test_given_observer_is_used() -> None:
     assert "ranges of activations" not in notes(60.0, "minmax")

@@ -113,27 +113,27 @@ def test_each_candidate_is_timed_once() -> None:
     assert sorted(seen[3:]) == ["AB", "ab"]
 
 
-def test_by_the_table_where_nothing_is_timed() -> None:
+def test_cost_table_decides_without_timing() -> None:
     made = Made()
     assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
 
 
-def test_timing_decides_where_it_can() -> None:
+def test_timing_overrides_the_cost_table() -> None:
     made = Made(ratio=lambda plan: {"abc": 0.4}.get(plan, 0.6))
     assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "abc"
 
 
-def test_of_equally_fast_ones_the_least_noise() -> None:
+def test_equally_fast_plans_compete_by_noise() -> None:
     made = Made({"a": 0.5}, ratio=lambda plan: 0.500 if plan == "abc" else 0.503)
     assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "bc"
 
 
-def test_a_plan_that_the_runtime_refuses_is_not_taken() -> None:
+def test_refused_plan_is_not_chosen() -> None:
     made = Made(ratio=lambda plan: 1000.0 if plan == "bc" else 0.9)
     assert names(search(trials(made), chain(NARROW, WIDE, WIDE)).plan) == "abc"
 
 
-def test_everything_is_small_when_size_is_preferred() -> None:
+def test_prefer_size_quantizes_everything() -> None:
     made = Made(ctx=Context(Settings(prefer="size")))
     assert names(search(trials(made), chain(NARROW, WIDE)).plan) == "ab"
 
@@ -141,7 +141,7 @@ def test_everything_is_small_when_size_is_preferred() -> None:
 # -- the budget
 
 
-def test_the_most_harmful_goes_back() -> None:
+def test_most_sensitive_layer_falls_back() -> None:
     made = Made({"c": 5.0, "b": 0.1})
     found = search(trials(made), chain(*[WIDE] * 8))
     assert names(found.plan) == "abdefgh"
@@ -158,14 +158,14 @@ class InCompany(Made):
         return alone + 5.0 * ("c" in names(plan) and len(names(plan)) > 1)
 
 
-def test_what_harms_in_company_does_not_take_all_others_along() -> None:
+def test_layer_harmful_in_combination_falls_back_alone() -> None:
     made = InCompany({**dict.fromkeys("abdef", 0.08), "c": 0.01, **dict.fromkeys("gh", 0.001)})
     found = search(trials(made), chain(*[WIDE] * 8))
     assert names(found.plan) == "abdefgh"
     assert [entry.output for entry in found.fallbacks] == ["c"]
 
 
-def test_what_saves_much_may_harm_more() -> None:
+def test_large_saving_justifies_higher_sensitivity() -> None:
     """Noise is paid for by time: of two that harm alike, the one that saves less goes back."""
     made = Made({"b": 0.6, "f": 0.6})
     times = [WIDE] * 8
@@ -175,12 +175,12 @@ def test_what_saves_much_may_harm_more() -> None:
     assert "f" not in names(found.plan)
 
 
-def test_a_float_prefix_where_the_beginning_harms() -> None:
+def test_sensitive_first_layers_form_a_float_prefix() -> None:
     made = Made(dict.fromkeys("ab", 3.0))
     assert names(search(trials(made), chain(*[WIDE] * 8)).plan) == "cdefgh"
 
 
-def test_noise_that_costs_no_time_goes_back_too() -> None:
+def test_noisy_layer_without_saving_falls_back() -> None:
     made = Made({"d": 2.0, "a": 0.5})
     times = [(1000.0, 400.0)] * 8
     times[0] = (10.0, 9.0)
@@ -188,7 +188,7 @@ def test_noise_that_costs_no_time_goes_back_too() -> None:
     assert names(found.plan) == "bcefgh"
 
 
-def test_little_is_more_than_nothing() -> None:
+def test_small_part_within_budget_is_kept() -> None:
     """Where all of int8 saves next to no time, not all of it goes back."""
     noises = {**dict.fromkeys("abdefg", 0.01), "c": 5.0, "h": 5.0}
     found = search(trials(Made(noises)), chain(*[(1000.0, 995.0)] * 8))
@@ -196,21 +196,21 @@ def test_little_is_more_than_nothing() -> None:
     assert "defg" in names(found.plan)
 
 
-def test_a_budget_that_nothing_keeps() -> None:
+def test_no_part_within_budget_quantizes_nothing() -> None:
     made = Made(dict.fromkeys("abc", 50.0), budget=0.1)
     found = search(trials(made), chain(WIDE, WIDE, WIDE))
     assert not found.holds
     assert names(found.plan) == ""
 
 
-def test_what_holds_with_corrected_biases_holds() -> None:
+def test_plan_within_budget_after_bias_correction_is_chosen() -> None:
     made = Made({"c": 1.4})
     survey = chain(*[WIDE] * 8)
     assert names(search(trials(made), survey, corrected=True).plan) == "abcdefgh"
     assert names(search(trials(made), survey).plan) == "abdefgh"
 
 
-def test_what_is_far_off_is_not_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_far_above_budget_is_not_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Correcting takes as long as the search: not for what it cannot bring back."""
     monkeypatch.setattr(Made, "holds_corrected", lambda made, plan: True)
     survey = chain(*[WIDE] * 8)
@@ -218,7 +218,7 @@ def test_what_is_far_off_is_not_corrected(monkeypatch: pytest.MonkeyPatch) -> No
     assert names(search(trials(Made({"c": 1.6})), survey, corrected=True).plan) == "abdefgh"
 
 
-def test_what_only_seemed_to_hold_is_asked_for_on_all_samples() -> None:
+def test_screened_plan_is_verified_on_all_samples() -> None:
     noises = {letter: 2.0**-place for place, letter in enumerate("abcdefgh")}
     survey = chain(*[WIDE] * 8)
     exact = search(trials(Made(noises, budget=0.3)), survey)
@@ -228,21 +228,21 @@ def test_what_only_seemed_to_hold_is_asked_for_on_all_samples() -> None:
     assert set(names(rosy.plan)) <= set(names(exact.plan))
 
 
-def test_few_plans_are_asked_for() -> None:
+def test_few_plans_are_evaluated() -> None:
     """A verdict is the model run on many samples."""
     made = Made(dict.fromkeys("abcdefgh", 1.0), budget=0.5)
     search(trials(made), chain(*[WIDE] * 8))
     assert len(set(made.asked)) < 24
 
 
-def test_what_holds_must_hold_as_written_too() -> None:
+def test_chosen_plan_is_within_budget_as_written() -> None:
     noises = {"c": 0.9, "f": 0.05}
     survey = chain(*[WIDE] * 8)
     assert names(search(trials(Made(noises)), survey).plan) == "abcdefgh"
     assert names(search(trials(Made(noises, written=0.5)), survey).plan) == "abdefgh"
 
 
-def test_it_takes_few_questions() -> None:
+def test_bisection_takes_few_evaluations() -> None:
     letters = "abcdefgh"
     made = Made(dict.fromkeys(letters, 0.3))
     search(trials(made), chain(*[WIDE] * 8))
@@ -252,14 +252,14 @@ def test_it_takes_few_questions() -> None:
 # -- harm
 
 
-def test_each_layer_alone() -> None:
+def test_sensitivity_is_measured_layer_by_layer() -> None:
     made = Made({"a": 0.5, "b": 0.25})
     found = sensitivities(trials(made), chain(WIDE, WIDE).plan)
     assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.25}
     assert made.asked == ["", "a", "b"]
 
 
-def test_harm_is_what_a_layer_adds() -> None:
+def test_sensitivity_excludes_earlier_noise() -> None:
     """Another pass may have quantized something before."""
 
     class Noisy(Made):
@@ -270,19 +270,19 @@ def test_harm_is_what_a_layer_adds() -> None:
     assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.0}
 
 
-def test_what_combines_by_what_its_kind_adds() -> None:
+def test_combining_operators_share_the_noise_of_their_type() -> None:
     made = Made({"a": 0.5, "b": 0.25, "c": 0.75})
     found = sensitivities(trials(made), chain(WIDE, WIDE, WIDE, ops=" ++").plan)
     assert {e.output: noise for e, noise in found.items()} == {"a": 0.5, "b": 0.5, "c": 0.5}
 
 
-def test_what_does_not_run_is_as_harmful_as_can_be() -> None:
+def test_refused_layer_has_the_highest_sensitivity() -> None:
     made = Made({"a": float("inf")})
     (harm,) = sensitivities(trials(made), chain(WIDE).plan).values()
     assert harm == 1e6
 
 
-def test_only() -> None:
+def test_only_keeps_the_given_entries() -> None:
     plan = chain(WIDE, WIDE, WIDE).plan
     assert names(only(plan, [plan.entries[1]])) == "b"
 
@@ -299,7 +299,7 @@ MIXED = Plan(
 )
 
 
-def test_the_groups_of_a_plan() -> None:
+def test_groups_by_scheme_and_operator() -> None:
     assert {group.name: len(group.entries) for group in groups_of(MIXED)} == {
         "static layers": 1,
         "dynamic layers": 1,
@@ -318,7 +318,7 @@ def test_the_groups_of_a_plan() -> None:
         ({"a": 0.5, "b": 0.5, "c": 1.2}, "ab"),
     ],
 )
-def test_a_group_that_does_not_pay_goes_back(ratios: dict[str, float], kept: str) -> None:
+def test_slow_group_falls_back(ratios: dict[str, float], kept: str) -> None:
     made = Made(ratio=lambda plan: ratios.get(plan, 0.5))
     assert names(keep_what_pays(trials(made), MIXED)) == kept
     assert len(made.ctx.notes) == 3
@@ -326,7 +326,7 @@ def test_a_group_that_does_not_pay_goes_back(ratios: dict[str, float], kept: str
 
 
 @pytest.mark.parametrize(("whole", "kept"), [(0.4, "abc"), (0.48, "bc")])
-def test_static_layers_may_pay_beside_the_others_alone(whole: float, kept: str) -> None:
+def test_static_layers_may_pay_beside_other_groups_only(whole: float, kept: str) -> None:
     """A stem takes 2 % of the time in floats, and a tenth where all the rest is int8."""
     ratios = {"a": 0.98, "bc": 0.5, "abc": whole}
     made = Made(ratio=lambda plan: ratios.get(plan, 0.9))
@@ -334,7 +334,7 @@ def test_static_layers_may_pay_beside_the_others_alone(whole: float, kept: str) 
     assert f"{0.5 / whole:.2f}x beside the others" in made.ctx.notes[0]
 
 
-def test_noise_does_not_send_a_group_back_that_makes_the_model_smaller() -> None:
+def test_timing_noise_keeps_a_group_that_saves_bytes() -> None:
     static, dynamic, tables = groups_of(MIXED)
     noisy, slower = Timing(1.0, 1.05, 0.98, 1.12, 9), Timing(1.0, 1.2, 1.1, 1.3, 9)
     assert dynamic.pays(noisy)
@@ -343,32 +343,32 @@ def test_noise_does_not_send_a_group_back_that_makes_the_model_smaller() -> None
     assert not static.pays(Timing(1.0, 0.97, 0.9, 1.02, 9))
 
 
-def test_what_makes_the_model_smaller_is_timed_once_more_before_it_goes_back() -> None:
+def test_group_that_saves_bytes_is_timed_again_before_it_falls_back() -> None:
     once = {"c": iter([1.2, 1.0])}
     made = Made(ratio=lambda plan: next(once[plan]) if plan in once else 0.5)
     assert names(keep_what_pays(trials(made), MIXED)) == "abc"
     assert made.ctx.notes[2] == "tables: 1.00x the speed of floats, and smaller (1 thread)"
 
 
-def test_a_group_says_how_fast_it_is() -> None:
+def test_speed_of_a_group_is_noted() -> None:
     made = Made(ratio=lambda plan: 0.5)
     keep_what_pays(trials(made), Plan(MIXED.entries[:1]))
     assert made.ctx.notes == ["static layers: 2.00x the speed of floats (1 thread)"]
 
 
-def test_all_groups_stay_when_size_is_preferred() -> None:
+def test_prefer_size_keeps_all_groups() -> None:
     made = Made(ratio=lambda plan: 2.0, ctx=Context(Settings(prefer="size")))
     assert names(keep_what_pays(trials(made), MIXED)) == "abc"
     assert "0.50x the speed" in made.ctx.notes[0]
 
 
-def test_nothing_is_timed_when_nobody_wants_it() -> None:
+def test_nothing_is_timed_without_measure() -> None:
     made = Made()
     assert keep_what_pays(trials(made), MIXED) is MIXED
     assert made.ctx.notes == []
 
 
-def test_a_group_that_the_runtime_refuses() -> None:
+def test_refused_group_falls_back() -> None:
     made = Made(ratio=lambda plan: 1000.0 if plan == "a" else 0.5)
     assert names(keep_what_pays(trials(made), MIXED)) == "bc"
 
@@ -387,39 +387,39 @@ def by_case(lower: float, upper: float) -> Callable[[str], float]:
     return lambda plan: lower if plan.islower() else upper
 
 
-def test_regions_that_are_faster_and_hold() -> None:
+def test_faster_regions_within_budget_are_chosen() -> None:
     made = Made(ratio=by_case(0.4, 0.6))
     assert (
         names(search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE)).plan) == "ab"
     )
 
 
-def test_single_layers_that_are_faster_and_hold() -> None:
+def test_faster_pointwise_layers_within_budget_are_chosen() -> None:
     made = Made({"a": 0.1}, ratio=by_case(0.6, 0.4))
     found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "AB"
     assert not found.fallbacks
 
 
-def test_pointwise_layers_where_the_rest_of_the_regions_saves_less() -> None:
+def test_pointwise_layers_win_if_remaining_regions_save_less() -> None:
     made = Made({"a": 50.0}, ratio=by_case(0.4, 0.6))
     found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "AB"
 
 
-def test_regions_far_from_the_budget_are_tried_where_they_save_much_more() -> None:
+def test_much_faster_regions_are_tried_far_above_budget() -> None:
     made = Made({"a": 50.0}, ratio=by_case(0.4, 0.9))
     found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "b"
 
 
-def test_regions_are_tried_where_no_single_layers_hold() -> None:
+def test_regions_are_tried_if_pointwise_layers_exceed_budget() -> None:
     made = Made({"a": 50.0, "A": 50.0, "B": 50.0}, ratio=by_case(0.4, 0.6))
     found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert names(found.plan) == "b"
 
 
-def test_nothing_where_neither_holds() -> None:
+def test_nothing_is_quantized_if_neither_is_within_budget() -> None:
     made = Made(dict.fromkeys("abAB", 50.0), ratio=by_case(0.4, 0.6))
     found = search(trials(made), chain(WIDE, WIDE), pointwise=pointwise(WIDE, WIDE))
     assert not found.holds
@@ -433,7 +433,7 @@ def test_sensitive_pointwise_layers_fall_back_to_float() -> None:
     assert [e.output for e in found.fallbacks] == ["A"]
 
 
-def test_by_what_each_saves_where_nothing_is_timed() -> None:
+def test_estimated_savings_decide_without_timing() -> None:
     slow, fast = (10.0, 8.0), (10.0, 2.0)
     made = Made()
     assert (
@@ -447,28 +447,28 @@ def test_by_what_each_saves_where_nothing_is_timed() -> None:
 # -- dynamic layers alone
 
 
-def test_of_dynamic_layers_alone_only_the_harmful_go_back() -> None:
+def test_only_sensitive_dynamic_layers_fall_back() -> None:
     made = Made({"a": 0.1, "b": 5.0, "c": 0.1})
     assert names(search(trials(made), loose(1.0, 1.0, 1.0)).plan) == "ac"
 
 
-def test_loose_layers_go_back_one_by_one() -> None:
+def test_independent_layers_fall_back_one_by_one() -> None:
     """However close to each other they are."""
     made = Made({"a": 0.30, "b": 0.31, "c": 0.32, "d": 0.33})
     assert names(search(trials(made), loose(1.0, 1.0, 1.0, 1.0)).plan) == "abc"
 
 
-def test_what_does_no_harm_is_left_where_all_else_has_to_go_back() -> None:
+def test_insensitive_layer_remains_if_all_others_fall_back() -> None:
     made = Made({"a": 5.0, "c": 6.0, "d": 7.0})
     assert names(search(trials(made), loose(1.0, 1.0, 1.0, 1.0)).plan) == "b"
 
 
-def test_of_equal_harm_that_goes_back_which_saves_less() -> None:
+def test_of_equal_sensitivity_the_smaller_saving_falls_back() -> None:
     made = Made(dict.fromkeys("abc", 0.4))
     assert names(search(trials(made), loose(3.0, 1.0, 2.0)).plan) == "ac"
 
 
-def test_those_that_go_together_are_weighed_together() -> None:
+def test_grouped_entries_add_their_sensitivities() -> None:
     """What two harm is the sum, and with one of them in floats nothing is saved."""
     both = tuple(entry(letter, "MatMul", "weight-only") for letter in "ab")
     alone = entry("c", "MatMul", "weight-only")
