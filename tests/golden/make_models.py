@@ -3,8 +3,6 @@
 Needs the `export` extra; the tests read the texts that this wrote.
 """
 
-# pyright: basic
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,8 @@
 """scikit-learn models on real data sets: the same answers, batch by batch."""
 
+# Where scikit-learn is not installed, its name is that of this folder.
+# pyright: reportAttributeAccessIssue=false
+
 from pathlib import Path
 from typing import Any
 

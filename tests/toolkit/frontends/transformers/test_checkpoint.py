@@ -42,7 +42,7 @@ def test_tokenizer_and_config_go_beside_the_model(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").is_file()
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     assert not (tmp_path / "out" / "model.safetensors").exists()
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer  # pyright: ignore[reportAttributeAccessIssue]
 
     copied = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert copied("w7 w9")["input_ids"] == tokenizer("w7 w9")["input_ids"]
@@ -92,7 +92,7 @@ def test_the_checkpoints_own_pooling(
     folder = tiny.sentences(tmp_path, modules, pooling)
     done = torchscript(folder)
     assert list(done.only.model.graph.outputs) == ["embeddings"]
-    from transformers import AutoModel
+    from transformers import AutoModel  # pyright: ignore[reportAttributeAccessIssue]
 
     ids = np.arange(3, 15).reshape(2, 6)
     mask = np.array([[1] * 6, [1] * 3 + [0] * 3])
