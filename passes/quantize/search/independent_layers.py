@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from passes.quantize.layers.find_layers import matrices_in
-from passes.quantize.layers.layers import Layer, Table, WeightMatrix
+from passes.quantize.layers.layers import MatrixLayer, Table, WeightMatrix
 from passes.quantize.search.costs import Kernels, Sizes
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
@@ -58,7 +58,7 @@ def independent_groups(
 
 def _shared_weights(model: Model, plan: Plan) -> dict[int, WeightMatrix]:
     """Return the weight of each node that is grouped with all other users of its weight."""
-    quantized: list[tuple[Layer, Entry]] = []
+    quantized: list[tuple[MatrixLayer, Entry]] = []
     for item in matrices_in(model):
         entry = plan.find(item.node)
         if item.layer is not None and entry is not None and entry.scheme != "float":

@@ -7,10 +7,22 @@ If xq has one user, onnxruntime fuses all of it into one DynamicQuantizeMatMul; 
 each becomes a MatMulIntegerToFloat after one DynamicQuantizeLinear. Fusion requires xs as the first
 factor, a vector b, and an Add. All operators are standard.
 
+    y = Cast(ConvInteger(xq, W, xz)) * (xs * s) + b        W [O, I / groups, *taps]
+
+Padding of a convolution has the code xz, which is zero. onnxruntime's kernel is several times
+slower than float; the model gets smaller.
+
     y = Cast(T[i]) * s[i]
 
 dequantizes only the gathered rows of a table. A projection tied to a table uses its transpose,
 which onnxruntime computes once when it loads the model.
+
+    DynamicQuantizeLSTM(X, W, R, B, lengths, h0, c0, P, sW, zW, sR, zR)      of com.microsoft
+    QAttention(xq, W, b, xs, s, mask, xz, z, past)                           of com.microsoft
+
+W and R of an LSTM are transposed, [directions, inputs, 4 hidden], with a scale per output or per
+direction; all but `layout` works as in LSTM. Of a packed attention, the projections compute in
+int8 (W [inputs, 3 hidden]), the attention itself in float with the same attributes.
 """
 
 from __future__ import annotations
@@ -22,53 +34,113 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.quantize.layers.layers import Linear, Table, WeightMatrix
+from passes.analysis.operands import given
+from passes.quantize.layers.int8_weights import quantize
+from passes.quantize.layers.layers import (
+    Convolution,
+    Layer,
+    Linear,
+    MatrixLayer,
+    Recurrent,
+    Table,
+    WeightMatrix,
+)
 from passes.quantize.layers.weight_storage import StoredWeight, WeightStore, drop_unused
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir.graph import Array, Graph
+from toolkit.quantization.number_format import INT8
 from toolkit.quantization.plan import Entry
+from toolkit.quantization.qparams import QParams, QTensor
+from toolkit.storage.spill import allocate
 
 
 @dataclass(slots=True, eq=False)
 class DynamicWriter:
-    """Writes linear layers and tables with the weights of one store."""
+    """Writes layers with the weights of one store."""
 
     tables: frozenset[tuple[int, str]] = frozenset()
     """Keys of the weights that are stored by rows because a Table uses them."""
     store: WeightStore = field(default_factory=WeightStore)
 
-    def linear(self, g: Graph, layer: Linear, entry: Entry) -> None:
-        """Write a linear layer. Raises Unfit for weights that cannot be quantized."""
-        node, weight = layer.node, layer.weight
-        if not g.begin("quantize-linear", node):
+    def write(self, g: Graph, layer: Layer, entry: Entry) -> None:
+        """Write a layer. Raises Unfit for weights that cannot be quantized."""
+        node = layer.node
+        if not g.begin(layer.rule, node):
             return
+        is_matrix = isinstance(layer, MatrixLayer)
+        floats = [layer.weight.name] if is_matrix else nd.inputs_of(node)[1:]
+        if isinstance(layer, Linear):
+            self._linear(g, layer, entry)
+        elif isinstance(layer, Table):
+            self._table(g, layer, entry)
+        elif isinstance(layer, Convolution):
+            self._convolution(g, layer, entry)
+        elif isinstance(layer, Recurrent):
+            self._lstm(g, node, entry)
+        else:
+            self._attention(g, layer, entry)
+        for name in floats:
+            drop_unused(g, name)
+
+    def _linear(self, g: Graph, layer: Linear, entry: Entry) -> None:
+        node, weight = layer.node, layer.weight
         by_rows = weight.turned and weight.key in self.tables
         stored = self.stored(weight, entry, by_rows=by_rows)
         scale = self.store.scale(stored, stored.params.scale * np.float32(layer.alpha))
         codes = stored.codes
         if by_rows:
             codes = g.op("Transpose", codes, at=node, perm=[1, 0])
-        x, x_scale, x_zero = activation(g, layer.x)
+        x, x_scale, x_zero = _activation(g, layer.x)
         sums = g.op("MatMulInteger", x, codes, x_zero, at=node)
-        result = dequantized(g, sums, g.op("Mul", x_scale, scale, at=node), node)
+        result = _dequantized(g, sums, g.op("Mul", x_scale, scale, at=node), node)
         if layer.bias:
             result = g.op("Add", result, bias_of(g, layer), at=node)
         result = put(g, node, result)
         if not layer.bias:
             _move_bias_to_add(g, result, layer.outputs)
-        drop_unused(weight.graph, weight.name)
 
-    def table(self, g: Graph, layer: Table, entry: Entry) -> None:
-        """Write a table. Raises Unfit for one that cannot be quantized."""
-        node, weight = layer.node, layer.weight
-        if not g.begin("quantize-table", node):
-            return
-        stored = self.stored(weight, entry, by_rows=True)
+    def _table(self, g: Graph, layer: Table, entry: Entry) -> None:
+        node = layer.node
+        stored = self.stored(layer.weight, entry, by_rows=True)
         scale = self.store.scale(stored, stored.params.scale.reshape(-1, 1))
         rows = g.op("Gather", stored.codes, layer.indices, at=node)
         factor = g.op("Gather", scale, layer.indices, at=node)
-        put(g, node, dequantized(g, rows, factor, node))
-        drop_unused(weight.graph, weight.name)
+        put(g, node, _dequantized(g, rows, factor, node))
+
+    def _convolution(self, g: Graph, layer: Convolution, entry: Entry) -> None:
+        node, (shape,) = layer.node, layer.shapes
+        channels = (shape[0], *(1 for _ in shape[2:]))
+        weight = self.store.weight(g, node.input[1], entry, entry.axis)
+        scale = weight.params.scale
+        by = self.store.scale(weight, scale.reshape(channels) if scale.ndim else scale)
+        x, x_scale, x_zero = _activation(g, node.input[0])
+        sums = g.op("ConvInteger", x, weight.codes, x_zero, at=node, **nd.attrs(node))
+        result = _dequantized(g, sums, g.op("Mul", x_scale, by, at=node), node)
+        if given(node, 2):
+            bias = g.const(node.input[2])
+            assert bias is not None
+            result = g.op("Add", result, g.constant(bias.reshape(channels), "bias"), at=node)
+        put(g, node, result)
+
+    def _lstm(self, g: Graph, node: NodeProto, entry: Entry) -> None:
+        axis, store = None if entry.axis is None else 0, self.store
+        w, r = (store.weight(g, n, entry, axis, True, _by_direction) for n in node.input[1:3])
+        params = [name for x in (w, r) for name in (store.scale(x), store.zero_point(x))]
+        rest = [given(node, slot) for slot in range(3, 8)]
+        attributes = {name: value for name, value in nd.attrs(node).items() if name != "layout"}
+        inputs = [node.input[0], w.codes, r.codes, *rest, *params]
+        _put_kernel(g, node, "DynamicQuantizeLSTM", inputs, attributes)
+
+    def _attention(self, g: Graph, layer: Layer, entry: Entry) -> None:
+        node = layer.node
+        weight = self.store.weight(g, node.input[1], entry, entry.axis)
+        scale, zero = self.store.scale(weight), self.store.zero_point(weight)
+        bias, mask, past = (given(node, slot) for slot in (2, 3, 4))
+        if not bias:
+            bias = g.constant(np.zeros(layer.shapes[0][1], np.float32), "bias")
+        x, x_scale, x_zero = _activation(g, node.input[0])
+        inputs = [x, weight.codes, bias, x_scale, scale, mask, x_zero, zero, past]
+        _put_kernel(g, node, "QAttention", inputs, nd.attrs(node))
 
     def stored(self, weight: WeightMatrix, entry: Entry, by_rows: bool) -> StoredWeight:
         """Store a weight in int8; `by_rows` keeps the layout of a table."""
@@ -79,16 +151,25 @@ class DynamicWriter:
         return self.store.weight(weight.graph, weight.name, entry, axis, transpose)
 
 
-def activation(g: Graph, x: str) -> tuple[str, str, str]:
+def _by_direction(floats: Array, axis: int | None, limit: int, transpose: bool) -> QTensor:
+    """Quantize the matrix of each direction, with scales [directions] or [directions, outputs]."""
+    codes = allocate((floats.shape[0], floats.shape[2], floats.shape[1]), np.int8)
+    scales: list[Array] = []
+    for direction, matrix in enumerate(floats):
+        found = quantize(matrix, axis, limit, transpose)
+        codes[direction] = found.codes
+        scales.append(found.params.scale)
+    return QTensor(codes, QParams.of(np.stack(scales), INT8.middle, INT8))
+
+
+def _activation(g: Graph, x: str) -> tuple[str, str, str]:
     """Return x in uint8, with its scale and zero point."""
-    for user in g.users(x):
-        if nd.is_op(user, "DynamicQuantizeLinear"):
-            return user.output[0], user.output[1], user.output[2]
-    made = g.add("DynamicQuantizeLinear", [x], 3)
+    users = (user for user in g.users(x) if nd.is_op(user, "DynamicQuantizeLinear"))
+    made = next(users, None) or g.add("DynamicQuantizeLinear", [x], 3)
     return made.output[0], made.output[1], made.output[2]
 
 
-def dequantized(g: Graph, integers: str, scale: str, at: NodeProto) -> str:
+def _dequantized(g: Graph, integers: str, scale: str, at: NodeProto) -> str:
     """Return the integers as float32, times their scale."""
     return g.op("Mul", g.op("Cast", integers, at=at, to=TensorProto.FLOAT), scale, at=at)
 
@@ -108,40 +189,34 @@ def bias_of(g: Graph, layer: Linear) -> str:
 
 def _move_bias_to_add(g: Graph, result: str, count: int) -> None:
     """Rewrite the addition of a bias after a MatMul as an Add of a vector."""
-    found = bias_behind(g, result, count)
-    if found is None:
+    addition, bias, vector = bias_behind(g, result, count)
+    if addition is None:
         return
-    addition, bias = found
     if nd.is_op(addition, "Sum"):
         g.set_op(addition, "Add")
-    vector = as_vector(g, bias, result)
-    if vector is not None and vector != bias:
+    if vector and vector != bias:
         g.set_input(addition, list(addition.input).index(bias), vector)
 
 
-def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto, str] | None:
-    """Return the sole user of `result` and its bias if it adds one constant per output."""
-    user = g.sole_user(result)
+def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto | None, str, str]:
+    """Return the sole user of `result` if it adds a constant per output, the constant, its vector.
+
+    The vector lacks leading axes of size 1; it is blank if they add axes to the sum.
+    """
+    user, rank = g.sole_user(result), g.rank(result)
     if user is None or not nd.is_op(user, "Add", "Sum") or len(user.input) != 2:
-        return None
+        return None, "", ""
     bias = user.input[1 - list(user.input).index(result)]
     known = g.const(bias)
     if known is None or known.size != count or known.shape[-1:] != (count,):
-        return None
-    return user, bias
+        return None, "", ""
+    if known.ndim == 1:
+        return user, bias, bias
+    fits = rank is not None and known.ndim <= rank
+    return user, bias, g.constant(known.reshape(-1), bias) if fits else ""
 
 
-def as_vector(g: Graph, bias: str, result: str) -> str | None:
-    """Return a bias without leading axes of size 1; None if they add axes to the sum."""
-    known, rank = g.const(bias), g.rank(result)
-    if known is None or known.ndim <= 1:
-        return bias
-    if rank is None or known.ndim > rank:
-        return None
-    return g.constant(known.reshape(-1), bias)
-
-
-def put_kernel(
+def _put_kernel(
     g: Graph, node: NodeProto, op: str, inputs: Sequence[str], attributes: Mapping[str, Any]
 ) -> None:
     """Replace a node by a com.microsoft operator with the same outputs."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from passes.quantize.layers.layers import Layer, Linear, Table
+from passes.quantize.layers.layers import Linear, MatrixLayer, Table
 from passes.quantize.schemes.weight_only.gptq import Solver
 from passes.quantize.schemes.weight_only.gram import Gram
 from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
@@ -33,7 +33,7 @@ class Job:
     """A layer to quantize; `x` is its input in the unmodified model."""
 
     graph: Graph
-    layer: Layer
+    layer: MatrixLayer
     entry: Entry
     x: str
 

@@ -21,15 +21,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given, int_vector, unsqueeze
-from passes.quantize.layers.layers import Linear, Table, WeightMatrix
+from passes.quantize.layers.layers import Linear, MatrixLayer, Table, WeightMatrix
 from passes.quantize.layers.weight_storage import drop_unused
-from passes.quantize.schemes.dynamic.int8_writer import (
-    DynamicWriter,
-    as_vector,
-    bias_behind,
-    bias_of,
-    put,
-)
+from passes.quantize.schemes.dynamic.int8_writer import DynamicWriter, bias_behind, bias_of, put
 from passes.quantize.schemes.weight_only.blocks import Grid
 from passes.quantize.schemes.weight_only.packing import NBitsCodes, SignedCodes, pack
 from passes.quantize.schemes.weight_only.streaming import (
@@ -81,26 +75,28 @@ class BlockWriter:
         default_factory=dict[tuple[object, ...], str]
     )
 
-    def linear(self, g: Graph, layer: Linear, entry: Entry, method: CodeMethod | None) -> None:
-        """Write a linear layer. Raises Unfit for weights that cannot be quantized."""
-        if not g.begin("quantize-weights", layer.node):
+    def write(self, g: Graph, layer: MatrixLayer, entry: Entry, method: CodeMethod | None) -> None:
+        """Write a layer. Raises Unfit for weights that cannot be quantized."""
+        weight = layer.weight
+        if isinstance(layer, Table) and entry.block_size is None:
+            self._by_row.write(g, layer, entry)
             return
-        if entry.block_size is None:
-            self._dequantize(g, layer, self._by_rows(layer.weight, entry))
-        elif self.form == "nbits":
+        rule = layer.rule if isinstance(layer, Table) else "quantize-weights"
+        if not g.begin(rule, layer.node):
+            return
+        if isinstance(layer, Table):
+            self._table(g, layer, entry, method)
+        elif entry.block_size is None:
+            self._dequantize(g, layer, self._by_rows(weight, entry))
+        elif self.form == "nbits" and isinstance(layer, Linear):
             self._nbits(g, layer, entry, method)
         else:
-            self._dequantize(g, layer, self._by_blocks(layer.weight, entry, method))
-        drop_unused(layer.weight.graph, layer.weight.name)
+            self._dequantize(g, layer, self._by_blocks(weight, entry, method))
+        drop_unused(weight.graph, weight.name)
 
-    def table(self, g: Graph, layer: Table, entry: Entry, method: CodeMethod | None) -> None:
-        """Write a table. Raises Unfit for one that cannot be quantized."""
-        if entry.block_size is None:
-            self._by_row.table(g, layer, entry)
-            return
+    def _table(self, g: Graph, layer: Table, entry: Entry, method: CodeMethod | None) -> None:
         node, weight = layer.node, layer.weight
-        if not g.begin("quantize-table", node):
-            return
+        assert entry.block_size is not None, entry.label
         found = self._nbits_weight(weight, True, entry, method)
         scale = self._scale(weight.graph, found)
         codes = g.op("Gather", found.codes, layer.indices, at=node)
@@ -120,9 +116,8 @@ class BlockWriter:
             ends = [int_vector(g, [n]) for n in (0, weight.shape[1], -1)]
             result = g.op("Slice", result, *ends, at=node)
         put(g, node, result)
-        drop_unused(weight.graph, weight.name)
 
-    def knows(self, layer: Linear | Table, entry: Entry) -> bool:
+    def knows(self, layer: MatrixLayer, entry: Entry) -> bool:
         """Whether the codes of a layer are known already."""
         turned = isinstance(layer, Table) or layer.weight.turned
         return self._known_key(layer.weight, turned, entry) in self.known
@@ -208,7 +203,7 @@ class BlockWriter:
 
     # -- DequantizeLinear
 
-    def _dequantize(self, g: Graph, layer: Linear, value: str) -> None:
+    def _dequantize(self, g: Graph, layer: MatrixLayer, value: str) -> None:
         """Replace the weight operand of a layer."""
         node, weight = layer.node, layer.weight
         if weight.turned != bool(nd.attr(node, "transB", 0)):  # there is a Transpose between
@@ -264,12 +259,8 @@ def _laid_out(numbers: Array, turned: bool) -> Array:
 
 def _take_bias(g: Graph, made: NodeProto, result: str, count: int) -> None:
     """Fold the Add of a vector after a layer into its bias."""
-    found = bias_behind(g, result, count)
-    if found is None:
-        return
-    adding, bias = found
-    vector = as_vector(g, bias, result)
-    if vector is None:
+    adding, _, vector = bias_behind(g, result, count)
+    if adding is None or not vector:
         return
     g.set_inputs(made, [*made.input[:3], given(made, 3), "", vector])
     put(g, adding, result)

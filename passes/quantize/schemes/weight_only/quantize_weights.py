@@ -19,23 +19,17 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
-from passes.analysis.node_filter import NodeFilter
 from passes.quantize import options
-from passes.quantize.layers.find_layers import Weighted, leave_float_tables, matrices_in, planned
-from passes.quantize.layers.int8_weights import Unfit
-from passes.quantize.layers.layers import Layer, Linear, Table, users_of
-from passes.quantize.layers.unique_names import make_distinct
-from passes.quantize.preconditions import lift, quantized_already, too_old
+from passes.quantize.layers.find_layers import Weighted, matrices_in, users_of
+from passes.quantize.layers.layers import Linear, MatrixLayer, Table
+from passes.quantize.preconditions import lift
+from passes.quantize.schemes import layer_by_layer
 from passes.quantize.schemes.weight_only.methods import Job, methods_for
 from passes.quantize.schemes.weight_only.nbits import BlockWriter, Form, Known
-from passes.quantize.search.enforce_budget import write_within_budget
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
 from toolkit.ir.model import Model
-from toolkit.ir.op_traits import QUANTIZED_WEIGHTS
-from toolkit.quantization.plan import BLOCK_SIZES, Entry, Plan, WeightType, note_left
+from toolkit.quantization.plan import BLOCK_SIZES, Entry, Plan, WeightType
 from toolkit.quantization.plan import Method as MethodName
-from toolkit.quantization.plan_json import read_plan
 from toolkit.targets import CONTRIB
 from toolkit.verification.tolerance import QUANT, Tolerance
 
@@ -95,22 +89,7 @@ class QuantizeWeights:
             )
 
     def run(self, model: Model, ctx: Context) -> None:
-        start = model.journal.position
         form = self._form(ctx)
-        if self.plan is None:
-            reason = too_old(model, "quantizing weights", _MIN_OPSET)
-            reason = reason or quantized_already(model, QUANTIZED_WEIGHTS)
-            if reason:
-                ctx.note(reason)
-                return
-            make_distinct(model)
-            plan = self.make_plan(model, form)
-            NodeFilter(self.include, self.exclude).note_idle(model, ctx)
-            note_left(plan, ctx)
-        else:
-            make_distinct(model)
-            plan = read_plan(self.plan, model)
-            options.note_beside_plan(self, ctx, "form", "accuracy_level", "act_order")
         write = partial(
             apply_weight_only,
             form=form,
@@ -118,7 +97,10 @@ class QuantizeWeights:
             act_order=self.act_order,
             known={},
         )
-        write_within_budget(model, plan, "weight-only", ctx, write, start)
+        needs = "quantizing weights", _MIN_OPSET
+        make_plan = partial(self.make_plan, model, form)
+        followed = "form", "accuracy_level", "act_order"
+        layer_by_layer.run(self, model, ctx, "weight-only", needs, make_plan, write, *followed)
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """Return an entry for every node with weights."""
@@ -126,7 +108,7 @@ class QuantizeWeights:
         entries = {id(item.node): self._entry(item) for item in found}
         if self.embeddings == "float":
             self._leave_tied(found, entries)
-        leave_float_tables(found, entries)
+        layer_by_layer.leave_float_tables(found, entries)
         tables = _tied_tables(found, entries)
         for item in found:
             layer, entry = item.layer, entries[id(item.node)]
@@ -145,21 +127,13 @@ class QuantizeWeights:
             return "nbits" if ctx.target.runs(CONTRIB) else "qdq"
         return self.form
 
-    def _entry(self, item: Weighted[Layer]) -> Entry:
-        node, layer = item.node, item.layer
-        if layer is None:
-            return Entry.of(node, reason=item.reason)
-        is_table = isinstance(layer, Table)
-        reason = ""
-        if not NodeFilter(self.include, self.exclude).takes(node):
-            reason = "excluded"
-        elif is_table and self.embeddings == "float":
-            reason = "a table"
-        elif layer.weight.size < self.min_elements:
-            reason = f"fewer than {self.min_elements} weights"
-        if reason:
+    def _entry(self, item: Weighted[MatrixLayer]) -> Entry:
+        node, layer, reason = item.node, item.layer, item.reason
+        if layer is not None:
+            reason = layer_by_layer.why_float(self, layer, self.embeddings != "float")
+        if layer is None or reason:
             return Entry.of(node, reason=reason)
-        if is_table:
+        if isinstance(layer, Table):
             block = self._block("int4") if self.embeddings == "int4" else None
             return _by_rows(Entry.of(node), cast(WeightType, self.embeddings), block)
         symmetric = self.weights == "int8" if self.symmetric is None else self.symmetric
@@ -176,7 +150,7 @@ class QuantizeWeights:
     def _block(self, weight: str) -> int:
         return self.block_size or _BLOCKS[weight]
 
-    def _leave_tied(self, found: list[Weighted[Layer]], entries: dict[int, Entry]) -> None:
+    def _leave_tied(self, found: list[Weighted[MatrixLayer]], entries: dict[int, Entry]) -> None:
         """Set projections tied to a float table to float: an int8 copy would add to the size."""
         tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
         for item in found:
@@ -198,7 +172,7 @@ def _by_rows(entry: Entry, weight: WeightType, block: int | None) -> Entry:
 
 
 def _tied_tables(
-    found: list[Weighted[Layer]], entries: Mapping[int, Entry]
+    found: list[Weighted[MatrixLayer]], entries: Mapping[int, Entry]
 ) -> set[tuple[int, str]]:
     """Return the quantized tables with tied projections, whose outputs are rows of the table."""
     linear = {id(item.node) for item in found if _is_tied_linear(item.layer)}
@@ -239,19 +213,14 @@ def apply_weight_only(
     others = [job for job in jobs if not writer.knows(job.layer, job.entry)]
     methods = methods_for(others, model.copy(), ctx, act_order) if others else ()
     for job, method in chain(((job, None) for job in cached), methods):
-        start = model.journal.position
-        try:
-            if isinstance(job.layer, Linear):
-                writer.linear(job.graph, job.layer, job.entry, method)
-            else:
-                writer.table(job.graph, job.layer, job.entry, method)
-        except Unfit as unfit:
-            model.journal.undo_to(start)
-            ctx.note(f"{nd.label(job.layer.node)} stays float: it has {unfit}")
+        write = partial(writer.write, job.graph, job.layer, job.entry, method)
+        layer_by_layer.write_or_undo(model, job.layer, ctx, write)
 
 
 def _jobs(model: Model, plan: Plan) -> list[Job]:
-    chosen = planned(matrices_in(model), plan, "weight-only", "linear layer or table")
+    chosen = layer_by_layer.planned(
+        matrices_in(model), plan, "weight-only", "linear layer or table"
+    )
     for _, layer, entry in chosen:
         _require_supported(entry, layer)
     return [
@@ -260,7 +229,7 @@ def _jobs(model: Model, plan: Plan) -> list[Job]:
     ]
 
 
-def _require_supported(entry: Entry, layer: Layer) -> None:
+def _require_supported(entry: Entry, layer: MatrixLayer) -> None:
     if entry.weight not in _BLOCKS:
         raise UsageError(f"{entry.label} cannot be weight-only in {entry.weight}: int4 or int8")
     if entry.block_size is None and (entry.weight != "int8" or not entry.symmetric):
@@ -271,10 +240,10 @@ def _require_supported(entry: Entry, layer: Layer) -> None:
         raise UsageError(f"{entry.label} is a table, which must be symmetric")
 
 
-def _has_output_rows(layer: Layer) -> bool:
+def _has_output_rows(layer: MatrixLayer) -> bool:
     """Whether the outputs of the layer are rows of the weight, as in a table."""
     return isinstance(layer, Table) or layer.weight.turned
 
 
-def _is_tied_linear(layer: Layer | None) -> bool:
+def _is_tied_linear(layer: MatrixLayer | None) -> bool:
     return isinstance(layer, Linear) and layer.weight.turned
