@@ -21,11 +21,13 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: setup
 	$(BIN)/toolkit demo
 
-# COVERAGE=1 measures coverage and reports the files that tests cover least.
-COVER := $(if $(COVERAGE),--cov --cov-report=)
+# COVERAGE=1 measures coverage, reports the files that tests cover least, and fails below the floor
+# (`fail_under` in pyproject.toml).
+COVER := $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 test: setup
 	$(BIN)/python -m pytest -q -n 2 $(COVER) -m 'not conformance and not export and not tensorflow'
 	$(if $(COVERAGE),$(BIN)/coverage report --sort=cover --skip-covered | (sed -n '1,30p;$$p'))
+	$(if $(COVERAGE),$(BIN)/coverage report --format=total)
 
 test-conformance: setup
 	$(BIN)/python -m pytest -q -n 2 -m conformance
