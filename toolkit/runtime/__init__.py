@@ -1,5 +1,7 @@
 """Open onnxruntime sessions, diagnose their failures, and measure what operators cost."""
 
-MAX_OPSET = 26
-MAX_IR = 13
-"""The newest opset and IR version that onnxruntime 1.31 loads."""
+from toolkit.targets.releases import installed_release
+
+MAX_OPSET = installed_release().max_opset
+MAX_IR = installed_release().max_ir
+"""The newest opset and IR version that the installed onnxruntime loads."""

@@ -19,13 +19,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Protocol, runtime_checkable
 
 from toolkit.errors import ToolkitError
 from toolkit.storage.atomic_write import cache_folder, require_writable, write_files
+from toolkit.targets.releases import runtime_version
 
 GAIN = 1.05
 """The smallest speed-up over the default form that counts: less is noise."""
@@ -219,16 +219,6 @@ class Tunable(Protocol):
 
 
 # -- this machine
-
-
-def runtime_version() -> str:
-    """Return the version of onnxruntime, from any of its distributions."""
-    for name in ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 @lru_cache(maxsize=1)
