@@ -25,9 +25,10 @@ from toolkit.calibrate.statistics import Array, Mismatch, NotFinite, Range, Stat
 from toolkit.calibrate.subgraph_values import inner_values, surface
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
-from toolkit.ir.graph import Graph
+from toolkit.ir import node as nd
 from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir.tensor_type import FLOATS, TensorType
+from toolkit.symbolic import unknown
 
 if TYPE_CHECKING:
     from toolkit.runtime.session import Session
@@ -252,7 +253,7 @@ def sweeps_of(
         sizes = _sizes(model, first, outer, ops)
     except RuntimeRefused:  # a value is no tensor
         sizes = dict.fromkeys(outer, budget // _UNSIZED)
-    sizes |= _inner_sizes(model, first, {n: inner[n] for n in names if n in inner}, ops)
+    sizes |= _sizes(model, first, [name for name in names if name in inner], ops)
     sweeps: list[list[str]] = [[]]
     room = budget
     for name in names:
@@ -268,38 +269,24 @@ def sweeps_of(
 
 
 def _sizes(model: Model, feed: Feed, names: Sequence[str], ops: Sequence[str]) -> dict[str, int]:
-    """Return the sizes of tensors in bytes, from one run that counts their elements."""
-    if not names:
-        return {}
+    """Return the sizes of tensors in bytes on one feed, without those that a Scan cannot stack."""
     copy = model.copy()
-    counts = [copy.graph.op("Size", name) for name in names]
-    elements = _session(copy, counts, ops).run(feed, counts)
-    return {n: int(e) * _itemsize(model.graph, n) for n, e in zip(names, elements, strict=True)}
-
-
-def _inner_sizes(
-    model: Model, feed: Feed, names: Mapping[str, Graph], ops: Sequence[str]
-) -> dict[str, int]:
-    """Return the sizes of subgraph values in bytes, without those that a Scan cannot stack."""
-    if not names:
-        return {}
-    copy = model.copy()
-    graphs = inner_values(copy)
-    shapes = {n: surface(graphs[n], graphs[n].op("Shape", n), TensorProto.INT64, 1) for n in names}
-    wanted = [found.name for found in shapes.values()]
+    inner = inner_values(copy)
+    shapes: dict[str, str] = {}
+    for name in names:
+        graph = inner.get(name, copy.graph)
+        shape = graph.op("Shape", name)
+        graph.set_type(shape, TensorType(TensorProto.INT64, (unknown(),)))
+        shapes[shape] = name
     sizes: dict[str, int] = {}
-    found = _fetched(_session(copy, wanted, ops), feed, wanted, 0)
-    for (name, surfaced), sequence in zip(shapes.items(), found, strict=True):
-        seen = surfaced.pieces(sequence)
-        if not surfaced.stacked or len({tuple(shape) for shape in seen}) < 2:
-            elements = sum(int(np.prod(shape)) for shape in seen)
-            sizes[name] = elements * _itemsize(names[name], name)
+    for shape, found in Run(copy, list(shapes), ops)(feed, 0):
+        name, executions = shapes[shape], pieces_of(found)
+        graph = inner.get(name, copy.graph)
+        if not nd.is_op(graph.owner, "Scan") or len({tuple(each) for each in executions}) < 2:
+            dtype = graph.dtype(name)
+            size = helper.tensor_dtype_to_np_dtype(dtype).itemsize if dtype else _DEFAULT_ITEM_SIZE
+            sizes[name] = size * sum(int(np.prod(each)) for each in executions)
     return sizes
-
-
-def _itemsize(graph: Graph, name: str) -> int:
-    dtype = graph.dtype(name)
-    return helper.tensor_dtype_to_np_dtype(dtype).itemsize if dtype else _DEFAULT_ITEM_SIZE
 
 
 class _SweepProgress:
