@@ -91,21 +91,7 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class _Clipping:
-    """An observer that clips the range of a histogram."""
-
-    def start(self, tensor: str) -> Statistic:
-        return Histogram(tensor)
-
-    def range(self, statistic: Statistic) -> Range:
-        return Range.around(*self.clip(cast(Histogram, statistic)))
-
-    def clip(self, histogram: Histogram) -> tuple[float, float]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Percentile(_Clipping):
+class Percentile:
     """The central interval that holds `percent` of the values."""
 
     name: ClassVar[str] = "percentile"
@@ -115,19 +101,30 @@ class Percentile(_Clipping):
         if not 0 < self.percent <= 100:
             raise UsageError(f"percent is {self.percent}; it must be above 0 and at most 100")
 
-    def clip(self, histogram: Histogram) -> tuple[float, float]:
-        return range_selection.percentile(histogram, self.percent)
+    def start(self, tensor: str) -> Statistic:
+        return Histogram(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        histogram = cast(Histogram, statistic)
+        return Range.around(*range_selection.percentile(histogram, self.percent))
 
 
 @dataclass(frozen=True, slots=True)
-class _ByLevels(_Clipping):
+class _ByLevels:
     """An observer that minimizes the error of quantization to `levels` levels."""
 
+    clip: ClassVar[Callable[[Histogram, int], tuple[float, float]]]
     levels: int = 256
 
     def __post_init__(self) -> None:
         if not 2 <= self.levels <= MAX_LEVELS:
             raise UsageError(f"levels is {self.levels}; it must be from 2 to {MAX_LEVELS}")
+
+    def start(self, tensor: str) -> Statistic:
+        return Histogram(tensor)
+
+    def range(self, statistic: Statistic) -> Range:
+        return Range.around(*type(self).clip(cast(Histogram, statistic), self.levels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +132,7 @@ class Entropy(_ByLevels):
     """The range with the smallest Kullback-Leibler divergence after quantization."""
 
     name: ClassVar[str] = "entropy"
-
-    def clip(self, histogram: Histogram) -> tuple[float, float]:
-        return range_selection.least_divergence(histogram, self.levels)
+    clip = range_selection.least_divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +140,7 @@ class Mse(_ByLevels):
     """The range with the smallest mean squared error after quantization."""
 
     name: ClassVar[str] = "mse"
-
-    def clip(self, histogram: Histogram) -> tuple[float, float]:
-        return range_selection.least_squares(histogram, self.levels)
+    clip = range_selection.least_squares
 
 
 OBSERVERS: Mapping[str, type[Observer]] = {

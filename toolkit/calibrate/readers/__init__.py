@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from toolkit.calibrate.readers.arrays import ArrayFile, ArrayFolder
 from toolkit.calibrate.readers.audio import AudioFolder, AudioOptions
@@ -57,35 +57,18 @@ class Format:
     endings: tuple[str, ...]
     folder: bool
     """Whether the samples are a folder of files, rather than one file."""
-    open: Callable[[Sequence[Path], Model, ReaderOptions], SampleSource]
+    open: Callable[[Sequence[Path], Model, Any], SampleSource]
+    """Called with the files, the model and the options of this format."""
     options: str = ""
     """The field of ReaderOptions for this format."""
 
 
 FORMATS = (
-    Format("array file", (".npz",), False, lambda files, model, _: ArrayFile(files[0], model)),
-    Format(
-        "texts",
-        TEXT_ENDINGS,
-        False,
-        lambda files, model, options: TextFile(files[0], model, options.text),
-        "text",
-    ),
-    Format("arrays", (".npz", ".npy"), True, lambda files, model, _: ArrayFolder(files, model)),
-    Format(
-        "images",
-        IMAGE_ENDINGS,
-        True,
-        lambda files, model, options: ImageFolder(files, model, options.images),
-        "images",
-    ),
-    Format(
-        "sounds",
-        (".wav",),
-        True,
-        lambda files, model, options: AudioFolder(files, model, options.audio),
-        "audio",
-    ),
+    Format("array file", (".npz",), False, ArrayFile),
+    Format("texts", TEXT_ENDINGS, False, TextFile, "text"),
+    Format("arrays", (".npz", ".npy"), True, ArrayFolder),
+    Format("images", IMAGE_ENDINGS, True, ImageFolder, "images"),
+    Format("sounds", (".wav",), True, AudioFolder, "audio"),
 )
 
 
@@ -123,7 +106,8 @@ def _named(text: str, model: Model, options: ReaderOptions) -> SampleSource:
             return feeds_at(text)
         raise UsageError(f"calibration data '{text}' does not exist")
     _require_used(options, f"'{text}'", chosen.options)
-    return chosen.open(files, model, options)
+    own = getattr(options, chosen.options) if chosen.options else None
+    return chosen.open(files, model, own)
 
 
 def _require_used(options: ReaderOptions, source: str, used: str) -> None:

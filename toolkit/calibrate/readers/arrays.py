@@ -29,9 +29,10 @@ class ArrayFile(FileSource):
     grow with the number of samples.
     """
 
-    def __init__(self, path: Path, model: Model) -> None:
-        super().__init__([path])
-        self._path, self._graph = path, model.graph
+    def __init__(self, files: Sequence[Path], model: Model, options: None = None) -> None:
+        super().__init__(files)
+        path = self._path = files[0]
+        self._graph = model.graph
         self._folder = tempfile.TemporaryDirectory(prefix="toolkit-")
         self._arrays = self._extract()
         self._batches = {name: self._batch(name, a.shape) for name, a in self._arrays.items()}
@@ -63,14 +64,15 @@ class ArrayFile(FileSource):
         return rows[0] if array.ndim > (self._graph.rank(name) or array.ndim) else rows
 
     def _extract(self) -> dict[str, Array]:
-        """Map the arrays of the archive that are inputs of the model."""
+        """Map the arrays of the archive that are inputs of the model, or were before a freeze."""
+        known = (*self._graph.inputs, *self._graph.model.frozen)
         arrays: dict[str, Array] = {}
         try:
             with zipfile.ZipFile(self._path) as archive:
                 members = archive.namelist()
                 for member in members:
                     name = member.removesuffix(".npy")
-                    if name not in self._graph.inputs:
+                    if name not in known:
                         self.notes.append(f"'{name}' is not an input of the model and was ignored")
                         continue
                     file = Path(self._folder.name) / f"{len(arrays)}.npy"
@@ -108,7 +110,7 @@ class ArrayFile(FileSource):
 class ArrayFolder(FileSource):
     """A folder of feeds, one per file: .npz by input name, .npy for models with one input."""
 
-    def __init__(self, files: Sequence[Path], model: Model) -> None:
+    def __init__(self, files: Sequence[Path], model: Model, options: None = None) -> None:
         super().__init__(files)
         self._required = model.graph.feeds
 

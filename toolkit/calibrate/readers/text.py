@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -54,8 +54,9 @@ class TextOptions:
 class TextFile(FileSource):
     """A file of texts, one sample each."""
 
-    def __init__(self, path: Path, model: Model, options: TextOptions) -> None:
-        self._path, self._options = path, options
+    def __init__(self, files: Sequence[Path], model: Model, options: TextOptions) -> None:
+        path = self._path = files[0]
+        self._options = options
         if options.tokenizer is None:
             raise UsageError(
                 f"'{path}' holds text: name the folder of the model's tokenizer (--tokenizer)"
