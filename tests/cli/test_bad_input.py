@@ -324,7 +324,7 @@ def test_the_output_is_looked_at_before_the_work(refused, tmp_path):
         ("cse:4096", "cse has none"),
         ("FOLD", "did you mean 'fold'?"),
         ("fold,,cleanup", "empty item"),
-        ("", "no passes"),
+        ("", "no pass is named"),
         ("./gone.py:Rule", "gone.py"),
         ("./rules.py:Rul", "did you mean 'Rule'?"),
         ("./rules.py", "names no object"),

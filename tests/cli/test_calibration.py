@@ -262,7 +262,10 @@ def test_the_usual_cache_is_done_without(run, net, samples, tmp_path, monkeypatc
         ((*DYNAMIC, "--max-drop", "-1"), "0 or more"),
         ((*DYNAMIC, "--max-drop", "5"), "no fraction"),
         ((*DYNAMIC, "--metric", "top2"), "did you mean 'top1'"),
-        ((*DYNAMIC, "--max-drop", "0.1", "--validate", "off"), "of no use with --validate off"),
+        (
+            (*DYNAMIC, "--max-drop", "0.1", "--validate", "off"),
+            "have no effect with --validate off",
+        ),
         ((*DYNAMIC, "--prefer", "beauty"), "speed"),
         ((*DYNAMIC, "--plan", "no/such/folder.json"), "does not exist"),
     ],
