@@ -6,7 +6,8 @@ The passes of both schemes have the options `include`, `exclude`, `min_elements`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from passes.analysis.node_filter import NodeFilter
 from passes.quantize import options
@@ -18,6 +19,7 @@ from passes.quantize.preconditions import quantized_already, too_old
 from passes.quantize.search.enforce_budget import write_within_budget
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.ir.op_traits import QUANTIZED_WEIGHTS
 from toolkit.quantization.plan import Entry, Plan, Scheme, note_left
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 LayerT = TypeVar("LayerT", bound=Layer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedLayer(Generic[LayerT]):
+    """A layer to quantize; `x` is its first input in the unmodified model."""
+
+    graph: Graph
+    layer: LayerT
+    entry: Entry
+    x: str
 
 
 def run(
@@ -92,9 +104,9 @@ def leave_float_tables(found: Iterable[Weighted[Layer]], entries: dict[int, Entr
 
 def planned(
     found: Iterable[Weighted[LayerT]], plan: Plan, scheme: Scheme, kinds: str
-) -> list[tuple[Weighted[LayerT], LayerT, Entry]]:
+) -> list[PlannedLayer[LayerT]]:
     """Return the layers with this scheme in the plan; raise UsageError if one cannot have it."""
-    chosen: list[tuple[Weighted[LayerT], LayerT, Entry]] = []
+    chosen: list[PlannedLayer[LayerT]] = []
     waiting = {id(entry): entry for entry in plan.of_scheme(scheme)}
     for item in found:
         entry = plan.find(item.node)
@@ -103,7 +115,7 @@ def planned(
         waiting.pop(id(entry), None)
         if item.layer is None:
             raise UsageError(f"{entry.label} cannot be {scheme}: it has {item.reason}")
-        chosen.append((item, item.layer, entry))
+        chosen.append(PlannedLayer(item.graph, item.layer, entry, item.node.input[0]))
     for entry in waiting.values():
         raise UsageError(f"{entry.label} cannot be {scheme}: it is not a {kinds}")
     return chosen

@@ -27,7 +27,7 @@ int8 (W [inputs, 3 hidden]), the attention itself in float with the same attribu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
-from passes.quantize.layers.int8_weights import quantize
+from passes.quantize.layers.int8_weights import limit_of, quantize
 from passes.quantize.layers.layers import (
     Convolution,
     Layer,
@@ -45,7 +45,7 @@ from passes.quantize.layers.layers import (
     Table,
     WeightMatrix,
 )
-from passes.quantize.layers.weight_storage import StoredWeight, WeightStore, drop_unused
+from passes.quantize.layers.weight_storage import drop_unused
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.quantization.number_format import INT8
@@ -53,14 +53,29 @@ from toolkit.quantization.plan import Entry
 from toolkit.quantization.qparams import QParams, QTensor
 from toolkit.storage.spill import allocate
 
+Quantizer = Callable[[Array, int | None, int, bool], QTensor]
+"""Quantizes weights, given the axis of the scales, the largest code, and whether to transpose."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeight:
+    """An int8 weight: its graph, the name of its codes, and its parameters."""
+
+    graph: Graph
+    codes: str
+    params: QParams
+
 
 @dataclass(slots=True, eq=False)
 class DynamicWriter:
-    """Writes layers with the weights of one store."""
+    """Writes layers; a weight with several users is stored once."""
 
     tables: frozenset[tuple[int, str]] = frozenset()
     """Keys of the weights that are stored by rows because a Table uses them."""
-    store: WeightStore = field(default_factory=WeightStore)
+    _weights: dict[tuple[object, ...], StoredWeight] = field(
+        default_factory=dict[tuple[object, ...], StoredWeight]
+    )
+    _constants: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def write(self, g: Graph, layer: Layer, entry: Entry) -> None:
         """Write a layer. Raises Unfit for weights that cannot be quantized."""
@@ -86,7 +101,7 @@ class DynamicWriter:
         node, weight = layer.node, layer.weight
         by_rows = weight.turned and weight.key in self.tables
         stored = self.stored(weight, entry, by_rows=by_rows)
-        scale = self.store.scale(stored, stored.params.scale * np.float32(layer.alpha))
+        scale = self.scale(stored, stored.params.scale * np.float32(layer.alpha))
         codes = stored.codes
         if by_rows:
             codes = g.op("Transpose", codes, at=node, perm=[1, 0])
@@ -102,7 +117,7 @@ class DynamicWriter:
     def _table(self, g: Graph, layer: Table, entry: Entry) -> None:
         node = layer.node
         stored = self.stored(layer.weight, entry, by_rows=True)
-        scale = self.store.scale(stored, stored.params.scale.reshape(-1, 1))
+        scale = self.scale(stored, stored.params.scale.reshape(-1, 1))
         rows = g.op("Gather", stored.codes, layer.indices, at=node)
         factor = g.op("Gather", scale, layer.indices, at=node)
         put(g, node, _dequantized(g, rows, factor, node))
@@ -110,9 +125,9 @@ class DynamicWriter:
     def _convolution(self, g: Graph, layer: Convolution, entry: Entry) -> None:
         node, (shape,) = layer.node, layer.shapes
         channels = (shape[0], *(1 for _ in shape[2:]))
-        weight = self.store.weight(g, node.input[1], entry, entry.axis)
+        weight = self._weight(g, node.input[1], entry, entry.axis)
         scale = weight.params.scale
-        by = self.store.scale(weight, scale.reshape(channels) if scale.ndim else scale)
+        by = self.scale(weight, scale.reshape(channels) if scale.ndim else scale)
         x, x_scale, x_zero = _activation(g, node.input[0])
         sums = g.op("ConvInteger", x, weight.codes, x_zero, at=node, **nd.attrs(node))
         result = _dequantized(g, sums, g.op("Mul", x_scale, by, at=node), node)
@@ -123,9 +138,9 @@ class DynamicWriter:
         put(g, node, result)
 
     def _lstm(self, g: Graph, node: NodeProto, entry: Entry) -> None:
-        axis, store = None if entry.axis is None else 0, self.store
-        w, r = (store.weight(g, n, entry, axis, True, _by_direction) for n in node.input[1:3])
-        params = [name for x in (w, r) for name in (store.scale(x), store.zero_point(x))]
+        axis = None if entry.axis is None else 0
+        w, r = (self._weight(g, n, entry, axis, True, _by_direction) for n in node.input[1:3])
+        params = [name for x in (w, r) for name in (self.scale(x), self._zero_point(x))]
         rest = [given(node, slot) for slot in range(3, 8)]
         attributes = {name: value for name, value in nd.attrs(node).items() if name != "layout"}
         inputs = [node.input[0], w.codes, r.codes, *rest, *params]
@@ -133,8 +148,8 @@ class DynamicWriter:
 
     def _attention(self, g: Graph, layer: Layer, entry: Entry) -> None:
         node = layer.node
-        weight = self.store.weight(g, node.input[1], entry, entry.axis)
-        scale, zero = self.store.scale(weight), self.store.zero_point(weight)
+        weight = self._weight(g, node.input[1], entry, entry.axis)
+        scale, zero = self.scale(weight), self._zero_point(weight)
         bias, mask, past = (given(node, slot) for slot in (2, 3, 4))
         if not bias:
             bias = g.constant(np.zeros(layer.shapes[0][1], np.float32), "bias")
@@ -148,7 +163,40 @@ class DynamicWriter:
         axis = None
         if by_rows or entry.axis is not None:
             axis = 0 if by_rows or transpose else 1
-        return self.store.weight(weight.graph, weight.name, entry, axis, transpose)
+        return self._weight(weight.graph, weight.name, entry, axis, transpose)
+
+    def _weight(
+        self,
+        g: Graph,
+        name: str,
+        entry: Entry,
+        axis: int | None,
+        transpose: bool = False,
+        quantizer: Quantizer = quantize,
+    ) -> StoredWeight:
+        """Quantize the weight `name` with scales along `axis`. Raises Unfit."""
+        scope, floats = g.scope_of(name), g.const(name)
+        assert scope is not None, name
+        assert floats is not None, name
+        key = id(scope), name, axis, entry.reduce_range, transpose
+        if key not in self._weights:
+            found = quantizer(floats, axis, limit_of(entry.reduce_range), transpose)
+            codes = scope.constant(found.codes, f"{name}_int8")
+            self._weights[key] = StoredWeight(scope, codes, found.params)
+        return self._weights[key]
+
+    def scale(self, weight: StoredWeight, scale: Array | None = None) -> str:
+        """Return the name of a weight's scales, or of `scale` in their place."""
+        return self._constant(weight, weight.params.scale if scale is None else scale, "scale")
+
+    def _zero_point(self, weight: StoredWeight) -> str:
+        return self._constant(weight, weight.params.zero_point, "zero")
+
+    def _constant(self, weight: StoredWeight, array: Array, what: str) -> str:
+        key = weight.codes, what, array.shape, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = weight.graph.constant(array, f"{weight.codes}_{what}")
+        return self._constants[key]
 
 
 def _by_direction(floats: Array, axis: int | None, limit: int, transpose: bool) -> QTensor:

@@ -82,13 +82,13 @@ def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
     found = weighted_in(model, convolutions=True)
     kinds = "linear layer, table, LSTM, attention or Conv"
     chosen = layer_by_layer.planned(found, plan, "dynamic", kinds)
-    for _, layer, entry in chosen:
-        _require_supported(entry, layer)
-    tables = [layer.weight.key for _, layer, _ in chosen if isinstance(layer, Table)]
+    for job in chosen:
+        _require_supported(job.entry, job.layer)
+    tables = [job.layer.weight.key for job in chosen if isinstance(job.layer, Table)]
     writer = DynamicWriter(frozenset(tables))
-    for item, layer, entry in chosen:
-        write = partial(writer.write, item.graph, layer, entry)
-        layer_by_layer.write_or_undo(model, layer, ctx, write)
+    for job in chosen:
+        write = partial(writer.write, job.graph, job.layer, job.entry)
+        layer_by_layer.write_or_undo(model, job.layer, ctx, write)
 
 
 def _require_supported(entry: Entry, layer: Layer) -> None:

@@ -21,8 +21,8 @@ from passes.quantize.schemes.static.int8_region import (
 from passes.quantize.schemes.static.ort_fusion_guards import guard, join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.qop import write_operators
-from passes.quantize.schemes.static.qparams import Ties, qparams_of
 from passes.quantize.schemes.static.quantizable_ops import Int8Site, site_of
+from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
 from passes.quantize.schemes.static.weights import require_supported
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
@@ -64,7 +64,7 @@ def apply_static(
     for site in region.sites:
         if entries[id(site.node)].tied:
             ties.tie([*site.activations, *region.stored_results(site)])
-    needed = [plan.tensor(name) for name in region.tensors()]
+    needed = [plan.tensor(name) for name in region.scopes()]
     writer = QdqWriter(qparams_of([entry for entry in needed if entry is not None], ties))
     # Resolved before the first edit: writing a site changes the operands and users of others.
     pending = [

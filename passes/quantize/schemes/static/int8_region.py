@@ -38,10 +38,6 @@ class Int8Region:
             return results
         return [name for name in results if self._has_only_int8_users(site, name)]
 
-    def tensors(self) -> list[str]:
-        """Return the names of all tensors stored in 8 bits."""
-        return list(self.scopes())
-
     def scopes(self) -> dict[str, Graph]:
         """Return all tensors stored in 8 bits, with the graph that defines each."""
         found = (
@@ -63,7 +59,7 @@ def limited_results(site: Int8Site) -> list[str]:
     if site.kind == "carry":
         return nd.outputs_of(site.node)
     limits = limits_after(site.graph, site.node.output[0])
-    return [limits.output if limits is not None else site.node.output[0]]
+    return [limits[0] if limits is not None else site.node.output[0]]
 
 
 def direct_results(site: Int8Site) -> list[str]:

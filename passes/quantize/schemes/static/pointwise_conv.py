@@ -23,8 +23,8 @@ from passes.quantize.layers.weight_storage import drop_unused
 from passes.quantize.schemes.static.channels_last import ChannelsLast, channels_last_nodes
 from passes.quantize.schemes.static.ort_fusion_guards import join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
-from passes.quantize.schemes.static.qparams import Ties, qparams_of
 from passes.quantize.schemes.static.quantizable_ops import Int8Site, site_of
+from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
 from passes.quantize.schemes.static.weights import encode
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd

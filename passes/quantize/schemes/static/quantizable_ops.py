@@ -70,15 +70,6 @@ class Int8Site:
         return nd.is_op(self.node, "Conv", "ConvTranspose")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The output and the bounds of a Relu or Clip."""
-
-    output: str
-    low: float
-    high: float
-
-
 def site_of(g: Graph, node: NodeProto) -> Int8Site | None:
     """Return the site of `node`, or None; raise MatchFailure if it has a reason to stay float."""
     if nd.qualified(node) in ALL_PRODUCTS:
@@ -92,15 +83,18 @@ def site_of(g: Graph, node: NodeProto) -> Int8Site | None:
     return None
 
 
-def limits_after(g: Graph, value: str) -> Limits | None:
-    """Return the Relu or Clip that is the sole user of `value` if its bounds contain zero."""
+def limits_after(g: Graph, value: str) -> tuple[str, float, float] | None:
+    """Return output and bounds of the Relu or Clip that is the sole user of `value`.
+
+    None without one, or if its bounds do not contain zero.
+    """
     user = g.sole_user(value)
     if user is None or user.input[0] != value:
         return None
     bounds = bounds_of(g, user)
     if bounds is None or not bounds[0] <= 0 <= bounds[1]:
         return None
-    return Limits(user.output[0], *bounds)
+    return (user.output[0], *bounds)
 
 
 def bounds_of(g: Graph, node: NodeProto) -> tuple[float, float] | None:

@@ -4,7 +4,7 @@ The pass makes a plan (nodes, number formats, ranges of tensors), then applies i
 Loop and Scan are included; nodes that never run on the data have no range and stay float.
 
     quantizable_ops, int8_region   operators with int8 kernels, and those in int8 together
-    qparams, shared_scales,        scales of activations: from ranges, shared, and narrowed to the
+    shared_scales,                 scales of activations: from ranges, shared, and narrowed to the
     range_narrowing                part that users distinguish
     weights                        scales and codes of weights and biases
     apply                          writes a plan by `qdq` (Q/DQ pairs) and `qop` (operators)

@@ -12,8 +12,9 @@ Post-Training Quantization for Generative Pre-trained Transformers" (2022).
 With `by_importance`, inputs come by descending diagonal of H. Blocks still consist of adjacent
 inputs, so their scales are fitted in advance.
 
-With the inputs reversed, H + d I = L L^T, and U is L^-1 reversed. Both are computed in place (see
-`triangular`), in an array that is mapped to a file like H itself.
+H is summed over the calibration data. For a wide layer it is larger than the weights, so it is
+mapped to a file and updated by blocks of rows. With the inputs reversed, H + d I = L L^T, and U is
+L^-1 reversed. Both are computed in place (see `triangular`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from passes.quantize.layers.row_blocks import blocks
 from passes.quantize.schemes.weight_only.blocks import Fit, Grid, fit_nearest
 from passes.quantize.schemes.weight_only.triangular import factor, invert
-from toolkit.ir.graph import Array
+from toolkit.calibrate.statistics import Array, Mismatch, Statistic, finite_bounds
 from toolkit.storage.spill import allocate
 
 DAMPING = 0.01
@@ -33,6 +34,50 @@ DAMPING = 0.01
 _MOST_DAMPING = 1.0
 _CHUNK = 128
 """Inputs per chunk; errors propagate beyond a chunk at its end, in one product."""
+_ROWS = 4096
+"""Rows of x converted to float32 at a time; bounds the memory that a large batch takes."""
+
+
+class Gram(Statistic):
+    """The sum of x^T x over all rows x, [inputs, inputs] in float32."""
+
+    fields = ("total", "rows")
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(tensor, "gram")
+        self.total: Array = np.empty((0, 0), np.float32)
+        self.rows = 0
+
+    @property
+    def seen(self) -> bool:
+        return self.rows > 0
+
+    def update(self, values: Array) -> None:
+        if not values.ndim or finite_bounds(values, self.tensor) is None:
+            return
+        rows = values.reshape(-1, values.shape[-1])
+        self._widen(rows.shape[-1])
+        for start in range(0, len(rows), _ROWS):
+            some = rows[start : start + _ROWS].astype(np.float32)
+            for at, _ in blocks(self.total):
+                self.total[at] += np.matmul(np.transpose(some[:, at]), some)
+        self.rows += len(rows)
+
+    def _merge(self, other: Gram) -> None:
+        self._widen(len(other.total))
+        for at, _ in blocks(self.total):
+            self.total[at] += other.total[at]
+        self.rows += other.rows
+
+    def _widen(self, channels: int) -> None:
+        """Allocate the matrix, or raise Mismatch if the number of channels changed."""
+        if not self.rows:
+            self.total = allocate((channels, channels), np.float32)
+            self.total[:] = 0
+        elif channels != len(self.total):
+            raise Mismatch(
+                f"tensor '{self.tensor}' has {channels} channels, and had {len(self.total)} before"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +114,15 @@ class Solver:
             if damping >= _MOST_DAMPING:
                 return cls(order, np.eye(len(square), dtype=np.float32), importance, by_importance)
             damping = min(damping * 10, _MOST_DAMPING)
+
+    def __call__(self, piece: Array, grid: Grid, inputs: int) -> tuple[Array, Fit]:
+        """Return the codes of a piece [outputs, blocks, block] with all inputs, and its fit."""
+        outputs, blocks, block = piece.shape
+        codes, fit = self.quantize(piece.reshape(outputs, -1)[:, :inputs], grid, block)
+        padded = np.empty((outputs, blocks * block), np.uint8)
+        padded[:, :inputs] = codes
+        padded[:, inputs:] = fit.zero[:, -1:]
+        return padded.reshape(piece.shape), fit
 
     def quantize(self, weights: Array, grid: Grid, block: int) -> tuple[Array, Fit]:
         """Return the codes of weights [outputs, inputs], and the fit [outputs, blocks]."""

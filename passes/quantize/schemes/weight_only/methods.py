@@ -7,35 +7,25 @@ so they are collected, used and released in groups that fit into memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from passes.quantize.layers.layers import Linear, MatrixLayer, Table
-from passes.quantize.schemes.weight_only.gptq import Solver
-from passes.quantize.schemes.weight_only.gram import Gram
+from passes.quantize.schemes.layer_by_layer import PlannedLayer
+from passes.quantize.schemes.weight_only.gptq import Gram, Solver
 from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
-from passes.quantize.schemes.weight_only.streaming import CodeMethod, Compensated, Rounding
+from passes.quantize.schemes.weight_only.streaming import CodeMethod, Rounding
 from toolkit.calibrate.observers import Collect
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
-from toolkit.quantization.plan import Entry
+
+Job: TypeAlias = PlannedLayer[MatrixLayer]
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _GRAM_BYTES = 1 << 28
 """The most bytes of Gram matrices to collect in one pass over the data."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """A layer to quantize; `x` is its input in the unmodified model."""
-
-    graph: Graph
-    layer: MatrixLayer
-    entry: Entry
-    x: str
 
 
 def methods_for(
@@ -94,4 +84,4 @@ def _gptq(gram: Gram | None, job: Job, act_order: bool, ctx: Context) -> CodeMet
         what = "in a subgraph" if job.graph.parent is not None else "not seen in the data"
         ctx.note(f"{nd.label(job.layer.node)} is rounded to nearest: its input is {what}")
         return Rounding()
-    return Compensated(Solver.of(gram.total, act_order))
+    return Solver.of(gram.total, act_order)

@@ -25,12 +25,12 @@ from passes.quantize.layers.layers import Linear, MatrixLayer, Table, WeightMatr
 from passes.quantize.layers.weight_storage import drop_unused
 from passes.quantize.schemes.dynamic.int8_writer import DynamicWriter, bias_behind, bias_of, put
 from passes.quantize.schemes.weight_only.blocks import Grid
+from passes.quantize.schemes.weight_only.gptq import Solver
 from passes.quantize.schemes.weight_only.packing import NBitsCodes, SignedCodes, pack
 from passes.quantize.schemes.weight_only.streaming import (
     BlockCodes,
     CodeMethod,
     CodeSink,
-    Compensated,
     quantize_blocks,
 )
 from toolkit.ir import node as nd
@@ -47,15 +47,6 @@ _CODES = {"int4": UINT4, "int8": UINT8}
 """The format of the codes of weights in a signed format; they differ by its lowest code."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _WeightNames:
-    """A stored weight: the name of its codes, scales [outputs, blocks], the name of its zeros."""
-
-    codes: str
-    scale: Array
-    zero: str
-
-
 @dataclass(slots=True, eq=False)
 class BlockWriter:
     """Writes layers; a weight with several users is quantized and stored once.
@@ -67,8 +58,8 @@ class BlockWriter:
     accuracy_level: int
     known: Known = field(default_factory=dict[tuple[object, ...], BlockCodes])
     _by_row: DynamicWriter = field(default_factory=DynamicWriter)
-    _stored: dict[tuple[object, ...], _WeightNames] = field(
-        default_factory=dict[tuple[object, ...], _WeightNames]
+    _stored: dict[tuple[object, ...], tuple[str, Array, str]] = field(
+        default_factory=dict[tuple[object, ...], tuple[str, Array, str]]
     )
     _scales: dict[tuple[str, float], str] = field(default_factory=dict[tuple[str, float], str])
     _dequantized: dict[tuple[object, ...], str] = field(
@@ -97,9 +88,9 @@ class BlockWriter:
     def _table(self, g: Graph, layer: Table, entry: Entry, method: CodeMethod | None) -> None:
         node, weight = layer.node, layer.weight
         assert entry.block_size is not None, entry.label
-        found = self._nbits_weight(weight, True, entry, method)
-        scale = self._scale(weight.graph, found)
-        codes = g.op("Gather", found.codes, layer.indices, at=node)
+        codes, scales, _ = self._nbits_weight(weight, True, entry, method)
+        scale = self._scale(weight.graph, codes, scales)
+        codes = g.op("Gather", codes, layer.indices, at=node)
         steps = g.op("Gather", scale, layer.indices, at=node)
         fmt = _CODES[entry.weight]
         if fmt == UINT4:
@@ -108,7 +99,7 @@ class BlockWriter:
         middle = g.constant(np.array(fmt.middle, np.float32), "zero")
         steps = unsqueeze(g, steps, [-2, -1] if fmt == UINT4 else [-1], node)
         values = g.op("Mul", g.op("Sub", exact, middle, at=node), steps, at=node)
-        width = found.scale.shape[1] * entry.block_size
+        width = scales.shape[1] * entry.block_size
         sizes = g.op("Shape", layer.indices, at=node)
         shape = g.op("Concat", sizes, int_vector(g, [width]), at=node, axis=0)
         result = g.op("Reshape", values, shape, at=node)
@@ -146,7 +137,7 @@ class BlockWriter:
         fit = quantize_blocks(floats, turned, entry.block_size, grid, method, sink)
         made = BlockCodes(sink.done(), fit)
         # Each candidate notes a gptq that was replaced, and two subgraphs may use one name.
-        replaced = entry.method == "gptq" and not isinstance(method, Compensated)
+        replaced = entry.method == "gptq" and not isinstance(method, Solver)
         if not replaced and weight.graph.parent is None:
             self.known[key] = made
         return made
@@ -155,11 +146,12 @@ class BlockWriter:
 
     def _nbits(self, g: Graph, layer: Linear, entry: Entry, method: CodeMethod | None) -> None:
         node, weight = layer.node, layer.weight
-        found = self._nbits_weight(weight, weight.turned, entry, method)
-        scale, bias = self._scale(weight.graph, found, layer.alpha), bias_of(g, layer)
+        codes, scales, zero = self._nbits_weight(weight, weight.turned, entry, method)
+        scale = self._scale(weight.graph, codes, scales, layer.alpha)
+        bias = bias_of(g, layer)
         known = g.const(bias) if bias else None
         own = bias if known is not None and known.shape == (layer.outputs,) else ""
-        inputs = nd.without_blanks((layer.x, found.codes, scale, found.zero, "", own))
+        inputs = nd.without_blanks((layer.x, codes, scale, zero, "", own))
         attributes = {
             "K": weight.shape[1 if weight.turned else 0],
             "N": layer.outputs,
@@ -175,18 +167,21 @@ class BlockWriter:
         if not bias:
             _take_bias(g, made, result, layer.outputs)
 
-    def _scale(self, g: Graph, found: _WeightNames, factor: float = 1.0) -> str:
+    def _scale(self, g: Graph, codes: str, scales: Array, factor: float = 1.0) -> str:
         """Return the name of a weight's scales, multiplied by the layer's factor."""
-        key = found.codes, factor
+        key = codes, factor
         if key not in self._scales:
-            numbers = found.scale if factor == 1 else found.scale * np.float32(factor)
-            self._scales[key] = g.constant(numbers, f"{found.codes}_scale")
+            numbers = scales if factor == 1 else scales * np.float32(factor)
+            self._scales[key] = g.constant(numbers, f"{codes}_scale")
         return self._scales[key]
 
     def _nbits_weight(
         self, weight: WeightMatrix, turned: bool, entry: Entry, method: CodeMethod | None
-    ) -> _WeightNames:
-        """Store a weight in the layout of MatMulNBits; rows of a `turned` one are outputs."""
+    ) -> tuple[str, Array, str]:
+        """Store a weight in the layout of MatMulNBits; rows of a `turned` one are outputs.
+
+        Return the name of its codes, its scales [outputs, blocks], and the name of its zeros.
+        """
         block, grid = entry.block_size, Grid(_CODES[entry.weight], entry.symmetric)
         assert block is not None
         key = ("nbits", *weight.key, turned, block, grid)
@@ -198,7 +193,7 @@ class BlockWriter:
             zero = ""
             if not grid.symmetric:
                 zero = weight.graph.constant(pack(found.fit.zero, grid.format), f"{name}_zero")
-            self._stored[key] = _WeightNames(name, found.fit.scale, zero)
+            self._stored[key] = name, found.fit.scale, zero
         return self._stored[key]
 
     # -- DequantizeLinear
@@ -237,7 +232,7 @@ class BlockWriter:
         key = ("rows", *weight.key)
         if key not in self._dequantized:
             stored = self._by_row.stored(weight, entry, by_rows=True)
-            scale = self._by_row.store.scale(stored)
+            scale = self._by_row.scale(stored)
             made = weight.graph.op("DequantizeLinear", stored.codes, scale, axis=0)
             self._dequantized[key] = made
         return self._dequantized[key]

@@ -4,8 +4,8 @@ The model is smaller, and faster where memory traffic of weights dominates (toke
 to nearest (`rtn`) and `hqq` need no data; `gptq` needs calibration data and is far more accurate in
 4 bits.
 
-    methods     choice of codes: rounding, `hqq`, or `gptq` with `gram` (its statistics) and
-                `triangular` (its linear algebra); `blocks` has the common parts
+    methods     choice of codes: rounding, `hqq`, or `gptq` with `triangular` (its linear
+                algebra); `blocks` has the common parts
     streaming   quantizes a weight piece by piece; `packing` lays out its codes
     nbits       writes the layers
 """
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from passes.quantize import options
-from passes.quantize.layers.find_layers import Weighted, matrices_in, users_of
+from passes.quantize.layers.find_layers import Weighted, matrices_in
 from passes.quantize.layers.layers import Linear, MatrixLayer, Table
 from passes.quantize.preconditions import lift
 from passes.quantize.schemes import layer_by_layer
-from passes.quantize.schemes.weight_only.methods import Job, methods_for
+from passes.quantize.schemes.weight_only.methods import methods_for
 from passes.quantize.schemes.weight_only.nbits import BlockWriter, Form, Known
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
@@ -175,14 +175,9 @@ def _tied_tables(
     found: list[Weighted[MatrixLayer]], entries: Mapping[int, Entry]
 ) -> set[tuple[int, str]]:
     """Return the quantized tables with tied projections, whose outputs are rows of the table."""
-    linear = {id(item.node) for item in found if _is_tied_linear(item.layer)}
-    tied: set[tuple[int, str]] = set()
-    for item in found:
-        if isinstance(item.layer, Table) and entries[id(item.node)].scheme != "float":
-            users = users_of(item.layer.weight) or ()
-            if any(id(node) in linear for node in users):
-                tied.add(item.layer.weight.key)
-    return tied
+    layers = [item.layer for item in found if entries[id(item.node)].scheme != "float"]
+    linear = {x.weight.key for x in layers if isinstance(x, Linear) and x.weight.turned}
+    return linear & {x.weight.key for x in layers if isinstance(x, Table)}
 
 
 def apply_weight_only(
@@ -208,25 +203,16 @@ def apply_weight_only(
         ctx.note(obstacle)
         return
     writer = BlockWriter(form, accuracy_level, {} if known is None else known)
-    jobs = _jobs(model, plan)
+    kinds = "linear layer or table"
+    jobs = layer_by_layer.planned(matrices_in(model), plan, "weight-only", kinds)
+    for job in jobs:
+        _require_supported(job.entry, job.layer)
     cached = [job for job in jobs if writer.knows(job.layer, job.entry)]
     others = [job for job in jobs if not writer.knows(job.layer, job.entry)]
     methods = methods_for(others, model.copy(), ctx, act_order) if others else ()
     for job, method in chain(((job, None) for job in cached), methods):
         write = partial(writer.write, job.graph, job.layer, job.entry, method)
         layer_by_layer.write_or_undo(model, job.layer, ctx, write)
-
-
-def _jobs(model: Model, plan: Plan) -> list[Job]:
-    chosen = layer_by_layer.planned(
-        matrices_in(model), plan, "weight-only", "linear layer or table"
-    )
-    for _, layer, entry in chosen:
-        _require_supported(entry, layer)
-    return [
-        Job(item.graph, layer, entry, layer.x if isinstance(layer, Linear) else "")
-        for item, layer, entry in chosen
-    ]
 
 
 def _require_supported(entry: Entry, layer: MatrixLayer) -> None:
@@ -243,7 +229,3 @@ def _require_supported(entry: Entry, layer: MatrixLayer) -> None:
 def _has_output_rows(layer: MatrixLayer) -> bool:
     """Whether the outputs of the layer are rows of the weight, as in a table."""
     return isinstance(layer, Table) or layer.weight.turned
-
-
-def _is_tied_linear(layer: MatrixLayer | None) -> bool:
-    return isinstance(layer, Linear) and layer.weight.turned

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from passes.quantize.layers.int8_weights import Unfit, require_finite, require_kept
 from passes.quantize.schemes.weight_only.blocks import Fit, Grid, fit_nearest
 from passes.quantize.schemes.weight_only.gptq import Solver
+from passes.quantize.schemes.weight_only.packing import NBitsCodes, SignedCodes
 from toolkit.ir.graph import Array
 from toolkit.storage.spill import allocate
 
@@ -24,14 +25,6 @@ _WHOLE_BYTES = 1 << 24
 """The size of a piece that has all inputs of its outputs."""
 _MOST_VANISHED = {4: 0.75, 8: 0.5}
 """A weight stays float if a larger share of its nonzero elements would become zero, by bits."""
-
-
-class CodeSink(Protocol):
-    """A destination for the codes of some outputs and blocks; see `packing`."""
-
-    def put(self, outputs: slice, blocks: slice, codes: Array) -> None: ...
-
-    def done(self) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,23 +49,8 @@ class Rounding:
         return codes.reshape(piece.shape), Fit(fit.scale.reshape(across), fit.zero.reshape(across))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Compensated:
-    """Let later inputs compensate the errors of earlier ones (`gptq`)."""
-
-    solver: Solver
-
-    def __call__(self, piece: Array, grid: Grid, inputs: int) -> tuple[Array, Fit]:
-        """Return the codes of a piece with all inputs, and the fit [outputs, blocks]."""
-        outputs, blocks, block = piece.shape
-        codes, fit = self.solver.quantize(piece.reshape(outputs, -1)[:, :inputs], grid, block)
-        padded = np.empty((outputs, blocks * block), np.uint8)
-        padded[:, :inputs] = codes
-        padded[:, inputs:] = fit.zero[:, -1:]
-        return padded.reshape(piece.shape), fit
-
-
-CodeMethod: TypeAlias = Rounding | Compensated
+CodeMethod: TypeAlias = Rounding | Solver
+CodeSink: TypeAlias = NBitsCodes | SignedCodes
 
 
 def quantize_blocks(
@@ -84,7 +62,7 @@ def quantize_blocks(
     scale = allocate((outputs, blocks), np.float32)
     zero = allocate((outputs, blocks), np.uint8)
     present = left = 0
-    for rows, columns, piece in _pieces(weights, turned, block, isinstance(method, Compensated)):
+    for rows, columns, piece in _pieces(weights, turned, block, isinstance(method, Solver)):
         require_finite(piece)
         with np.errstate(over="ignore", invalid="ignore"):
             codes, fit = method(piece, grid, inputs)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from passes.quantize.schemes.static.qparams import Ties, qparams_of
 from passes.quantize.schemes.static.range_narrowing import needed_range
+from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
 from tests.checks import model
 from toolkit.calibrate.statistics import Range
 from toolkit.errors import UsageError

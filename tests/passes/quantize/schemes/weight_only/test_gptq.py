@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from passes.quantize.schemes.weight_only.blocks import Grid, fit_nearest
-from passes.quantize.schemes.weight_only.gptq import Solver
-from passes.quantize.schemes.weight_only.gram import Gram
+from passes.quantize.schemes.weight_only.gptq import Gram, Solver
 from toolkit.calibrate.statistics import Mismatch, NotFinite
 from toolkit.quantization.number_format import UINT4, UINT8
 

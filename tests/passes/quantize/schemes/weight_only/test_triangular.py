@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from passes.quantize.schemes.weight_only import triangular
-from passes.quantize.schemes.weight_only.gptq import Solver
-from passes.quantize.schemes.weight_only.gram import Gram
+from passes.quantize.schemes.weight_only.gptq import Gram, Solver
 from passes.quantize.schemes.weight_only.triangular import factor, invert
 from toolkit.storage.spill import file_range
 
