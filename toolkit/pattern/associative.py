@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto
 
 from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import FLOATS
 from toolkit.pattern import dsl
 from toolkit.pattern.associative_dsl import combine
@@ -26,6 +27,33 @@ _TOTAL = frozenset(("Add", "Sub", "Sum", "Neg"))
 _DIVIDING = ("Div", "Reciprocal")
 _MOST_LEVELS = 12
 """The largest number of operators above a cut: enough for any formula, and a bound on the work."""
+
+
+_MOST_HEADS = 32
+"""The largest number of nodes that `heads_above` looks through."""
+
+
+def heads_above(graph: Graph, node: NodeProto) -> set[str] | None:
+    """Return the operators that produce the operands of `node`, or of its product or sum.
+
+    None: there are too many.
+    """
+    flat = frozenset[str]().union(*(ops for ops in (_PRODUCT, _TOTAL) if node.op_type in ops))
+    heads: set[str] = set()
+    pending, budget = list(node.input), _MOST_HEADS
+    while pending:
+        value = pending.pop()
+        producer = graph.producer(value)
+        if producer is None:
+            continue
+        found = nd.qualified(producer)
+        heads.add(found)
+        if found in flat and graph.user_count(value) == 1:
+            budget -= 1
+            if not budget:
+                return None
+            pending.extend(producer.input)
+    return heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,6 @@ class Root:
     heads: frozenset[str]
     below: tuple[frozenset[str], ...]
     """Sets of operators, each of which must contain a producer of one of the root's operands."""
-    through: frozenset[str]
-    """The operators of a product or sum, whose operands are those of the root."""
     size: int
     """The smallest number of nodes of a match; the largest of alternatives."""
 
@@ -81,7 +79,7 @@ def _parts(pattern: dsl.Pattern) -> tuple[dsl.Pattern, ...]:
 
 def _names(pattern: dsl.Pattern) -> Iterator[tuple[str, str]]:
     match pattern:
-        case dsl.Var() | dsl.Const() if pattern.name:
+        case dsl.Var() if pattern.name:
             yield pattern.name, "a value"
         case dsl.Scalar():
             yield pattern.name, "a number"
@@ -119,16 +117,13 @@ def _root(pattern: dsl.Pattern, compiler: _Compiler) -> Root:
     core = pattern
     while isinstance(core, (dsl.When, dsl.Named, dsl.Shared)):
         core = core.inner
-    through: frozenset[str] = frozenset()
     if isinstance(core, dsl.Flat):
-        through = associative.FlatSpec.of(core).operators
         compiler.forbid_bare(core)
     matcher = compiler.compile(pattern, shared=True)
     if matcher.heads is None:
         raise ValueError("the root of a pattern must be an operator, not any value")
     output = core.index if isinstance(core, dsl.Output) else 0
-    below = _below(core, compiler)
-    return Root(matcher, output, matcher.heads, below, through, _size(pattern, set()))
+    return Root(matcher, output, matcher.heads, _below(core, compiler), _size(pattern, set()))
 
 
 def _below(pattern: dsl.Pattern, compiler: _Compiler) -> tuple[frozenset[str], ...]:
@@ -172,9 +167,7 @@ class _Compiler:
     def _compile(self, pattern: dsl.Pattern, shared: bool) -> Matcher:
         match pattern:
             case dsl.Var():
-                return leaf_matchers.var(pattern)
-            case dsl.Const():
-                return leaf_matchers.const(pattern)
+                return leaf_matchers.variable(pattern)
             case dsl.Number():
                 return leaf_matchers.number(pattern)
             case dsl.Scalar():

@@ -124,13 +124,8 @@ class Var(Pattern):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Const(Pattern):
+class Const(Var):
     """Any constant: initializer or Constant node."""
-
-    name: str
-    ranks: tuple[int, ...]
-    dtypes: tuple[int, ...]
-    where: Callable[[Array], bool] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,7 +288,12 @@ def const(
     where: Callable[[Array], bool] | None = None,
 ) -> Pattern:
     """Match a constant and bind its value name; `where` is a condition on its contents."""
-    return Const(name, _several(rank), _several(dtype), where)
+
+    def holds(graph: Graph, value: str) -> bool:
+        array = graph.const(value)
+        return where is None or (array is not None and where(array))
+
+    return Const(name, _several(rank), _several(dtype), None if where is None else holds)
 
 
 def number(name: str, *, where: Callable[[float], bool] | None = None) -> Pattern:

@@ -53,13 +53,16 @@ class Matcher:
         return self.breadth in (Breadth.OPERATOR, Breadth.OPTIONAL_OPERATOR)
 
 
-def var(pattern: dsl.Var) -> Matcher:
+def variable(pattern: dsl.Var) -> Matcher:
+    """Match any value, or any constant."""
     name, where = pattern.name, pattern.where
     guarded = bool(pattern.ranks or pattern.dtypes)
+    is_const = isinstance(pattern, dsl.Const)
 
     def step(s: Search, value: str, rest: Goals) -> Goals:
-        if not value:
-            return s.recording and s.fail(value, f"input '{name}' is left out")
+        if not value or (is_const and not s.graph.is_const(value)):
+            wanted = "a constant" if is_const else f"a value '{name}'"
+            return s.recording and s.fail(value, f"expected {wanted}, found {s.describe(value)}")
         bound = s.bound.get(name, UNBOUND) if name else value
         if bound is UNBOUND:
             s.bind(name, value)
@@ -74,38 +77,15 @@ def var(pattern: dsl.Var) -> Matcher:
         return rest
 
     def accepts(s: Search, value: str) -> bool:
+        if is_const:
+            return bool(value) and s.graph.is_const(value)
         bound = s.bound.get(name, UNBOUND)
         return bool(value) and (bound is UNBOUND or not name or s.same(bound, value))
 
-    return Matcher(step, accepts, None, Breadth.ANYTHING)
+    return Matcher(step, accepts, None, Breadth.CONSTANT if is_const else Breadth.ANYTHING)
 
 
-def const(pattern: dsl.Const) -> Matcher:
-    name, where = pattern.name, pattern.where
-    guarded = bool(pattern.ranks or pattern.dtypes)
-
-    def step(s: Search, value: str, rest: Goals) -> Goals:
-        if not accepts(s, value):
-            return s.recording and s.fail(value, f"expected a constant, found {s.describe(value)}")
-        if name and name not in s.bound:
-            s.bind(name, value)
-        elif name and not s.same(s.bound[name], value):
-            return s.recording and s.fail(
-                value, f"expected constant '{s.bound[name]}' again, found '{value}'"
-            )
-        if guarded and not _fits_type(s, pattern, value):
-            return False
-        if where is not None and not where(s.graph.const(value)):  # pyright: ignore[reportArgumentType]
-            return s.recording and s.fail(value, refusal(name, value), exact=True)
-        return rest
-
-    def accepts(s: Search, value: str) -> bool:
-        return bool(value) and s.graph.is_const(value)
-
-    return Matcher(step, accepts, None, Breadth.CONSTANT)
-
-
-def _fits_type(s: Search, pattern: dsl.Var | dsl.Const, value: str) -> bool:
+def _fits_type(s: Search, pattern: dsl.Var, value: str) -> bool:
     if pattern.ranks:
         rank = s.graph.rank(value)
         if rank not in pattern.ranks:

@@ -9,15 +9,11 @@ from typing import Any
 from onnx import NodeProto
 
 from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
 from toolkit.ir.op_schema import schema_of
 from toolkit.ir.op_traits import COMMUTATIVE, COMMUTATIVE_VARIADIC
 from toolkit.pattern import dsl
 from toolkit.pattern.backtracking import UNBOUND, Goals, Search
 from toolkit.pattern.leaf_matchers import Breadth, Matcher, close_enough
-
-_MOST_HEADS = 32
-"""The largest number of nodes that `heads_above` looks through."""
 
 _ANY_ORDER = COMMUTATIVE | COMMUTATIVE_VARIADIC
 """Operators whose operands are matched in any order; a rule's tolerance allows for rounding."""
@@ -25,28 +21,6 @@ _ANY_ORDER = COMMUTATIVE | COMMUTATIVE_VARIADIC
 
 head = nd.qualified
 """The operator of a node, as the index key of rules."""
-
-
-def heads_above(graph: Graph, node: NodeProto, through: frozenset[str]) -> set[str] | None:
-    """Return the operators that produce the operands of `node`, looking through some operators.
-
-    Values with one use are looked through, as in a product or sum. None: there are too many.
-    """
-    heads: set[str] = set()
-    pending, budget = list(node.input), _MOST_HEADS
-    while pending:
-        value = pending.pop()
-        producer = graph.producer(value)
-        if producer is None:
-            continue
-        found = head(producer)
-        heads.add(found)
-        if found in through and graph.user_count(value) == 1:
-            budget -= 1
-            if not budget:
-                return None
-            pending.extend(producer.input)
-    return heads
 
 
 def keys(ops: dsl.OpType) -> list[str]:

@@ -18,9 +18,10 @@ from toolkit.ir import edits as ed
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
+from toolkit.pattern.associative import heads_above
 from toolkit.pattern.backtracking import Search, Stop
 from toolkit.pattern.compile import Root
-from toolkit.pattern.op_matchers import head, heads_above
+from toolkit.pattern.op_matchers import head
 from toolkit.rewriting.match_failure import MatchFailure, NearMiss, NearMisses
 
 if TYPE_CHECKING:
@@ -108,16 +109,13 @@ class _Driver:
 
     def _visit(self, graph: Graph, node: NodeProto) -> list[NodeProto]:
         """Apply the first rule that matches at `node`; return the nodes to visit again."""
-        if node not in graph:
+        rules = self._index.get(head(node), ())
+        if not rules or node not in graph:
             return []
-        above: dict[frozenset[str], set[str] | None] = {}
-        for rule, root in self._index.get(head(node), ()):
-            if root.below and self._misses is None:
-                if root.through not in above:
-                    above[root.through] = heads_above(graph, node, root.through)
-                heads = above[root.through]
-                if heads is not None and any(map(heads.isdisjoint, root.below)):
-                    continue
+        heads = heads_above(graph, node) if self._misses is None else None
+        for rule, root in rules:
+            if heads is not None and any(map(heads.isdisjoint, root.below)):
+                continue
             match = self._match(rule, root, graph, node)
             if match is not None:
                 touched = _Neighborhood(graph)
