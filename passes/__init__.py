@@ -23,6 +23,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "share": "passes.simplify.dedup_initializers:ShareInitializers",
     "dead": "passes.simplify.dce:RemoveDead",
     "opset": "passes.opset.opset:Opset",
+    "minimize-opset": "passes.opset.minimize:MinimizeOpset",
     "fuse-activations": "passes.fuse.activation.fuse_activations:FuseActivations",
     "fuse-norms": "passes.fuse.norm.fuse_norms:FuseNorms",
     "fuse-arithmetic": "passes.fuse.arithmetic.fuse_arithmetic:FuseArithmetic",
@@ -74,7 +75,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     ),
     # Activations and norms before conv and linear, which would absorb their constants.
     "fuse": (
-        "opset",
+        "opset:temporary=true",
         "simplify",
         "fuse-activations",
         "fuse-arithmetic",

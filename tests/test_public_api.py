@@ -66,6 +66,9 @@ share
 dead
 opset
     to
+    temporary
+minimize-opset
+    floor
 fuse-activations
 fuse-norms
 fuse-arithmetic
@@ -190,6 +193,7 @@ Layout
 LiftConstants
 Lower
 MaskOutputs
+MinimizeOpset
 OnnxSim
 Opset
 OrtOptimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ from toolkit.ir.tensor_type import TensorType, from_proto
 Array = NDArray[Any]
 
 
-class CannotLift(Exception):
-    """Raised for a node that has no equivalent in the next opset; the message says why."""
+class CannotConvert(Exception):
+    """Raised for a node that has no equivalent in the other opset; the message says why."""
 
 
 class Types:
@@ -58,7 +58,7 @@ class Types:
 
 @dataclass(frozen=True, slots=True)
 class AdapterContext:
-    """One node whose operator changes in the next opset, and the edits an adapter makes to it."""
+    """One node whose operator changes with the opset, and the edits an adapter makes to it."""
 
     graph: Graph
     node: NodeProto
@@ -92,8 +92,21 @@ class AdapterContext:
         """Return the element type of `value`, for constants that must match it."""
         found = self.types.of(self.graph, value)
         if found is None or not found.dtype:
-            raise CannotLift(f"the element type of '{value}' is unknown")
+            raise CannotConvert(f"the element type of '{value}' is unknown")
         return helper.tensor_dtype_to_np_dtype(found.dtype)
+
+    def const(self, value: str, what: str) -> Array:
+        """Return the contents of a constant that has to become `what`."""
+        known = self.graph.const(value)
+        if known is None:
+            raise CannotConvert(f"{what} is computed at run time, and older opsets need a constant")
+        return known
+
+    def known_rank(self, value: str) -> int:
+        rank = self.rank(value)
+        if rank is None:
+            raise CannotConvert(f"the rank of '{value}' is unknown")
+        return rank
 
     # -- editing
 
@@ -132,6 +145,30 @@ class AdapterContext:
         """Add a node next to this one that defines `value`."""
         self.graph.add(op_type, inputs, [value], attributes, at=self.node)
 
+    def become(self, op_type: str, *inputs: str, **attributes: Any) -> None:
+        """Turn the node into another operator with one result."""
+        for attribute in list(self.node.attribute):
+            self.graph.del_attr(self.node, attribute.name)
+        self.graph.set_outputs(self.node, self.node.output[:1])
+        self.graph.set_op(self.node, op_type)
+        before = nd.inputs_of(self.node)
+        self.set_inputs(*inputs)
+        self.set(**attributes)
+        self.drop_unused(before)
+
+    def drop_unused(self, values: Iterable[str]) -> None:
+        """Remove constants that have lost their last user."""
+        for value in dict.fromkeys(filter(None, values)):
+            scope = self.graph.scope_of(value)
+            if scope is None or not scope.is_unused(value) or scope.is_pinned(value):
+                continue
+            producer = scope.producer(value)
+            if nd.is_op(producer, "Constant"):
+                assert producer is not None
+                scope.remove(producer)
+            elif value in scope.initializers and not scope.is_input(value):
+                scope.drop_initializer(value)
+
 
 Adapter = Callable[[AdapterContext], None]
-"""Rewrites a node of the version before; raises CannotLift where that is impossible."""
+"""Rewrites a node for the neighbouring opset; raises CannotConvert where that is impossible."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.opset.adapter_context import Adapter, AdapterContext, CannotLift
+from passes.opset.adapter_context import Adapter, AdapterContext, CannotConvert
 
 _END = np.iinfo(np.int64).max
 
@@ -72,7 +72,7 @@ def constant_fill(ctx: AdapterContext) -> None:
 
 def mean_variance(ctx: AdapterContext) -> None:
     """Refuse: the standard operator of this name (opset 9) takes other statistics."""
-    raise CannotLift("it is onnxruntime's operator of that name, not ONNX's")
+    raise CannotConvert("it is onnxruntime's operator of that name, not ONNX's")
 
 
 def _number(ctx: AdapterContext, value: float) -> str:

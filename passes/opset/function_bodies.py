@@ -1,11 +1,18 @@
-"""Wrap model-local functions as models, which adapters can edit."""
+"""Functions: those of a model, which adapters edit as models, and those that define operators."""
 
 from __future__ import annotations
 
-from onnx import FunctionProto, ModelProto, ValueInfoProto
+from typing import Any
 
+from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto
+
+from passes.opset.adapter_context import AdapterContext
+from passes.opset.relabel import schema_at
+from passes.simplify.inline import inline_call
 from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
+from toolkit.ir.tensor_type import to_proto
 
 
 class FunctionModel:
@@ -39,3 +46,48 @@ def import_version(function: FunctionProto) -> int:
     """Return the standard opset that a function imports; 0 for none."""
     versions = (e.version for e in function.opset_import if e.domain in nd.STANDARD_DOMAINS)
     return next(versions, 0)
+
+
+def expand(context: AdapterContext, version: int) -> list[tuple[Graph, NodeProto]] | None:
+    """Replace an operator that is new in an opset by the function body that defines it.
+
+    Returns the nodes of the body, which belong to that opset; None without a body.
+    """
+    graph, node = context.graph, context.node
+    schema: Any = schema_at(node.op_type, version)
+    if schema is None or schema.since_version != version:
+        return None
+    present = {attribute.name for attribute in node.attribute}
+    every = [a.default_value for n, a in schema.attributes.items() if n not in present]
+    defaults = [default for default in every if default.name]
+    written = graph.snapshot(node)
+    written.attribute.extend(defaults)
+    function = _function_body(context, schema, version, written)
+    if function is None:
+        return None
+    function.attribute_proto.extend(defaults)
+    base = import_version(function) or version
+    for inner in function.node:
+        old, new = schema_at(inner.op_type, base), schema_at(inner.op_type, version)
+        if old is None or new is None or old.since_version != new.since_version:
+            return None
+    del function.opset_import[:]
+    return [(graph, made) for made in inline_call(graph, node, function)]
+
+
+def _function_body(
+    context: AdapterContext, schema: Any, version: int, node: NodeProto
+) -> FunctionProto | None:
+    """Return the newest function body up to an opset; None without one."""
+    usable = [v for v in schema.function_opset_versions if v <= version]
+    if usable:
+        return FunctionProto.FromString(schema.get_function_with_opset_version(max(usable)))
+    usable = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+    found = [context.types.of(context.graph, value) for value in node.input if value]
+    kinds = [to_proto(t).SerializeToString() for t in found if t is not None and t.dtype]
+    if not usable or len(kinds) < len(node.input):  # onnx crashes without all types
+        return None
+    body = schema.get_context_dependent_function_with_opset_version(
+        max(usable), node.SerializeToString(), kinds
+    )
+    return FunctionProto.FromString(body) if body else None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from passes.opset.adapter_context import AdapterContext, CannotLift
+from passes.opset.adapter_context import AdapterContext, CannotConvert
 
 
 def integer_p(ctx: AdapterContext) -> None:
     """LpPool, GlobalLpPool: p, the order of the norm, is an integer."""
     p = ctx.attr("p", 2.0)
     if p != int(p):
-        raise CannotLift(f"p={p} is not an integer")
+        raise CannotConvert(f"p={p} is not an integer")
     if ctx.node.op_type == "LpPool" and ctx.attr("kernel_shape") is None:
-        raise CannotLift("it has no kernel_shape")
+        raise CannotConvert("it has no kernel_shape")
     ctx.set(p=int(p))
 
 
@@ -28,7 +28,7 @@ def cast_to_number(ctx: AdapterContext) -> None:
     try:
         ctx.set(to=TensorProto.DataType.Value(name.upper()))
     except ValueError as error:
-        raise CannotLift(f"'{name}' is not an element type") from error
+        raise CannotConvert(f"'{name}' is not an element type") from error
 
 
 def selu_constants(ctx: AdapterContext) -> None:
@@ -43,7 +43,7 @@ def split_lengths_as_attribute(ctx: AdapterContext) -> None:
     if lengths:
         values = ctx.graph.const(lengths)
         if values is None:
-            raise CannotLift("the lengths of the parts are computed")
+            raise CannotConvert("the lengths of the parts are computed")
         ctx.set(split=[int(v) for v in values])
         ctx.set_inputs(ctx.input(0))
 
@@ -53,7 +53,7 @@ def tile_repeats(ctx: AdapterContext) -> None:
     tiles, axis = (ctx.graph.const(ctx.input(i)) for i in (1, 2))
     rank = ctx.rank(ctx.input(0))
     if tiles is None or axis is None or rank is None:
-        raise CannotLift("tiles, axis or the rank of the input is not constant")
+        raise CannotConvert("tiles, axis or the rank of the input is not constant")
     repeats = [1] * rank
     repeats[int(axis.item())] = int(tiles.item())
     ctx.set_inputs(ctx.input(0), ctx.constant(repeats, hint="repeats"))
@@ -69,7 +69,7 @@ def align_broadcast(ctx: AdapterContext) -> None:
         return
     rank_a, rank_b = ctx.rank(ctx.input(0)), ctx.rank(ctx.input(1))
     if rank_a is None or rank_b is None:
-        raise CannotLift(f"axis={axis} cannot be converted: the ranks of its inputs are unknown")
+        raise CannotConvert(f"axis={axis} cannot be converted: the ranks of its inputs are unknown")
     _append_dimensions(ctx, rank_b, rank_a - rank_b - (axis if axis >= 0 else axis + rank_a))
 
 
@@ -77,12 +77,12 @@ def prelu_slope(ctx: AdapterContext) -> None:
     """PRelu: a vector of slopes, formerly one per channel, is broadcast along the last axis."""
     slope = ctx.sizes(ctx.input(1))
     if slope is None:
-        raise CannotLift("the shape of its slope is unknown")
+        raise CannotConvert("the shape of its slope is unknown")
     if len(slope) != 1 or slope[0] == 1:
         return
     rank = ctx.rank(ctx.input(0))
     if rank is None:
-        raise CannotLift("the rank of its input is unknown")
+        raise CannotConvert("the rank of its input is unknown")
     _append_dimensions(ctx, 1, rank - 2)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from passes.opset.adapter_context import Adapter, AdapterContext, CannotLift
+from passes.opset.adapter_context import Adapter, AdapterContext, CannotConvert
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
@@ -108,4 +108,4 @@ def erf_of_floats(ctx: AdapterContext) -> None:
     """Erf no longer takes integers, for which its result was never defined."""
     found = ctx.types.of(ctx.graph, ctx.input(0))
     if found is not None and found.dtype and ctx.dtype(ctx.input(0)).kind in "iu":
-        raise CannotLift("its input has integers")
+        raise CannotConvert("its input has integers")

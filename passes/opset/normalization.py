@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from passes.opset.adapter_context import AdapterContext, CannotLift
+from passes.opset.adapter_context import AdapterContext, CannotConvert
 
 
 def softmax_over_one_axis(ctx: AdapterContext) -> None:
@@ -31,7 +31,7 @@ def softmax_over_one_axis(ctx: AdapterContext) -> None:
 def dropout_test_mode(ctx: AdapterContext) -> None:
     """Opset 7: `is_test` is gone; a Dropout whose mask is unused is in inference mode."""
     if not ctx.take("is_test", 0) and ctx.used_outputs(1):
-        raise CannotLift("it is in training mode")
+        raise CannotConvert("it is in training mode")
 
 
 def dropout_mask(ctx: AdapterContext) -> None:
@@ -39,7 +39,7 @@ def dropout_mask(ctx: AdapterContext) -> None:
     if ctx.used_outputs(1):
         dtype = ctx.types.of(ctx.graph, ctx.input(0))
         if dtype is None or not dtype.dtype:
-            raise CannotLift(f"the element type of '{ctx.input(0)}' is unknown")
+            raise CannotConvert(f"the element type of '{ctx.input(0)}' is unknown")
         mask, name = ctx.hand_over(1)
         ctx.define(name, "Cast", mask, to=dtype.dtype)
 
@@ -47,7 +47,7 @@ def dropout_mask(ctx: AdapterContext) -> None:
 def dropout_ratio(ctx: AdapterContext) -> None:
     """Opset 12: the ratio became an input, which inference ignores; the mask became all true."""
     if ctx.used_outputs(1):
-        raise CannotLift("its mask, which is undefined in inference mode, is used")
+        raise CannotConvert("its mask, which is undefined in inference mode, is used")
     ctx.take("ratio")
 
 
@@ -55,7 +55,7 @@ def batch_norm_test_mode(ctx: AdapterContext) -> None:
     """Opset 7: `is_test` is gone; a BatchNormalization with one output is in inference mode."""
     if ctx.take("is_test", 0):
         if ctx.used_outputs(1):
-            raise CannotLift("statistics that only training computes are used")
+            raise CannotConvert("statistics that only training computes are used")
         ctx.graph.set_outputs(ctx.node, ctx.node.output[:1])
 
 
@@ -75,7 +75,7 @@ def batch_norm_training(ctx: AdapterContext) -> None:
     """Opset 14: training mode is an attribute; before, more than one output implied it."""
     if any(ctx.node.output[1:]):
         if ctx.used_outputs(3):
-            raise CannotLift("the statistics of its batch are used")
+            raise CannotConvert("the statistics of its batch are used")
         ctx.set(training_mode=1)
     ctx.graph.set_outputs(ctx.node, ctx.node.output[:3])
 

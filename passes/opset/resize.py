@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from passes.opset.adapter_context import AdapterContext, CannotLift
+from passes.opset.adapter_context import AdapterContext, CannotConvert
 
 
 def upsample_scales(ctx: AdapterContext) -> None:
@@ -80,7 +80,7 @@ def resize_optional_inputs(ctx: AdapterContext) -> None:
         rounding = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
         now = rounding.get(ctx.attr("nearest_mode", "round_prefer_floor"))
         if now is None or ctx.attr("mode", "nearest") != "nearest":
-            raise CannotLift("newer opsets have no tf_half_pixel_for_nn with this rounding")
+            raise CannotConvert("newer opsets have no tf_half_pixel_for_nn with this rounding")
         ctx.set(coordinate_transformation_mode="half_pixel", nearest_mode=now)
     ctx.set_inputs(x, roi if mode == "tf_crop_and_resize" else "", scales, sizes)
 

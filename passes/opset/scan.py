@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
 
-from passes.opset.adapter_context import AdapterContext, CannotLift
+from passes.opset.adapter_context import AdapterContext, CannotConvert
 
 
 def scan_without_batch(ctx: AdapterContext) -> None:
     """Scan-8 (batch first, sequence second) = Scan over the batch of a Scan over the sequence."""
     lengths, *inputs = ctx.node.input
     if lengths:
-        raise CannotLift("its sequences have individual lengths")
+        raise CannotConvert("its sequences have individual lengths")
     graph = ctx.graph
     old = graph.snapshot(ctx.node)
     count: int = ctx.attr("num_scan_inputs")

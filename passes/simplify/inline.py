@@ -40,11 +40,11 @@ class InlineFunctions:
             if obstacle:
                 ctx.note(f"function {function.name} kept: {obstacle}")
             elif graph.begin("inline-function", node):
-                pending.extend((graph, n) for n in _inline(graph, node, function))
+                pending.extend((graph, n) for n in inline_call(graph, node, function))
         drop_uncalled(model)
 
 
-def _inline(graph: Graph, node: NodeProto, function: FunctionProto) -> list[NodeProto]:
+def inline_call(graph: Graph, node: NodeProto, function: FunctionProto) -> list[NodeProto]:
     for entry in function.opset_import:
         graph.require_opset(entry.domain, entry.version)
     inputs = [*node.input, *[""] * (len(function.input) - len(node.input))]

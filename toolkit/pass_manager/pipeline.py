@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,14 @@ from toolkit.pass_manager.protocol import (
     Context,
     Idempotent,
     Incomparable,
+    KeepsOpset,
+    Origin,
     Pass,
     Progress,
 )
+from toolkit.pass_manager.registry import parse_passes
 from toolkit.pass_manager.result import ModelStats, PassResult, Result
-from toolkit.settings import Settings
+from toolkit.settings import OpsetLimit, Settings
 from toolkit.targets import Target, find_target
 from toolkit.verification.tolerance import EXACT, QUANT
 
@@ -40,7 +43,8 @@ class Pipeline:
     """Passes in order, each verified against the original.
 
     `options` are fields of `Settings`, for callers that do not have one. `misses` records the near
-    misses of all rules; `progress` is called with the position of the run.
+    misses of all rules; `progress` is called with the position of the run. With `finish`, the final
+    passes of the target follow where passes have lifted the opset.
     """
 
     def __init__(
@@ -50,11 +54,13 @@ class Pipeline:
         *,
         misses: NearMisses | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
+        finish: bool = True,
         **options: Any,
     ) -> None:
         self.settings = Settings(**options) if settings is None else replace(settings, **options)
         self.misses = misses
         self.progress = progress
+        self.finish = finish
         self._at = 0, ""
         self.passes = [_checked_pass(item, self.settings) for item in passes]
 
@@ -73,7 +79,10 @@ class Pipeline:
         results: list[PassResult] = []
         plans: list[Plan] = []
         settled: list[tuple[Pass, int]] = []
-        for index, item in enumerate(self.passes):
+        opset = _OpsetGoal(model, target, self.settings.opset)
+        ran: list[Pass] = []
+        for index, item in self._scheduled(model, opset):
+            ran.append(item)
             if any(item == other and model.revision == at for other, at in settled):
                 results.append(_skipped(item))
                 continue
@@ -88,6 +97,7 @@ class Pipeline:
                 reference=reference,
                 evaluator=evaluator,
                 misses=self.misses,
+                origin=Origin(max(opset.origin.opset, opset.kept), opset.origin.ir_version),
                 progress=partial(self._report, *self._at),
             )
             results.append(
@@ -98,10 +108,11 @@ class Pipeline:
                     validator.redefine(ctx.redefined)
                 if item.tolerance is not QUANT:
                     validator.catch_up(model, item.name)
+            opset.follow(model, item, results[-1])
             plans += ctx.report.plans if results[-1].status in ("applied", "unchanged") else []
             if isinstance(item, Idempotent) and item.idempotent:
                 settled.append((item, model.revision))
-        proof, quality = self._prove_end(model, validator, results)
+        proof, quality = self._prove_end(model, validator, ran, results)
         proof = "; ".join(filter(None, [proof, _foreign_operators(model, target)]))
         return Result(
             model=model,
@@ -113,6 +124,17 @@ class Pipeline:
             plans=[plan.to_json() for plan in plans],
             notes=_notes_on(data),
         )
+
+    def _scheduled(self, model: Model, opset: _OpsetGoal) -> Iterator[tuple[int, Pass]]:
+        """Yield the passes with their index, and around them those that the opset demands."""
+        yield from ((0, item) for item in opset.conversions(model))
+        yield from enumerate(self.passes)
+        last = max(len(self.passes) - 1, 0)
+        if self.finish and self.settings.runtime is not None:
+            yield from ((last, item) for item in opset.for_release())
+        if self.finish:
+            yield from ((last, item) for item in opset.final_passes(model))
+        yield from ((last, item) for item in opset.conversions(model))
 
     # -- setup and final verification
 
@@ -156,7 +178,11 @@ class Pipeline:
         return Validator(model, samples=given.samples, seed=given.seed, custom_ops=given.custom_ops)
 
     def _prove_end(
-        self, model: Model, validator: Validator | None, results: list[PassResult]
+        self,
+        model: Model,
+        validator: Validator | None,
+        ran: Sequence[Pass],
+        results: list[PassResult],
     ) -> tuple[str, Quality | None]:
         """Verify the result and summarize the proof; raises NotProven."""
         if validator is None:
@@ -164,7 +190,7 @@ class Pipeline:
         from toolkit.runtime.session import packing_note
 
         self._report(len(self.passes), "", "proving the result")
-        changed = [p for p, r in zip(self.passes, results, strict=True) if r.status == "applied"]
+        changed = [p for p, r in zip(ran, results, strict=True) if r.status == "applied"]
         loosest = max((p.tolerance for p in changed), default=EXACT)
         errors = [r.error for r in results if r.status == "applied" and r.error is not None]
         if self.settings.validate == "final":
@@ -180,6 +206,64 @@ class Pipeline:
 
     def _report(self, index: int, name: str, stage: str, part: float = 0.0) -> None:
         self.progress(Progress(index, len(self.passes), name, stage, part))
+
+
+class _OpsetGoal:
+    """The opset that the result may have at most, and the passes that bring it there."""
+
+    def __init__(self, model: Model, target: Target, limit: OpsetLimit) -> None:
+        self.origin = Origin(model.opsets.get("", 0), model.ir_version)
+        self.kept = 0
+        self._limit = limit if isinstance(limit, int) else None
+        self._target = target
+        self._converting: Pass | None = None
+
+    def conversions(self, model: Model) -> Iterator[Pass]:
+        """Yield the pass that lowers a model above the limit, unless it was asked for by name."""
+        limit = self._limit
+        if limit is not None and max(_opsets_of(model)) > max(limit, self.kept):
+            (self._converting,) = parse_passes(f"{self._target.opset_pass}:to={limit}")
+            yield self._converting
+
+    def final_passes(self, model: Model) -> Iterator[Pass]:
+        """Yield the final passes of the target if passes have lifted the opset."""
+        if 0 < max(self.origin.opset, self.kept) < model.opsets.get("", 0):
+            for name in self._target.final_passes:
+                yield from parse_passes(name)
+
+    def for_release(self) -> Iterator[Pass]:
+        """Yield the passes that write what the oldest runtime lacks; from here on it is a limit."""
+        newest = self._target.max_opset
+        self._limit = newest if self._limit is None else min(self._limit, newest)
+        for name in self._target.release_passes:
+            yield from parse_passes(name)
+
+    def follow(self, model: Model, item: Pass, result: PassResult) -> None:
+        """Take note of a pass that was run; raises UsageError if the limit cannot be met."""
+        if item is self._converting:
+            if max(_opsets_of(model)) > max(self._limit or 0, self.kept):
+                reasons = [result.reason, *map(str, result.undone), *result.notes]
+                raise UsageError(
+                    f"opset {self._limit} cannot be met: {'; '.join(filter(None, reasons))}"
+                )
+        elif isinstance(item, KeepsOpset) and item.keeps_opset and result.status == "applied":
+            self.kept = model.opsets.get("", 0)
+
+
+def _opsets_of(model: Model) -> list[int]:
+    """Return the standard opsets of a model and of its functions, at least [0]."""
+    imports = (entry for function in model.functions for entry in function.opset_import)
+    own = [entry.version for entry in imports if entry.domain in nd.STANDARD_DOMAINS]
+    return [model.opsets.get("", 0), *own]
+
+
+def _require_loads(model: Model, release: Release) -> None:
+    """Raise UsageError if a release does not load the result."""
+    found = obstacles(model, release)
+    if found:
+        more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
+        listed = "; ".join([*found[:3], *more])
+        raise UsageError(f"the result does not load on {release}: {listed}")
 
 
 def _checked_pass(item: object, settings: Settings) -> Pass:

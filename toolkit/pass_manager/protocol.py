@@ -24,7 +24,7 @@ class Pass(Protocol):
     """A step of the pipeline. Built-in passes are frozen dataclasses whose fields are options.
 
     The members below are required. Optional ones are declared by the protocols `Idempotent`,
-    `Incomparable`, `Guarded`, `Checked` and `rewriting.anchors.Anchored`.
+    `Incomparable`, `KeepsOpset`, `Guarded`, `Checked` and `rewriting.anchors.Anchored`.
     """
 
     @property
@@ -78,6 +78,16 @@ class Incomparable(Protocol):
 
 
 @runtime_checkable
+class KeepsOpset(Protocol):
+    """A pass that may convert the model to an opset that the user asked for by name."""
+
+    @property
+    def keeps_opset(self) -> bool:
+        """Whether the result stays at that opset, even if an older one would do."""
+        ...
+
+
+@runtime_checkable
 class Guarded(Protocol):
     """A pass with a precondition."""
 
@@ -93,6 +103,14 @@ class Checked(Protocol):
     def ensures(self, model: Model, ctx: Context) -> None:
         """Raise PostconditionFailed when the pass did not do what it promises: it is undone."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The opset and IR version that a model came with; opset 0 if that is unknown."""
+
+    opset: int = 0
+    ir_version: int = 3
 
 
 @dataclass(slots=True)
@@ -120,6 +138,7 @@ class Context:
     - `holds`: runs a candidate and returns whether it is within the pass's tolerance of the
       original; None if nothing can be run.
     - `misses`: the recorder of near misses; None if they are not recorded.
+    - `origin`: the opset and IR version of the original.
     - `progress`: called by long-running passes with a stage in words and the fraction done.
     """
 
@@ -129,6 +148,7 @@ class Context:
     evaluator: Evaluator | None = None
     holds: Callable[[Model], bool] | None = None
     misses: NearMisses | None = None
+    origin: Origin = field(default_factory=Origin)
     progress: Callable[[str, float], None] = lambda stage, part: None
     report: PassReport = field(default_factory=PassReport)
 

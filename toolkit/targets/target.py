@@ -39,6 +39,10 @@ class Target:
     """Opset -> standard operators that have no kernel from this opset on."""
     fuses_qdq: bool = False
     """Whether it fuses Q/DQ pairs into int8 kernels at load time, by its own patterns."""
+    opset_pass: str = "opset"
+    """The registry name of the pass that converts a model to the opset in its option `to`."""
+    final_passes: tuple[str, ...] = ("minimize-opset",)
+    """Registry names of the passes that finish a model whose opset was lifted."""
     has_costs: bool = False
     """Whether operator costs were measured: passes choose by speed, else fewer operators win."""
 
