@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,10 @@ from toolkit.errors import PreconditionFailed, ToolkitError, UsageError, summari
 from toolkit.ir.journal import Journal, Rewrite
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Checked, Context, Guarded, Pass
-from toolkit.pass_manager.result import PassResult, Status, Undone
+from toolkit.pass_manager.result import PassResult, Undone
 from toolkit.verification.tolerance import Tolerance
 
 if TYPE_CHECKING:
-    from toolkit.accuracy.quality_report import Quality
     from toolkit.verification.validator import Validator, Verdict
 
 _MOST_VETOES = 12
@@ -46,71 +45,59 @@ def run_pass(item: Pass, model: Model, ctx: Context, validator: Validator | None
     while outcome is None:
         outcome = _run_once(item, model, ctx, validator, vetoes)
     if outcome.status == "unchanged" and vetoes.undone:
-        outcome = _Outcome("reverted", reason="none of its rewrites held")
+        outcome = PassResult(item.name, "reverted", reason="none of its rewrites held")
     model.journal.clear_vetoes()
     model.commit()
-    return PassResult(
-        name=item.name,
-        status=outcome.status,
+    return replace(
+        outcome,
         rewrites=sum(map(len, outcome.places.values())),
         rules={rule: len(sites) for rule, sites in outcome.places.items()},
         seconds=time.perf_counter() - started,
-        error=outcome.error,
-        reason=outcome.reason,
         undone=vetoes.undone,
         notes=[*vetoes.given_up, *ctx.notes],
-        places=outcome.places,
-        quality=outcome.quality,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The outcome of the last run of a pass; `places` are the sites of its rewrites by rule."""
-
-    status: Status
-    error: float | None = None
-    reason: str = ""
-    quality: Quality | None = None
-    places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
 def _run_once(
     item: Pass, model: Model, ctx: Context, validator: Validator | None, vetoes: _Vetoes
-) -> _Outcome | None:
+) -> PassResult | None:
     """Run the pass; return None if a rewrite was vetoed and the pass must run again."""
     failure = _failure(item, model, ctx)
     if failure is not None:
         model.rollback()
         return failure
     if not len(model.journal):
-        return _Outcome("unchanged")
+        return PassResult(item.name, "unchanged")
     if ctx.redefined and ctx.evaluator is not None:
-        return _undone_whole(model, ctx, _TOO_LATE)
+        return _undone_whole(item, model, ctx, _TOO_LATE)
     places = model.journal.places_by_rule()
     if validator is None:
-        return _Outcome("applied", places=places)
+        return PassResult(item.name, "applied", places=places)
     ctx.progress("proving", 0.0)
     verdict = validator.check(model, item.tolerance, redefined=ctx.redefined)
     if verdict.ok:
         validator.accept(verdict)
         validator.redefine(ctx.redefined)
-        return _Outcome("applied", verdict.error, quality=verdict.quality, places=places)
+        return PassResult(
+            item.name, "applied", error=verdict.error, quality=verdict.quality, places=places
+        )
     if ctx.redefined:  # a part of it would compute neither meaning
-        return _undone_whole(model, ctx, verdict.reason, verdict.error)
+        return _undone_whole(item, model, ctx, verdict.reason, verdict.error)
     ctx.progress("finding the rewrite that breaks it", 0.0)
     culprit, its_verdict = _first_bad(model, validator, item.tolerance, verdict)
     model.rollback()
     if vetoes.add(model.journal, culprit, its_verdict):
         return None
-    return _Outcome("reverted", verdict.error, its_verdict.reason)
+    return PassResult(item.name, "reverted", error=verdict.error, reason=its_verdict.reason)
 
 
-def _undone_whole(model: Model, ctx: Context, reason: str, error: float | None = None) -> _Outcome:
+def _undone_whole(
+    item: Pass, model: Model, ctx: Context, reason: str, error: float | None = None
+) -> PassResult:
     """Undo a pass that redefines outputs, and drop its notes."""
     model.rollback()
     ctx.notes.clear()
-    return _Outcome("reverted", error, reason)
+    return PassResult(item.name, "reverted", error=error, reason=reason)
 
 
 @dataclass(slots=True)
@@ -137,7 +124,7 @@ class _Vetoes:
         return True
 
 
-def _failure(item: Pass, model: Model, ctx: Context) -> _Outcome | None:
+def _failure(item: Pass, model: Model, ctx: Context) -> PassResult | None:
     """Run the pass with its conditions; return its failure, or None.
 
     A user's pass may raise anything. A UsageError is the user's, and is passed on.
@@ -158,13 +145,13 @@ def _failure(item: Pass, model: Model, ctx: Context) -> _Outcome | None:
     except UsageError:
         raise
     except PreconditionFailed as error:
-        return _Outcome("skipped", reason=str(error))
+        return PassResult(item.name, "skipped", reason=str(error))
     except ToolkitError as error:
-        return _Outcome("reverted", reason=str(error))
+        return PassResult(item.name, "reverted", reason=str(error))
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        return _Outcome("reverted", reason=f"{summarize(error)} ({where})")
+        return PassResult(item.name, "reverted", reason=f"{summarize(error)} ({where})")
     return None
 
 

@@ -62,16 +62,15 @@ def parse_passes(text: str) -> list[Pass]:
     """Return the passes that `text` names, in order, with their options set."""
     if not text.strip():
         raise UsageError("no pass is named: `toolkit passes` lists them")
-    resolver = _Resolver(_discover())
+    resolver = _Resolver()
     return [built for item in text.split(",") for built in resolver.build(item.strip())]
 
 
 def catalogue() -> list[PassInfo]:
     """Return all names of the installed plugins: groups, passes, broken names."""
-    found = _discover()
-    resolver = _Resolver(found)
-    rows = [_describe(name, resolver, found) for name in found.names()]
-    for plugin in found.plugins:
+    resolver = _Resolver()
+    rows = [_describe(name, resolver) for name in resolver.names()]
+    for plugin in resolver.plugins:
         if plugin.problem:
             reason = f"plugin not loaded: {plugin.problem}"
             rows.append(PassInfo(plugin.name, "broken", reason, (), (), plugin.origin))
@@ -84,7 +83,7 @@ def find(name: str) -> PassInfo:
     for row in catalogue():
         if row.name == name:
             return row
-    raise UsageError(_discover().unknown(name))
+    raise UsageError(_Resolver().unknown(name))
 
 
 # Plugins -----------------------------------------------------------------------------------------
@@ -100,58 +99,16 @@ class _Plugin:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plugins:
-    plugins: tuple[_Plugin, ...]
-
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(name for plugin in self.plugins for name in plugin.offers))
-
-    def offering(self, name: str, prefer: _Plugin | None = None) -> _Plugin:
-        """Return the only plugin that offers `name`.
-
-        The members of a group are preferably those of its own plugin, so that a pass of the same
-        name in another plugin neither replaces them nor breaks the group.
-        """
-        if prefer is not None and name in prefer.offers:
-            return prefer
-        offering = [plugin for plugin in self.plugins if name in plugin.offers]
-        if not offering:
-            raise UsageError(self.unknown(name))
-        if len(offering) > 1:
-            both = " and ".join(_offer_text(plugin, name) for plugin in offering)
-            raise UsageError(
-                f"pass {name!r} is ambiguous, offered by {both}: "
-                "name the one you want as module:Class, or uninstall the other"
-            )
-        return offering[0]
-
-    def unknown(self, name: str) -> str:
-        """Return the message for an unknown name."""
-        if not self.plugins:
-            return f"unknown pass {name!r}: no pass is installed, reinstall the toolkit"
-        known = sorted(self.names())
-        close = suggestion(name, known)
-        hint = f"{close} see `toolkit passes`" if close else f": known: {', '.join(known)}"
-        message = f"unknown pass {name!r}{hint}"
-        broken = "; ".join(f"{p.origin}: {p.problem}" for p in self.plugins if p.problem)
-        return f"{message}; a plugin could not be loaded, {broken}" if broken else message
-
-
 def _offer_text(plugin: _Plugin, name: str) -> str:
     offer = plugin.offers[name]
     return f"{plugin.origin} ({offer if isinstance(offer, str) else 'a group'})"
 
 
-def _discover() -> _Plugins:
-    return _discover_in(tuple(sys.path))
-
-
 @lru_cache(maxsize=8)
-def _discover_in(_: tuple[str, ...]) -> _Plugins:
+def _plugins_on(_: tuple[str, ...]) -> tuple[_Plugin, ...]:
     """Load the plugins, once per search path: this reads a file of every distribution."""
     found = sorted(entry_points(group=GROUP), key=lambda e: (_origin(e), e.name))
-    return _Plugins(tuple(_load_plugin(entry) for entry in found))
+    return tuple(_load_plugin(entry) for entry in found)
 
 
 def _origin(entry: EntryPoint) -> str:
@@ -165,17 +122,17 @@ def _load_plugin(entry: EntryPoint) -> _Plugin:
             offers = entry.load()
     except (Exception, SystemExit) as error:
         return _Plugin(entry.name, _origin(entry), {}, summarize(error))
-    if not _is_offer_mapping(offers):
+    if not _is_catalogue(offers):
         wanted = "a mapping of names to 'module:Class' or to lists of names"
         return _Plugin(entry.name, _origin(entry), {}, f"{entry.value} is not {wanted}")
     return _Plugin(entry.name, _origin(entry), offers)
 
 
-def _is_offer_mapping(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    offers = cast("Mapping[object, object]", value)
-    return all(isinstance(name, str) and _is_offer(offer) for name, offer in offers.items())
+def _is_catalogue(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and _is_offer(offer)
+        for name, offer in cast("Mapping[object, object]", value).items()
+    )
 
 
 def _is_offer(offer: object) -> bool:
@@ -225,9 +182,42 @@ class _Unbuilt:
 class _Resolver:
     """Resolves the items of a pipeline; a file that is named twice is loaded once."""
 
-    def __init__(self, found: _Plugins) -> None:
-        self._found = found
+    def __init__(self) -> None:
+        self.plugins = _plugins_on(tuple(sys.path))
         self._files: dict[str, ModuleType] = {}
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for plugin in self.plugins for name in plugin.offers))
+
+    def offering(self, name: str, prefer: _Plugin | None = None) -> _Plugin:
+        """Return the only plugin that offers `name`.
+
+        The members of a group are preferably those of its own plugin, so that a pass of the same
+        name in another plugin neither replaces them nor breaks the group.
+        """
+        if prefer is not None and name in prefer.offers:
+            return prefer
+        offering = [plugin for plugin in self.plugins if name in plugin.offers]
+        if not offering:
+            raise UsageError(self.unknown(name))
+        if len(offering) > 1:
+            both = " and ".join(_offer_text(plugin, name) for plugin in offering)
+            raise UsageError(
+                f"pass {name!r} is ambiguous, offered by {both}: "
+                "name the one you want as module:Class, or uninstall the other"
+            )
+        return offering[0]
+
+    def unknown(self, name: str) -> str:
+        """Return the message for an unknown name."""
+        if not self.plugins:
+            return f"unknown pass {name!r}: no pass is installed, reinstall the toolkit"
+        known = sorted(self.names())
+        close = suggestion(name, known)
+        hint = f"{close} see `toolkit passes`" if close else f": known: {', '.join(known)}"
+        message = f"unknown pass {name!r}{hint}"
+        broken = "; ".join(f"{p.origin}: {p.problem}" for p in self.plugins if p.problem)
+        return f"{message}; a plugin could not be loaded, {broken}" if broken else message
 
     def build(self, item: str) -> list[Pass]:
         return [candidate.build() for candidate in self.expand(item)]
@@ -240,7 +230,7 @@ class _Resolver:
         if ":" in target:
             candidates = list(_flatten(self.load(target), target))
         else:
-            owner = self._found.offering(target, plugin)
+            owner = self.offering(target, plugin)
             offer = owner.offers[target]
             if isinstance(offer, str):
                 candidates = list(_flatten(self.load(offer), target))
@@ -268,7 +258,7 @@ class _Resolver:
                 f"{item!r} is not a pass: write an option behind its pass, as pass:{item}"
             )
         if not dot_py and parts and "=" not in parts[0]:
-            if head in self._found.names():
+            if head in self.names():
                 raise UsageError(f"{item!r}: {self._half_an_option(head, parts[0])}")
             target = f"{head}:{parts.pop(0)}"
         options: dict[str, str] = {}
@@ -344,10 +334,10 @@ def _distribute(
 # The catalogue -----------------------------------------------------------------------------------
 
 
-def _describe(name: str, resolver: _Resolver, found: _Plugins) -> PassInfo:
-    origin = " and ".join(plugin.origin for plugin in found.plugins if name in plugin.offers)
+def _describe(name: str, resolver: _Resolver) -> PassInfo:
+    origin = " and ".join(plugin.origin for plugin in resolver.plugins if name in plugin.offers)
     try:
-        offer = found.offering(name).offers[name]
+        offer = resolver.offering(name).offers[name]
         resolver.expand(name)  # raises UsageError for a broken member
         if not isinstance(offer, str):
             return PassInfo(name, "group", ", ".join(offer), (), tuple(offer), origin)
