@@ -36,6 +36,7 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "unpad": "passes.motion.remove_padding:Unpad",
     "compact": "passes.fuse.compact.compact:Compact",
     "lower": "passes.lower.lower:Lower",
+    "legalize": "passes.lower.legalize:Legalize",
     "smooth": "passes.quantize.rescale.smooth:Smooth",
     "equalize": "passes.quantize.rescale.equalize:Equalize",
     "clip-weights": "passes.quantize.clip_weights:ClipWeights",

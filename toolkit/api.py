@@ -31,6 +31,7 @@ def optimize(
     target: str = DEFAULT_TARGET,
     validate: Validate = "each",
     *,
+    runtime: str | None = None,
     opset: OpsetLimit = None,
     samples: Sequence[Sample] = (),
     seed: int = 0,
@@ -45,8 +46,9 @@ def optimize(
     """Run passes over a model and prove the result against the original.
 
     `passes` is a string as on the command line (`"fold,cleanup"`), a pass, or a list of passes,
-    rewrite rules and such strings. `opset` is the newest opset to which they may convert the model;
-    `"keep"` leaves its opset as it is. `samples` are real inputs to verify with, as dicts of arrays
+    rewrite rules and such strings. `runtime` is the oldest onnxruntime that must load and run the
+    result, such as `"1.18"`; by default the installed one. `opset` is the newest opset to which
+    they may convert the model; `"keep"` leaves its opset as it is. `samples` are real inputs to verify with, as dicts of arrays
     by input name or as .npz files, in addition to synthetic inputs. `calib` is the calibration data
     for quantization: a source as for `--calib`, an iterable of feeds, or a `Calib` with options.
     The source is not modified. Raises `NotProven` if the result differs from the original by more
@@ -60,6 +62,7 @@ def optimize(
     listed = passes if isinstance(passes, Sequence) and not isinstance(passes, str) else [passes]
     settings = Settings(
         target=target,
+        runtime=runtime,
         validate=validate,
         opset=opset,
         samples=samples,

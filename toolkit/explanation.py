@@ -96,13 +96,14 @@ def explain_passes(
     rule: str | None = None,
     target: str = DEFAULT_TARGET,
     opset: OpsetLimit = None,
+    runtime: str | None = None,
 ) -> Explanation:
     """Run passes without validation; return the rewrites they made and the match failures.
 
     `rule` restricts the result to that rule and its variants. The source is not modified.
     """
     started = time.perf_counter()
-    settings = Settings(target=target, validate="off", opset=opset)
+    settings = Settings(target=target, runtime=runtime, validate="off", opset=opset)
     model = Model.of(source)
     model = model.copy() if model is source else model
     before, misses = model.node_count(), NearMisses()

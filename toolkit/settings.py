@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from toolkit.errors import UsageError
 from toolkit.targets import DEFAULT_TARGET, Target, find_target
+from toolkit.targets.releases import find_release
 
 if TYPE_CHECKING:
     from toolkit.accuracy.requirement import Function, Requirement
@@ -29,6 +30,7 @@ class Settings:
     """Everything a run is given besides the model and the passes.
 
     - `target`: the name of the runtime that the model is written for (see `toolkit.targets`).
+    - `runtime`: the oldest onnxruntime that must load and run the result; None: the installed one.
     - `validate`: when the model is verified against the original.
     - `opset`: the newest opset that passes may lift the model to.
     - `samples`: real inputs to verify with, in addition to synthetic ones.
@@ -41,6 +43,7 @@ class Settings:
     """
 
     target: str = DEFAULT_TARGET
+    runtime: str | None = None
     validate: Validate = "each"
     opset: OpsetLimit = None
     samples: Sequence[Sample] = ()
@@ -55,13 +58,20 @@ class Settings:
     def __post_init__(self) -> None:
         require_choice("validate", self.validate, Validate)
         require_choice("prefer", self.prefer, Prefer)
-        _require_opset(self.opset, find_target(self.target))
+        _require_opset(self.opset, self.find_target())
         if self.max_drop is not None or self.metric is not None:
             has_budget = not self.requirement().off
             if has_budget and self.validate == "off" and self.calib is None:
                 raise UsageError(
                     "--max-drop and --metric have no effect with --validate off and no --calib"
                 )
+
+    def find_target(self) -> Target:
+        """Return the target, limited to the onnxruntime release that is asked for."""
+        target = find_target(self.target)
+        if self.runtime is None:
+            return target
+        return replace(target, release=find_release(self.runtime))
 
     def requirement(self) -> Requirement:
         """Return the error budget that `max_drop` and `metric` describe."""
@@ -84,5 +94,5 @@ def _require_opset(limit: OpsetLimit, target: Target) -> None:
         raise UsageError(f"opset {limit!r} is not valid: give a number, or 'keep' for no lift")
     if not 1 <= limit <= target.max_opset:
         raise UsageError(
-            f"opset {limit} is out of range: onnxruntime loads opsets 1 to {target.max_opset}"
+            f"opset {limit} is out of range: {target.release} loads opsets 1 to {target.max_opset}"
         )

@@ -97,7 +97,7 @@ class Conversion:
             unit.free_initializers()
         adapters = adapters_of(version)
         for _, node in self._standard_nodes(unit):
-            if node.op_type not in adapters and node.op_type in self._target.lost_kernels.get(version, ()):
+            if node.op_type not in adapters and self._target.loses_kernel(node.op_type, version):
                 label = nd.label(node)
                 raise CannotConvert(f"{label}: onnxruntime has no kernel from opset {version} on")
         changed = [(g, node) for g, node in self._standard_nodes(unit) if node.op_type in adapters]

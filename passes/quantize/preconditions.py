@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
+from passes.lower.legalize import Legalize
 from passes.opset.opset import Opset
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
@@ -15,6 +16,10 @@ from toolkit.ir.op_traits import INTEGER_COMPUTE
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
+
+
+_QDQ_OPSET = 13
+"""The first opset of Q/DQ with per-channel scales."""
 
 
 def too_old(model: Model, what: str, min_opset: int) -> str:
@@ -43,6 +48,23 @@ def lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
         return ""
     model.journal.undo_to(start)
     return f"{what} needs opset {min_opset}, and the model cannot be lifted"
+
+
+def lower_for_qdq(model: Model, ctx: Context) -> None:
+    """Lower the model to the newest opset at which the runtime has kernels for Q/DQ.
+
+    onnxruntime 1.23 loads opset 23, whose QuantizeLinear it cannot run.
+    """
+    opset = model.opsets.get("", 1)
+    usable = (
+        version
+        for version in range(opset, _QDQ_OPSET - 1, -1)
+        if all(ctx.target.has_kernel(op, version) for op in ("QuantizeLinear", "DequantizeLinear"))
+    )
+    newest = next(usable, opset)
+    if newest < opset:
+        Legalize(newest).run(model, ctx)
+        Opset(to=newest).run(model, ctx)
 
 
 def quantized_already(model: Model, operators: Container[str] = INTEGER_COMPUTE) -> str:

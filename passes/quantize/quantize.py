@@ -22,7 +22,7 @@ from passes.quantize.diagnostics import note_hard
 from passes.quantize.layers.channel_means import input_means
 from passes.quantize.layers.saturation import has_vnni, saturating
 from passes.quantize.layers.unique_names import make_all_distinct
-from passes.quantize.preconditions import may_not_lift, quantized_already
+from passes.quantize.preconditions import lower_for_qdq, may_not_lift, quantized_already
 from passes.quantize.rescale.smooth import Smooth
 from passes.quantize.schemes.dynamic.quantize_dynamic import DYNAMIC_OPSET, QuantizeDynamic
 from passes.quantize.schemes.static.apply import STATIC_OPSET, Format
@@ -263,6 +263,8 @@ class Quantize:
             raise UsageError(reason)
         if model.opsets.get("", 1) < needed:
             Opset(to=needed).run(model, ctx)
+        if self._plans_static(ctx):
+            lower_for_qdq(model, ctx)
 
     # -- costs, for `toolkit tune`
 

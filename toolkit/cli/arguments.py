@@ -63,6 +63,14 @@ TargetName = Annotated[
     ),
 ]
 
+Runtime = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VERSION",
+        help="The oldest onnxruntime that must load and run the result, as in 1.18.",
+    ),
+]
+
 
 def opset_limit(given: str | None) -> OpsetLimit:
     """Parse --opset; the pipeline checks that the opset exists."""

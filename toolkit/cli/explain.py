@@ -25,6 +25,7 @@ def explain(
         typer.Option(metavar="PASSES", help="Passes in order; `toolkit passes` lists them."),
     ] = "fuse",
     target: args.TargetName = DEFAULT_TARGET,
+    runtime: args.Runtime = None,
     opset: args.Opset = None,
     json_file: args.JsonFile = None,
 ) -> None:
@@ -45,7 +46,7 @@ def explain(
         limit = args.opset_limit(opset)
         loaded = read_model(model)
         require_apart(report.files, [loaded], None, None)
-        found = explain_passes(loaded, parsed, rule, target, limit)
+        found = explain_passes(loaded, parsed, rule, target, limit, runtime)
     report.write(found.to_json())
     if not report.on_stdout:
         print_explanation(console(), found)

@@ -44,6 +44,7 @@ def optimize(
         ),
     ] = "simplify",
     target: args.TargetName = DEFAULT_TARGET,
+    runtime: args.Runtime = None,
     opset: args.Opset = None,
     validate: Annotated[
         Validate,
@@ -121,6 +122,7 @@ def optimize(
             _require_quantizing(chosen, [option for option in given if given[option] is not None])
             settings = Settings(
                 target=target,
+                runtime=runtime,
                 validate=validate,
                 opset=args.opset_limit(opset),
                 samples=samples or (),

@@ -25,7 +25,8 @@ from toolkit.pass_manager.protocol import (
 from toolkit.pass_manager.registry import parse_passes
 from toolkit.pass_manager.result import ModelStats, PassResult, Result
 from toolkit.settings import OpsetLimit, Settings
-from toolkit.targets import Target, find_target
+from toolkit.targets import Target
+from toolkit.targets.releases import Release, needs_of, obstacles, opset_ceiling
 from toolkit.verification.tolerance import EXACT, QUANT
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Pipeline:
         from toolkit.verification.structure import check_input
 
         started = time.perf_counter()
-        target = find_target(self.settings.target)
+        target = self.settings.find_target()
         check_input(model)
         before = ModelStats.of(model)
         validator = self._validator(model)
@@ -112,6 +113,8 @@ class Pipeline:
             plans += ctx.report.plans if results[-1].status in ("applied", "unchanged") else []
             if isinstance(item, Idempotent) and item.idempotent:
                 settled.append((item, model.revision))
+        if self.settings.runtime is not None:
+            _require_loads(model, target.release)
         proof, quality = self._prove_end(model, validator, ran, results)
         proof = "; ".join(filter(None, [proof, _foreign_operators(model, target)]))
         return Result(
@@ -123,6 +126,7 @@ class Pipeline:
             quality=quality,
             plans=[plan.to_json() for plan in plans],
             notes=_notes_on(data),
+            loads_on=needs_of(model),
         )
 
     def _scheduled(self, model: Model, opset: _OpsetGoal) -> Iterator[tuple[int, Pass]]:
@@ -132,6 +136,8 @@ class Pipeline:
         last = max(len(self.passes) - 1, 0)
         if self.finish and self.settings.runtime is not None:
             yield from ((last, item) for item in opset.for_release())
+        if self.finish and self.settings.runtime is not None:
+            yield from ((last, item) for item in opset.for_release(model))
         if self.finish:
             yield from ((last, item) for item in opset.final_passes(model))
         yield from ((last, item) for item in opset.conversions(model))
@@ -238,6 +244,13 @@ class _OpsetGoal:
         for name in self._target.release_passes:
             yield from parse_passes(name)
 
+    def for_release(self, model: Model) -> Iterator[Pass]:
+        """Yield the passes that write what the oldest runtime lacks; its opset is a limit then."""
+        for name in self._target.release_passes:
+            yield from parse_passes(name)
+        newest = opset_ceiling(model, self._target.release)
+        self._limit = newest if self._limit is None else min(self._limit, newest)
+
     def follow(self, model: Model, item: Pass, result: PassResult) -> None:
         """Take note of a pass that was run; raises UsageError if the limit cannot be met."""
         if item is self._converting:
@@ -255,6 +268,15 @@ def _opsets_of(model: Model) -> list[int]:
     imports = (entry for function in model.functions for entry in function.opset_import)
     own = [entry.version for entry in imports if entry.domain in nd.STANDARD_DOMAINS]
     return [model.opsets.get("", 0), *own]
+
+
+def _require_loads(model: Model, release: Release) -> None:
+    """Raise UsageError if a release does not load the result."""
+    found = obstacles(model, release)
+    if found:
+        more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
+        listed = "; ".join([*found[:3], *more])
+        raise UsageError(f"the result does not load on {release}: {listed}")
 
 
 def _require_loads(model: Model, release: Release) -> None:

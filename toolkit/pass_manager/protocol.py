@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_ch
 
 from toolkit.ir.model import Model
 from toolkit.settings import Settings
-from toolkit.targets import Target, find_target
+from toolkit.targets import Target
 from toolkit.verification.tolerance import Tolerance
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Context:
     @property
     def target(self) -> Target:
         """The runtime that the model is written for."""
-        return find_target(self.settings.target)
+        return self.settings.find_target()
 
     @property
     def notes(self) -> list[str]:

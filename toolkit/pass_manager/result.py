@@ -16,6 +16,7 @@ from toolkit.verification.compare import json_number
 
 if TYPE_CHECKING:
     from toolkit.accuracy.quality_report import Quality
+    from toolkit.targets.releases import Needs
 
 Status = Literal["applied", "unchanged", "reverted", "skipped"]
 
@@ -114,7 +115,7 @@ class Result:
     """The result of `optimize`. `proof` summarizes the verification in one line.
 
     `quality` is the accuracy of a quantized model, `plans` are the applied quantization plans as
-    JSON, and `notes` concern the run as a whole.
+    JSON, and `notes` concern the run as a whole. `loads_on` says which runtimes load the model.
     """
 
     model: Model
@@ -125,6 +126,7 @@ class Result:
     quality: Quality | None = None
     plans: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
+    loads_on: Needs | None = None
     after: ModelStats = field(init=False)
     saved: Path | None = field(init=False, default=None)
 
@@ -143,6 +145,7 @@ class Result:
             "output": self.after.to_json(self.saved),
             "passes": [p.to_json() for p in self.passes],
             "proof": self.proof,
+            "loads_on": self.loads_on.to_json() if self.loads_on else None,
             "seconds": round(self.seconds, 6),
             **_quality_json(self.quality),
             **({"notes": self.notes} if self.notes else {}),

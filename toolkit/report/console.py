@@ -85,6 +85,8 @@ def print_result(out: Console, result: Result, opset: int | None = None) -> None
     lifted = result.model.opsets.get("", opset)
     if opset is not None and lifted != opset:
         line(out, "opset", f"{opset} -> {lifted}")
+    if result.loads_on is not None:
+        line(out, "loads on", str(result.loads_on))
     line(out, "proof", result.proof)
     for note in result.notes:
         line(out, "note", note)

@@ -83,7 +83,7 @@ class Use:
     node: NodeProto | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.domain}:{self.op_type}" if self.domain else self.op_type
+        return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     def with_type(self, old: str, new: str) -> Use:
         """Return the use with operands and results of another type."""
@@ -124,6 +124,13 @@ class Release:
         if use not in self._known:
             self._known[use] = self._find_obstacle(use)
         return self._known[use]
+
+    def runs_at(self, use: Use, opset: int) -> bool:
+        """Return whether a standard operator has a kernel at an opset, or is younger than that."""
+        own = f":{use.op_type}" in _table()["schemas"]
+        if not own and _standard_schema(use.op_type, opset, "") is None:
+            return True
+        return not self.obstacle(replace(use, opset=opset))
 
     @cached_property
     def _known(self) -> dict[Use, str]:
@@ -202,6 +209,21 @@ class Release:
         return body is not None and not any(map(self.obstacle, _uses_in(body, use)))
 
 
+def opset_ceiling(model: Model, release: Release) -> int:
+    """Return the newest opset at which a release has kernels for the model's operators.
+
+    That may be older than the newest opset it loads: 1.23 loads opset 23 and has no kernel for its
+    QuantizeLinear. Operators that it lacks at every opset, and those that an older opset does not
+    have, do not count: they are written in another form.
+    """
+    uses = [use for use in uses_of(model) if use.domain == ""]
+    newest = min(release.max_opset, model.opsets.get("", 1))
+    for use in uses:
+        at = (opset for opset in range(newest, 0, -1) if release.runs_at(use, opset))
+        newest = next(at, newest)
+    return newest
+
+
 def releases() -> list[Release]:
     """Return all known releases, oldest first."""
     return list(_releases())
@@ -264,6 +286,31 @@ def oldest_release(model: Model) -> Release | None:
             break
         oldest = release
     return oldest
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The runtime that a model needs: the oldest release from which on all load it, or None."""
+
+    release: Release | None
+    opset: int
+    ir_version: int
+
+    def __str__(self) -> str:
+        oldest = f">= {self.release.version}" if self.release else f"{releases()[-1].version}: no"
+        return f"onnxruntime {oldest}, opset {self.opset}, IR {self.ir_version}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "onnxruntime": self.release.version if self.release else None,
+            "opset": self.opset,
+            "ir_version": self.ir_version,
+        }
+
+
+def needs_of(model: Model) -> Needs:
+    """Return the oldest runtime, the opset and the IR version that a model needs."""
+    return Needs(oldest_release(model), model.opsets.get("", 0), model.ir_version)
 
 
 def _obstacles(model: Model, release: Release, uses: Mapping[Use, int]) -> list[str]:
@@ -393,16 +440,15 @@ def _function_body(use: Use) -> FunctionProto | None:
             body = FunctionProto.FromString(schema.get_function_with_opset_version(version))
             # The runtime takes no such definition by operators that have changed since.
             return body if all(_same_since(n, version, use.opset) for n in body.node) else None
-        else:
-            node = use.node or NodeProto(op_type=use.op_type, input=["x"], output=["y"])
-            types = [_tensor_type(kind) for kind in _padded(use.inputs, len(node.input))]
-            return FunctionProto.FromString(
-                schema.get_context_dependent_function_with_opset_version(
-                    max(typed),
-                    node.SerializeToString(),
-                    [type_.SerializeToString() for type_ in types],
-                )
+        node = use.node or NodeProto(op_type=use.op_type, input=["x"], output=["y"])
+        types = [_tensor_type(kind) for kind in _padded(use.inputs, len(node.input))]
+        return FunctionProto.FromString(
+            schema.get_context_dependent_function_with_opset_version(
+                max(typed),
+                node.SerializeToString(),
+                [type_.SerializeToString() for type_ in types],
             )
+        )
     return None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from toolkit.runtime import MAX_IR, MAX_OPSET
+from toolkit.targets.releases import installed_release
 from toolkit.targets.target import Target
 
 TARGET = Target(
     name="onnx",
     summary="any runtime of standard ONNX operators",
     domains=("", "ai.onnx.ml"),
-    max_opset=MAX_OPSET,
-    max_ir=MAX_IR,
+    release=installed_release(),
     number_formats=("float32", "float16", "int8", "uint8", "int4", "uint4"),
 )

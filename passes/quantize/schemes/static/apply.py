@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.layers.int8_weights import Unfit
-from passes.quantize.preconditions import lift
+from passes.quantize.preconditions import lift, lower_for_qdq
 from passes.quantize.schemes.static.int8_region import (
     Int8Region,
     connected_region,
@@ -41,7 +41,10 @@ STATIC_OPSET = 13
 
 
 def lift_for_static(model: Model, ctx: Context) -> str:
-    return lift(model, ctx, "static quantization", STATIC_OPSET)
+    obstacle = lift(model, ctx, "static quantization", STATIC_OPSET)
+    if not obstacle:
+        lower_for_qdq(model, ctx)
+    return obstacle
 
 
 def apply_static(

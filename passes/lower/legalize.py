@@ -1,0 +1,147 @@
+"""Write operators that the oldest runtime lacks in a form that it has.
+
+Passes fuse in the newest opset they know. Where the user names an older release of the runtime
+(`--runtime 1.18`), its contrib operators take the place of standard ones that it has no kernel for:
+
+    Attention    com.microsoft:MultiHeadAttention
+    Gelu         com.microsoft:Gelu, or FastGelu for the tanh form
+
+Operators without such a form are written out when the model is converted to the opset of the
+release. Its load-time optimizations fuse some of them again, RMSNormalization among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.analysis.operands import extra_outputs_used, given
+from passes.opset.conversion import lower_ir
+from toolkit.ir import node as nd
+from toolkit.ir.graph import Graph
+from toolkit.ir.model import Model
+from toolkit.ir.tensor_type import dtype_name
+from toolkit.pattern import op, var
+from toolkit.rewriting.match_failure import MatchFailure
+from toolkit.rewriting.rule import Rule, apply_rules, rewrite
+from toolkit.targets import CONTRIB, Target
+from toolkit.targets.releases import opset_ceiling
+from toolkit.verification.tolerance import FLOAT, Tolerance
+
+if TYPE_CHECKING:
+    from toolkit.pass_manager.protocol import Context
+
+_BROADCAST_HEADS = (1, 21)
+"""The first release whose MultiHeadAttention takes one bias for all heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Legalize:
+    """Write operators that the oldest runtime lacks in a form that it has."""
+
+    name: ClassVar[str] = "legalize"
+    tolerance: ClassVar[Tolerance] = FLOAT
+    idempotent: ClassVar[bool] = True
+    opset: int | None = field(
+        default=None,
+        metadata={"help": "the opset to prepare for; none: the newest that the runtime takes"},
+    )
+
+    def run(self, model: Model, ctx: Context) -> None:
+        if not ctx.target.standard_only:
+            opset = self.opset or opset_ceiling(model, ctx.target.release)
+            apply_rules(model, rules_for(ctx.target, opset), ctx)
+        if model.ir_version > ctx.target.max_ir:
+            lower_ir(model, 3)
+
+
+def rules_for(target: Target, opset: int) -> tuple[Rule, ...]:
+    """Return the rules for operators without a kernel in the target's release at an opset."""
+    x = var("x")
+
+    def require(g: Graph, node: NodeProto, form: str) -> None:
+        """Raise MatchFailure unless the release lacks the operator and has the other form."""
+        kinds = [dtype_name(g.dtype(name)) if g.dtype(name) else "" for name in node.input]
+        if target.has_kernel(node.op_type, opset, inputs=kinds):
+            raise MatchFailure(f"{target.release} has a kernel for it")
+        if not target.has_kernel(form, 1, CONTRIB, kinds[:1]):
+            raise MatchFailure(f"{target.release} has no kernel for {form}")
+
+    @rewrite(op.Gelu(x))
+    def gelu_as_contrib(g: Graph, x: str, node: NodeProto) -> str:
+        """com.microsoft:Gelu(x), or FastGelu(x) for the approximation by tanh"""
+        tanh = nd.attr(node, "approximate", "none") == "tanh"
+        form = "FastGelu" if tanh else "Gelu"
+        require(g, node, form)
+        g.require_opset(CONTRIB)
+        return g.op(form, x, at=node, domain=CONTRIB)
+
+    @rewrite(op.Attention(var("q"), var("k"), var("v"), ...))
+    def attention_as_contrib(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
+        """MultiHeadAttention(q, k, v, bias) for as many heads of keys as of queries"""
+        require(g, node, "MultiHeadAttention")
+        heads = _heads(g, node)
+        mask = given(node, 3)
+        causal = nd.attr(node, "is_causal", 0)
+        if causal and not _equally_long(g, q, k):
+            raise MatchFailure("the causal mask of queries and keys of different lengths differs")
+        each = target.release.number < _BROADCAST_HEADS
+        bias = _bias(g, q, mask, heads if each else 1, node) if mask else ""
+        g.require_opset(CONTRIB)
+        return g.op(
+            "MultiHeadAttention",
+            *nd.without_blanks([q, k, v, "", "", bias]),
+            at=node,
+            domain=CONTRIB,
+            num_heads=heads,
+            scale=nd.attr(node, "scale"),
+            unidirectional=1 if causal else None,
+        )
+
+    return gelu_as_contrib, attention_as_contrib
+
+
+def _heads(g: Graph, node: NodeProto) -> int:
+    """Return the number of heads of an attention that MultiHeadAttention can compute."""
+    heads = nd.attr(node, "q_num_heads", 0)
+    if not heads or heads != nd.attr(node, "kv_num_heads", 0):
+        raise MatchFailure("the heads of queries and keys differ in number or are apart")
+    if any(given(node, i) for i in (4, 5, 6)) or extra_outputs_used(g, node):
+        raise MatchFailure("it has a cache, or its scores are an output")
+    if nd.attr(node, "softcap", 0.0) or nd.attr(node, "softmax_precision", 0):
+        raise MatchFailure("it has a softcap or a precision of its own")
+    if any(g.dtype(value) != TensorProto.FLOAT for value in node.input[:3]):
+        raise MatchFailure("MultiHeadAttention has a kernel for float32 only")
+    return heads
+
+
+def _bias(g: Graph, q: str, mask: str, heads: int, node: NodeProto) -> str:
+    """Return [batch or 1, heads, queries, keys] from a mask of floats that is broadcast to it."""
+    rank = g.rank(mask)
+    if g.dtype(mask) != TensorProto.FLOAT or rank is None:
+        raise MatchFailure("its mask is not of floats, or has an unknown rank")
+    if rank < 4:
+        mask = g.op("Unsqueeze", mask, _ints(g, "axes", *range(4 - rank)), at=node)
+    elif _fits(g, q, mask, heads):
+        return mask
+    length = g.op("Gather", g.op("Shape", q, at=node), _ints(g, "axis", 1), at=node)
+    parts = _ints(g, "heads", 1, heads), length, _ints(g, "keys", 1)
+    return g.op("Expand", mask, g.op("Concat", *parts, at=node, axis=0), at=node)
+
+
+def _fits(g: Graph, q: str, mask: str, heads: int) -> bool:
+    """Return whether a mask of rank 4 has an entry for each head and query."""
+    wide, shape = g.shape(q), g.shape(mask)
+    return wide is not None and shape is not None and shape[1:3] == (heads, wide[1])
+
+
+def _equally_long(g: Graph, q: str, k: str) -> bool:
+    one, other = g.shape(q), g.shape(k)
+    return one is not None and other is not None and one[1] == other[1]
+
+
+def _ints(g: Graph, hint: str, *values: int) -> str:
+    return g.constant(np.array(values, dtype=np.int64), hint)
