@@ -15,7 +15,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.axes import positive_axes
-from passes.analysis.shapes.dims import places
+from passes.analysis.shapes.dims import slice_indices
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.tensor_type import Shape, TensorType
@@ -98,7 +98,7 @@ def slice_range(g: Graph, node: NodeProto) -> tuple[int, int, int] | None:
     if numbers is None or step != 1:
         return None
     size, first, last = numbers
-    taken = places(size, first, last, 1)
+    taken = slice_indices(size, first, last, 1)
     return None if taken is None else (axis, taken.start, taken.stop)
 
 

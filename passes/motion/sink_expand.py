@@ -4,8 +4,8 @@
     Reduce(Expand(x))       Expand(Reduce(x)), along axes that are not repeated
     Expand(x) * y           x * y, if that broadcasts to the same shape (`redundant_expand`)
 
-Exporters average the tokens of a text by a mask that is expanded over all features, summed, and
-divided by. With these rules the mask stays one number per token, and its sum one per text.
+Exporters average the tokens of a text with a mask that is expanded over all features, and divide by
+the sum of that. With these rules the mask stays one number per token, and its sum one per text.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ MaxDrop = Annotated[
     typer.Option(
         metavar="X|off",
         rich_help_panel=_PANEL,
-        help="The largest loss allowed to quantization, by the metric: 0.01 is 1 %. By default, a "
+        help="The largest loss of accuracy allowed, by the metric: 0.01 is 1 %. By default, a "
         "conservative error budget for each kind of output; off: report the loss, without limit.",
     ),
 ]

@@ -32,7 +32,7 @@ def read_model(path: Path) -> Model:
 
 
 def _require_text(path: Path) -> None:
-    """Raise if the folder's name is not text: onnxruntime takes no other."""
+    """Raise if the folder's name is not valid text, as onnxruntime requires."""
     try:
         str(path.parent.resolve()).encode()
     except UnicodeEncodeError as error:

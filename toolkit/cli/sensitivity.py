@@ -115,7 +115,7 @@ def _quantized_by_default(
 
 
 def _split(passes: Sequence[Pass], text: str) -> tuple[list[Pass], Pass]:
-    """Split the passes into those before the first quantizing one, and that one."""
+    """Return the passes before the first quantizing one, and that one."""
     from toolkit.verification.tolerance import QUANT
 
     at = next((i for i, item in enumerate(passes) if item.tolerance is QUANT), None)

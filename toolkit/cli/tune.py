@@ -25,7 +25,7 @@ def tune(
         typer.Option("--show", metavar=NO_VALUE, help="Print the costs in use without measuring."),
     ] = False,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=1, max=3600, help="About how long to measure.")
+        float, typer.Option(metavar="S", min=1, max=3600, help="Approximate time to measure.")
     ] = 60.0,
     as_json: Annotated[
         bool, typer.Option("--json", metavar=NO_VALUE, help="Print JSON instead of a table.")

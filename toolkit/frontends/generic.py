@@ -21,7 +21,7 @@ from toolkit.errors import UsageError
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import AttemptList, Draft, ExportPlan
 from toolkit.frontends.request import Axes, Request
-from toolkit.frontends.signature import example_values, opened, renamed, requested_names
+from toolkit.frontends.signature import example_values, renamed, requested_names, with_axes
 from toolkit.frontends.test_inputs import (
     accepts,
     axes_of,
@@ -97,7 +97,7 @@ def _attempts(
     a dynamic batch."""
 
     def draft(axes: Axes, *notes: str) -> Draft:
-        file = opened(path, axes, output_axes(call, feed, axes)) if axes else path
+        file = with_axes(path, axes, output_axes(call, feed, axes)) if axes else path
         cases = cases_from(feed, axes, request.seed)
         exporter = f"{type(call.model).__name__}.export_onnx"
         return Draft(file, call, cases, exporter, axes, sizes_in(feed, axes), notes)

@@ -25,7 +25,7 @@ from toolkit.runtime.diagnose import try_kernels
 _META = "pkg.torch.onnx."
 _TARGET = re.compile(r"call_function\[target=torch\.ops\.([\w.]+)\]")
 _NO_MODULE = "_empty_nn_module_stack"
-"""The scope that torch gives to operators it added itself, such as those that size inputs."""
+"""The scope of operators that torch itself added, such as those that read sizes of inputs."""
 _RESHAPES = (*VIEWS, "Expand", "Transpose")
 # Without `prims.convert_element_type`: that is an implicit type promotion.
 _IMPLIES_CAST = re.compile(r"_to_copy|\.to(\.|$)|type_as|\.float|\.int|\.bool|\.half")
@@ -215,7 +215,7 @@ def _own_line(trace: str) -> str:
 
 
 def _nodes(model: Model) -> Iterator[NodeProto]:
-    """Yield all nodes except Constant, which stands for a weight."""
+    """Yield all nodes except Constants, which hold weights."""
     for graph in model.graphs():
         yield from (node for node in graph.nodes if not nd.is_op(node, "Constant"))
 

@@ -1,4 +1,4 @@
-"""The inputs and outputs that an exported file declares: the names and dynamic axes asked for.
+"""Declare the requested names and dynamic axes of inputs and outputs in an exported file.
 
 For exporters that choose their own names or fix the example's sizes. Declaring an axis dynamic
 claims that the graph supports other sizes; the proof verifies that claim.
@@ -77,7 +77,7 @@ def renamed(path: Path, names: Mapping[str, str]) -> Path:
     return Model(proto, model.weights).save(path.with_name(f"{path.stem}-named.onnx"))
 
 
-def opened(path: Path, inputs: Axes, outputs: Axes) -> Path:
+def with_axes(path: Path, inputs: Axes, outputs: Axes) -> Path:
     """Write the model with these axes declared dynamic, beside the original."""
     model = Model.load(path)
     proto = model.to_proto()

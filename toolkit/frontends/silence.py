@@ -1,4 +1,4 @@
-"""Mute the libraries that an export calls: the proof and the report say what matters."""
+"""Mute the libraries that an export calls: users read the proof and the report instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def silence() -> Generator[None]:
-    """Discard what Python code prints, logs below CRITICAL or warns about."""
+    """Discard output, warnings and log messages below CRITICAL of Python code."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     sink = io.StringIO()

@@ -1,8 +1,8 @@
 """Test inputs for the export proof, derived from one feed that the model accepts.
 
-A size is changed by repeating or truncating the feed, which keeps ids valid ids and masks valid
-masks. New values are drawn where that is safe: floats around the example's, integers within its
-range. Zeros, other signs and large values exercise branches that tracing may have specialized away.
+A size is changed by repeating or truncating the feed, which keeps ids and masks valid. New values
+are drawn where that is safe: floats around the example's, integers within its range. Zeros, other
+signs and large values exercise branches that tracing may have specialized away.
 """
 
 from __future__ import annotations

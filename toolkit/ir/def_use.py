@@ -102,7 +102,7 @@ class DefUse(Generic[Scope]):
         return slots + self._capture_count(value) + self._output_names[value]
 
     def is_unused(self, value: str) -> bool:
-        """Return whether `value` has no users and is no output."""
+        """Return whether `value` has no users and is not an output."""
         used = self._users.get(value) or self._captures.get(value)
         return not used and value not in self._output_names
 

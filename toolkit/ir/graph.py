@@ -265,7 +265,7 @@ class Graph(Values):
     def _require_free(self, names: Iterable[str]) -> None:
         for name in names:
             if self.is_defined(name):
-                raise ValueError(f"'{name}' is defined in the graph already; take `fresh`")
+                raise ValueError(f"'{name}' is defined in the graph already; use `fresh`")
 
     def _declare(self, interface: tuple[list[ValueInfoProto], list[ValueInfoProto]]) -> None:
         self._hide_outputs()

@@ -1,8 +1,8 @@
 """Traits of operators: the facts that several parts of the toolkit share, one set per trait.
 
-Names are those of `node.qualified`: plain for ONNX's own operators, `domain::Op` for others. A set
-elsewhere is right only where it says something else: which kernels a runtime has, which operators a
-rewrite was written for.
+Names are those of `node.qualified`: plain for ONNX's own operators, `domain::Op` for others. Keep
+a set elsewhere only if it states something else: the kernels that a runtime has, or the operators
+that a rewrite was written for.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ _INT8_ACCURACY_LEVEL = 4
 def rounds_activations(node: NodeProto) -> bool:
     """Return whether onnxruntime rounds the activations of a product to int8 as deployed.
 
-    It does so for MatMulNBits with packed weights, also for one that it makes itself of a product
-    with a weight that is dequantized by blocks.
+    It does so for MatMulNBits with packed weights, including one that it fuses itself from a
+    product and a weight dequantized by blocks.
     """
     if nd.qualified(node) == "com.microsoft::MatMulNBits":
         return nd.attr(node, "accuracy_level", 0) == _INT8_ACCURACY_LEVEL

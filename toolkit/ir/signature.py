@@ -19,7 +19,7 @@ class Interface:
     inputs: tuple[ValueInfoProto, ...]
     outputs: tuple[ValueInfoProto, ...]
     feeds_only: bool
-    """Whether to ignore inputs with an initializer, which every initializer had before IR 4."""
+    """Whether to ignore inputs with an initializer: before IR 4, every initializer has an input."""
 
     @classmethod
     def of(cls, model: Model) -> Interface:

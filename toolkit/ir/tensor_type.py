@@ -93,7 +93,7 @@ def to_proto(
     proto: TypeProto | None = None,
     spell: Callable[[Expr], str] = lambda size: "" if size.anonymous else size.spelling,
 ) -> TypeProto:
-    """Write `type_` as a TypeProto; `spell` names dynamic sizes, by default anonymous ones not."""
+    """Write `type_` as a TypeProto; `spell` names its dynamic sizes, by default all named ones."""
     proto = proto if proto is not None else TypeProto()
     tensor = proto.tensor_type
     tensor.elem_type = type_.dtype

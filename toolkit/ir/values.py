@@ -57,8 +57,8 @@ class Values(DefUse["Graph"]):
             self._connect(node, (index, 0))
         self._expose_outputs()
         for name in ("node", "initializer", "input", "output", "value_info"):
-            proto.ClearField(name)  # the rest is the shell
-        self._shell = proto
+            proto.ClearField(name)
+        self._shell = proto  # all other fields
 
     # -- queries
 

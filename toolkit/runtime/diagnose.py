@@ -72,7 +72,7 @@ def _unknown_domains(model: Model) -> Iterator[str]:
             unknown[node.domain][node.op_type] += 1
     for domain, ops in unknown.items():
         listed = ", ".join(f"{op} x{n}" if n > 1 else op for op, n in ops.most_common())
-        yield f"{listed}: the domain '{domain}' is unknown; --custom-ops LIB may bring it"
+        yield f"{listed}: the domain '{domain}' is unknown; --custom-ops LIB may define it"
 
 
 # Kernels, one operator at a time -----------------------------------------------------------------
@@ -89,7 +89,7 @@ class KernelCheck:
 
 
 def try_kernels(model: Model, custom_ops: Sequence[str] = ()) -> Iterator[KernelCheck]:
-    """Load every node with known types alone; equal ones once."""
+    """Load every node with known types alone, or once for all equal ones."""
     proto = model.to_proto()
     # If inference fails at an invalid node, use the declared types.
     with contextlib.suppress(Exception):

@@ -50,7 +50,7 @@ class Session:
         import onnxruntime as ort
 
         options = _new_options()
-        # The planner of buffer reuse is quadratic: 190 s for 20,000 nodes, which run in 0.03 s.
+        # Planning buffer reuse takes quadratic time: 190 s for 20,000 nodes that run in 0.03 s.
         options.enable_mem_reuse = False
         # Prepacking copies the weights into another layout, which takes memory and time. Without it
         # and an arena, repeated int8 convolutions take up to five times as long.

@@ -13,9 +13,9 @@ from typing import cast
 from toolkit.errors import SaveError
 
 _PIECE = 1 << 20
-"""Bytes per write. The kernel first pages in all that a write covers, and a piece that fits the
-processor's cache is still there when it is copied. Measured with the file in memory: half the time
-of a whole tensor at once, and as fast as `sendfile`."""
+"""Bytes per write. The kernel pages in the whole range of a write before it copies it; a range that
+fits the processor's cache is then still cached. Measured with the file in memory: half the time of
+writing a whole tensor at once, and as fast as `sendfile`."""
 
 
 def cache_folder() -> Path:

@@ -89,7 +89,7 @@ class Weights:
         self._owners: list[object] = []
 
     def depend_on(self, owner: object) -> None:
-        """Keep an object alive that the files depend on, as the owner of a temporary folder."""
+        """Keep alive an object that the files need, such as the owner of a temporary folder."""
         self._owners.append(owner)
 
     def fork(self) -> Weights:

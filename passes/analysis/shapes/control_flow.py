@@ -125,7 +125,7 @@ class _CarriedShape:
         ]
         inner.types[value] = TensorType(dtype, tuple(sizes))
 
-    def survives(self, result: TensorType) -> bool:
+    def weaken(self, result: TensorType) -> bool:
         """Drop the sizes that the subgraph changes; return whether it preserves all of them."""
         if self.shape is None:
             return True
@@ -168,7 +168,7 @@ def _carry(
             value_shape.enter(inner, value)
         engine.walk(inner)
         results = [inner.type(v) for v in subgraph.outputs[first[1] : first[1] + len(carried)]]
-        held = [value_shape.survives(r) for value_shape, r in zip(carried, results, strict=True)]
+        held = [value_shape.weaken(r) for value_shape, r in zip(carried, results, strict=True)]
         if all(held):
             return inner
     raise ValueError("the subgraph has another number of carried outputs than inputs")

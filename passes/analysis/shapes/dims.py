@@ -77,7 +77,7 @@ def never_one(size: Expr) -> bool:
     return (low is not None and low > 1) or (high is not None and high < 1)
 
 
-def spells_size(size: Dim) -> bool:
+def is_zero_only_if_empty(size: Dim) -> bool:
     """Return whether the size is 0 only if a dimension of the model is (close to) 0.
 
     True for `batch`, `2*length + 1` and `floor(height/2)`; false for `mod(length, 2)` and
@@ -92,9 +92,9 @@ def spells_size(size: Dim) -> bool:
 
 def _is_size(atom: Atom) -> bool:
     if atom.op == "floor":
-        return spells_size(atom.args[0])
+        return is_zero_only_if_empty(atom.args[0])
     if atom.op in ("min", "max"):
-        return all(map(spells_size, atom.args))
+        return all(map(is_zero_only_if_empty, atom.args))
     return atom.op == "nonneg" or (isinstance(atom.key, str) and atom.op != "mod")
 
 
@@ -178,7 +178,7 @@ def sliced(size: Size, start: Size, end: Size, step: Size) -> Size:
     if size is None or start is None or end is None or not isinstance(step, int) or step == 0:
         return None
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
-        taken = places(size, start, end, step)
+        taken = slice_indices(size, start, end, step)
         return None if taken is None else len(taken)
     if step < 0:
         whole = start == -1 or (isinstance(start, int) and start >= TO_THE_END) or start == size - 1
@@ -188,7 +188,7 @@ def sliced(size: Size, start: Size, end: Size, step: Size) -> Size:
     return None if span is None else ceildiv(span, step)
 
 
-def places(size: int, start: int, end: int, step: int) -> range | None:
+def slice_indices(size: int, start: int, end: int, step: int) -> range | None:
     """Return the indices that a Slice takes, or None where runtimes disagree."""
     first = start + size if start < 0 else start
     last = end + size if end < 0 else end

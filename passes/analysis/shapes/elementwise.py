@@ -245,7 +245,7 @@ _SAME_SHAPE = (
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*sorted(ELEMENTWISE), *_SAME_SHAPE), same_as_input),
-    # Those that change the type, or whose contents are inferred:
+    # Operators that change the type, or whose contents are inferred:
     "Abs": unary(_absolute),
     "Neg": unary(lambda a: 0 - a),
     "Not": unary(lambda a: 1 - a),

@@ -225,8 +225,8 @@ def numeric(data: Array) -> bool:
     return all(isinstance(item, int) for item in items)
 
 
-def few(sizes: Sizes) -> tuple[int, ...] | None:
-    """Return the shape as numbers if it is known and its contents few enough to infer, or None."""
+def small_shape(sizes: Sizes) -> tuple[int, ...] | None:
+    """Return a static shape of few enough elements to infer the contents, or None."""
     numbers = tuple(size for size in sizes if isinstance(size, int))
     return numbers if len(numbers) == len(sizes) and prod(numbers) <= MOST_CONTENTS else None
 

@@ -21,7 +21,7 @@ from toolkit.storage.weights import is_external, nbytes
 from toolkit.symbolic import Expr
 
 _MOST_BYTES = 1 << 12
-"""Largest constant in bytes that is passed to the inference: axes, sizes, scales, no weights."""
+"""Largest constant in bytes passed to the inference: axes, sizes and scales, not weights."""
 
 
 class OnnxInference:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from passes.analysis.axes import positive_axis
-from passes.analysis.shapes.dims import broadcast, product, spells_size
+from passes.analysis.shapes.dims import broadcast, is_zero_only_if_empty, product
 from passes.analysis.shapes.facts import (
     CONTENT_TYPES,
     FLOAT,
@@ -19,9 +19,9 @@ from passes.analysis.shapes.facts import (
     Size,
     Sizes,
     blank,
-    few,
     of_rank,
     scalar,
+    small_shape,
     vector,
 )
 from toolkit.ir.tensor_type import Shape
@@ -68,7 +68,7 @@ def reshape(op: Op) -> Answer:
     if wanted is None:
         return Fact(dtype, of_rank(op.length(1)))
     target = reshaped(shape, wanted, op.int("allowzero") != 0)
-    numbers = few(target)
+    numbers = small_shape(target)
     data = op.contents(0) if numbers is not None else None
     return Fact(dtype, target, None if data is None else data.reshape(numbers))
 
@@ -92,7 +92,7 @@ def reshaped(shape: Shape | None, wanted: list[Dim], allow_zero: bool) -> Sizes:
             sizes.append(None)
         else:
             sizes.append(entry if is_nonneg(entry) else None)
-            if not (allow_zero or entry == copied or spells_size(entry)):
+            if not (allow_zero or entry == copied or is_zero_only_if_empty(entry)):
                 doubtful.append(place)
     total = None if shape is None else product(shape)
     if doubtful and product(sizes) != total:
@@ -149,7 +149,7 @@ def squeeze(op: Op) -> Answer:
         gone = {positive_axis(axis, len(shape)) for axis in axes}
     kept = tuple(size for place, size in enumerate(shape) if place not in gone)
     data = op.contents(0)
-    return Fact(known.dtype, kept, None if data is None else data.reshape(few(kept)))
+    return Fact(known.dtype, kept, None if data is None else data.reshape(small_shape(kept)))
 
 
 def unsqueeze(op: Op) -> Answer:
@@ -162,7 +162,7 @@ def unsqueeze(op: Op) -> Answer:
     rest = iter(shape)
     sizes = tuple(1 if place in places else next(rest) for place in range(rank))
     data = op.contents(0)
-    return Fact(known.dtype, sizes, None if data is None else data.reshape(few(sizes)))
+    return Fact(known.dtype, sizes, None if data is None else data.reshape(small_shape(sizes)))
 
 
 def transpose(op: Op) -> Answer:
@@ -184,7 +184,7 @@ def expand(op: Op) -> Answer:
     if shape is None or wanted is None:
         return Fact(known.dtype, None)
     target = broadcast(shape, wanted)
-    numbers = few(target)
+    numbers = small_shape(target)
     data: Any = op.data(0)
     if data is not None:
         data = None if numbers is None else np.broadcast_to(data, numbers)
@@ -202,7 +202,7 @@ def tile(op: Op) -> Answer:
     target = [product(pair) for pair in zip(shape, repeats, strict=True)]
     data: Any = op.data(0)
     if data is not None:
-        data = None if few(target) is None else np.tile(data, cast("list[int]", repeats))
+        data = None if small_shape(target) is None else np.tile(data, cast("list[int]", repeats))
     return Fact(known.dtype, target, data)
 
 
@@ -212,7 +212,7 @@ def constant_of_shape(op: Op) -> Answer:
     sizes = op.sizes(0)
     if sizes is None:
         return Fact(dtype, of_rank(op.length(0)))
-    numbers, data = few(sizes), None
+    numbers, data = small_shape(sizes), None
     if numbers is not None and dtype in CONTENT_TYPES and value is not None:
         item = int(op.known.graph.model.weights.array(value.t).reshape(-1)[0])
         data = np.full(numbers, item, dtype=object)

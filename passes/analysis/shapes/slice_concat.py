@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from passes.analysis.axes import positive_axis
-from passes.analysis.shapes.dims import best, places, plus, sliced
+from passes.analysis.shapes.dims import best, plus, slice_indices, sliced
 from passes.analysis.shapes.facts import (
     INT32,
     INT64,
@@ -20,10 +20,10 @@ from passes.analysis.shapes.facts import (
     Size,
     Sizes,
     blank,
-    few,
     numeric,
     same_as_input,
     scalar,
+    small_shape,
     vector,
 )
 from toolkit.ir import node as nd
@@ -40,7 +40,7 @@ def concat(op: Op) -> Answer:
     sizes: list[Size] = [best(column) for column in zip(*known, strict=True)]
     complete = len(known) == len(shapes)
     sizes[axis] = plus(*(shape[axis] for shape in known)) if complete else None
-    parts = None if few(sizes) is None else op.all_contents()
+    parts = None if small_shape(sizes) is None else op.all_contents()
     return Fact(dtype, sizes, None if parts is None else np.concatenate(parts, axis))
 
 
@@ -81,7 +81,7 @@ def _slice_count(op: Op, starts: Sizes | None, ends: Sizes | None) -> int | None
 def _cut(data: Array, axis: int, start: Size, end: Size, step: Size) -> Array | None:
     if not (isinstance(start, int) and isinstance(end, int) and isinstance(step, int)):
         return None
-    taken = places(data.shape[axis], start, end, step) if step else None
+    taken = slice_indices(data.shape[axis], start, end, step) if step else None
     return None if taken is None else np.take(data, list(taken), axis)
 
 
@@ -133,7 +133,7 @@ def gather(op: Op) -> Answer:
     data = op.data(0)
     if data is not None:
         places = op.data(1)
-        if places is None or not numeric(places) or few(sizes) is None:
+        if places is None or not numeric(places) or small_shape(sizes) is None:
             data = None
         else:
             taken: Any = np.take(data, places.astype(np.int64), axis)

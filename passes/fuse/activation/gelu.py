@@ -22,14 +22,14 @@ from toolkit.rewriting.rule import Match, rewrite
 
 x = var("x")
 inner = maybe_cast(x)
-"""`x` as an operand of the inner part, which may be computed in float: perhaps through a Cast."""
+"""The operand `x` of the inner part, with or without a Cast to float."""
 
 _K = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 
 
 def _times_half_of_one_plus(f: Pattern, of_minus: Pattern) -> tuple[Pattern, ...]:
-    """Return the forms of x (1 + f(u)) / 2 for an odd function f, also written as -f(-u)."""
+    """Return the forms of x (1 + f(u)) / 2 for an odd function f, or with -f(-u) for f(u)."""
     half = product(x, 0.5)
     return (
         product(x, 0.5, maybe_cast((f + 1) | (1 - of_minus))),

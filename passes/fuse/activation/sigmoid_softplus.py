@@ -8,9 +8,9 @@
     Mish         x tanh(softplus(x))
     Elu          x where x > 0 else a (exp(x) - 1)
 
-Where exp overflows, the formulas give inf or NaN, the operators the correct limit. On onnxruntime's
-CPU kernels, Softplus and Elu are 2 to 5 times slower than their formulas: they are only written for
-the target `onnx`.
+Where exp overflows, the formulas give inf or NaN, but the operators the correct limit. On
+onnxruntime's CPU kernels, Softplus and Elu are 2 to 5 times slower than their formulas: they are
+only written for the target `onnx`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def hard_sigmoid(
     node: NodeProto,
 ) -> str:
     """clip(x + b, 0, 1 / a) a = clip(a (x + b), 0, 1) = clip(a x + shift, 0, 1)"""
-    slack = 1e-5 if g.dtype(x) == TensorProto.FLOAT else 1e-3  # of 1 / 6 in half precision
+    slack = 1e-5 if g.dtype(x) == TensorProto.FLOAT else 1e-3  # 1 / 6 rounded to half precision
     if top is not None and not (top > 0 and math.isclose(a * top, 1, rel_tol=slack)):
         raise MatchFailure(f"the maximum is {a * top:g}, not 1")
     require_type(g, x, SINGLE_AND_HALF)

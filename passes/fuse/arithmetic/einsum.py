@@ -3,8 +3,8 @@
     bind,bjnd->bnij    =    MatMul(Transpose(a: b n i d), Transpose(b: b n d j))
     ibh,hnd->ibnd      =    Reshape(MatMul(a, w))     with w the constant as [h, n d]
 
-A label of both operands and of the result is a batch axis, one of both operands alone is summed
-over, the others are rows and columns. With a constant matrix, several axes may be summed over, and
+A label in both operands and the result is a batch axis; one in both operands alone is summed over;
+the others are rows and columns. With a constant matrix, several axes may be summed over, and
 several may be columns.
 """
 
@@ -119,7 +119,7 @@ def einsum_of_matrices(g: Graph, a: str, b: str, equation: str, node: NodeProto)
 def _ordered(
     g: Graph, value: str, labels: Sequence[str], wanted: Sequence[str], node: NodeProto
 ) -> str:
-    """Transpose the axes `labels` of a value into the order `wanted`."""
+    """Transpose a value from the axis order `labels` to the order `wanted`."""
     perm = [list(labels).index(label) for label in wanted]
     return value if perm == sorted(perm) else transpose(g, value, perm, at=node)
 

@@ -72,7 +72,7 @@ def _sizes(g: Graph, product: NodeProto, w: str) -> tuple[int, int]:
     if given(product, 2):
         factors.append(nd.attr(product, "beta", 1.0))
     if any(factor != 1 for factor in factors) or nd.attr(product, "transA", 0):
-        raise MatchFailure("it has factors, or its operand is transposed")
+        raise MatchFailure("it has a factor alpha or beta, or transposes its operand")
     sizes = g.shape(w) or ()
     if nd.attr(product, "transB", 0):
         sizes = sizes[::-1]

@@ -5,7 +5,7 @@
     einsum of two matrices    MatMul, with Transposes around it
     Unsqueeze(reduce(x))      the reduction with keepdims=1 (or of a Reshape)
     exp(x) / sum(exp(x))      Softmax(x)
-    Transpose(A B)            Transpose(B) Transpose(A), where one is transposed anyway
+    Transpose(A B)            Transpose(B) Transpose(A), where A or B is a Transpose
     product of flattened rows MatMul along the last axis
 
 `passes.lower.lower.powers` chooses between the forms of powers.
@@ -139,7 +139,7 @@ RULES = (
 
 
 class FuseArithmetic(RulePass):
-    """Fuse arithmetic into quotients, means, Softmax and MatMul, Einsum included."""
+    """Fuse arithmetic, including Einsum, into quotients, means, Softmax and MatMul."""
 
     name = "fuse-arithmetic"
     rules = RULES

@@ -1,7 +1,7 @@
 """Rewrite products with a one-hot matrix, which select columns or rows, as Gather.
 
-    x P  =  Gather(x, i, axis=-1)     where column j of P has its only one in row i[j]
-    P x  =  Gather(x, i, axis=-2)     where row j of P has its only one in column i[j]
+    x P  =  Gather(x, i, axis=-1)     where column j of P has its only 1 in row i[j]
+    P x  =  Gather(x, i, axis=-2)     where row j of P has its only 1 in column i[j]
 
 Consecutive columns become a Slice, and all columns in order x itself.
 """
@@ -17,7 +17,7 @@ from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 
 _MIN_SIZE = 8
-"""Number of columns to choose from at which a copy starts to be faster than a product."""
+"""Fewest columns to select from for which a Gather is faster than a product."""
 
 one_hot = const("p", rank=2)
 
@@ -52,7 +52,7 @@ def _select(g: Graph, x: str, p: str, axis: int, node: NodeProto) -> str:
 
 
 def _ones(matrix: Array) -> Array:
-    """Return the row of the one in each column; raise MatchFailure if a column is not one-hot."""
+    """Return the row of the 1 in each column; raise MatchFailure if a column is not one-hot."""
     # The first column rules out most large weights without reading all of them.
     if np.count_nonzero(matrix[:, 0]) != 1 or np.count_nonzero(matrix) != matrix.shape[1]:
         raise MatchFailure("it is not one-hot")

@@ -25,12 +25,12 @@ _MAX_ROWS = 4096
 def one_hot_product(
     g: Graph, index: str, depth: str, values: str, table: str, node: NodeProto
 ) -> str:
-    """OneHot(i) W: negative indices count from the end; the result is 0 for others out of range"""
+    """OneHot(i) W: negative indices count from the end; the result is 0 for indices out of range"""
     weights, rows, levels = g.const(table), ints(g, depth), g.const(values)
     if weights is None or rows != [len(weights)] or levels is None or levels.tolist() != [0, 1]:
         raise MatchFailure("the table does not have a row for each index")
     size, padded = len(weights), np.concatenate([_with_zeros(weights), weights])
-    return _looked_up(g, padded, index, g.dtype(index), (-size - 1, size), node)
+    return _gather_rows(g, padded, index, g.dtype(index), (-size - 1, size), node)
 
 
 @rewrite(op.MatMul(op.Cast(op.Equal(column, const("classes"))), table), opset=13)
@@ -48,7 +48,7 @@ def compared_one_hot_product(
     if listed.shape[-1:] != (listed.size,) or listed.ndim > len(shape):
         raise MatchFailure("the classes do not lie along the last axis")
     flat = g.op("Squeeze", column, g.constant(np.array([-1]), "axes"), at=node)
-    return _looked_up(g, _with_zeros(weights), flat, g.dtype(column), (-1, len(weights)), node)
+    return _gather_rows(g, _with_zeros(weights), flat, g.dtype(column), (-1, len(weights)), node)
 
 
 def _with_zeros(weights: Array) -> Array:
@@ -58,10 +58,10 @@ def _with_zeros(weights: Array) -> Array:
     return np.concatenate([weights, np.zeros_like(weights[:1])])
 
 
-def _looked_up(
+def _gather_rows(
     g: Graph, padded: Array, index: str, dtype: int, limits: tuple[int, int], node: NodeProto
 ) -> str:
-    """Write a Gather of rows; indices are clipped to `limits`, which refer to the row of zeros."""
+    """Write a Gather of rows; indices out of range are clipped to `limits`, a row of zeros each."""
     kind = np.int32 if dtype == TensorProto.INT32 else np.int64
     bounds = (g.constant(np.array(limit, dtype=kind), "limit") for limit in limits)
     inside = g.op("Clip", index, *bounds, at=node)

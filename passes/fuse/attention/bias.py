@@ -30,14 +30,14 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _MIN_HALF = float(np.finfo(np.float16).min)
 _LOWEST_HALF = 0.9 * _MIN_HALF
 _HALF_TO_FLOAT = 1e25
-"""Factor by which a mask value that absorbs float16 scores absorbs float32 scores, too."""
+"""Multiplied by this, a mask value that absorbs float16 scores absorbs float32 scores, too."""
 
 _MAX_ANCESTORS = 64
 _MAX_MASK = 1 << 22
 """Largest constant, in elements, that is searched for mask values."""
 
 
-def need_full_precision(g: Graph, biases: list[Bias]) -> bool:
+def needs_full_precision(g: Graph, biases: list[Bias]) -> bool:
     """Return whether a float16 attention must be computed in float32.
 
     In a row that is fully masked with the lowest float16 number, the scores only differ in bits
@@ -118,7 +118,7 @@ class BiasWriter:
         return g.op("Expand", value, size_vector(g, sizes, self.at), at=self.at)
 
     def _broadcast_shape(self, first: Shape, second: Shape) -> Shape:
-        """Return the shape of a sum; of two sizes, the one known to be that of the scores."""
+        """Return the shape of a sum; of two sizes, prefer the one that the scores have."""
         layout = self.layout
         scores: Shape = (layout.batch, layout.heads, layout.queries, layout.keys)
         rank = max(len(first), len(second))
@@ -192,7 +192,7 @@ class BiasWriter:
             return (value, shape) if len(shape) < 5 else self._for_windows(value, shape)
         matrices = shape[-3]
         if matrices != layout.batch * layout.heads:
-            raise MatchFailure(f"the bias '{value}' is for {matrices} matrices")
+            raise MatchFailure(f"the bias '{value}' does not have one matrix per head")
         apart = (layout.batch, layout.heads, *shape[-2:])
         return reshape_to(g, value, apart, self.at), apart
 
@@ -215,9 +215,9 @@ class BiasWriter:
 
 
 def _without_neutral_terms(g: Graph, condition: str, where_true: bool) -> str:
-    """Return the condition without Expand and terms that only broadcast it.
+    """Return the condition without Expand, and without terms that only broadcast it.
 
-    That is a term of And that is always true, or a term of Or that is always false.
+    Such a term is always true in an And, or always false in an Or.
     """
     for _ in range(_MAX_ANCESTORS):
         node = g.producer(condition)

@@ -25,7 +25,7 @@ from passes.analysis.operands import (
     squeeze,
     transpose,
 )
-from passes.fuse.attention.bias import BiasWriter, ScoreLayout, need_full_precision
+from passes.fuse.attention.bias import BiasWriter, ScoreLayout, needs_full_precision
 from passes.fuse.attention.grouped_heads import HeadAxes
 from passes.fuse.attention.head_norms import norm_before_move
 from passes.fuse.attention.heads import (
@@ -130,7 +130,7 @@ def _write_attention(
     is_merged = g.rank(value) == g.rank(node.output[0]) == 3 and ranks == {4}
     if is_merged:  # only the second product has batch and heads in one axis
         value = heads_restored(g, value, node)
-    elif g.rank(value) == 4 and ranks == {3}:  # only the first one has
+    elif g.rank(value) == 4 and ranks == {3}:  # only the first product has
         found.query, found.key = (heads_restored(g, x, node) for x in (found.query, found.key))
     axes = HeadAxes.of(g, found.query, found.key, value)
     if axes is not None:
@@ -183,7 +183,7 @@ class QueryKeyValue:
         reason = "the number of heads of query, key or value is not known"
         for form in (
             AttentionOperand.tokens,
-            AttentionOperand.apart if q.rank == 4 else AttentionOperand.merged,
+            AttentionOperand.separate if q.rank == 4 else AttentionOperand.merged,
         ):
             query, key, val = form(q), form(k), form(v)
             if query is None or key is None or val is None:
@@ -200,7 +200,7 @@ class QueryKeyValue:
         if query.batch != key.batch:
             names[0] = self._for_each_batch(names[0], names[1], node)
         own = dtype = g.dtype(names[0])
-        if own == TensorProto.FLOAT16 and need_full_precision(g, scores.biases):
+        if own == TensorProto.FLOAT16 and needs_full_precision(g, scores.biases):
             dtype = TensorProto.FLOAT
             names = [self._cast(name, dtype, node) for name in names]
         if scores.biases:

@@ -37,11 +37,11 @@ class HeadAxes:
         outer, inner = known[0][1:3]
         if not isinstance(outer, int) or not isinstance(inner, int):
             raise MatchFailure("the query has two axes of heads of unknown size")
-        # An inner axis of size 1 is one key per group of queries, as the operator counts them. An
-        # outer axis of size 1 alone would need another order.
+        # An inner axis of size 1 is one key per group of consecutive queries, as the operator
+        # expects. If only the outer axis has size 1, the queries of a key are not consecutive.
         shared = (outer, inner), (outer, 1), (1, 1)
         if known[1][1:3] != known[2][1:3] or known[1][1:3] not in shared:
-            raise MatchFailure("keys and values do not have the heads of the query, or one each")
+            raise MatchFailure("keys and values have neither the query's heads nor one per group")
         return cls(g, outer, inner)
 
     def merged(self, name: str, at: NodeProto) -> str:

@@ -94,7 +94,7 @@ class AttentionOperand:
         single = [f for f in self._token_forms() if f.heads == 1 and f.batch == matrices]
         return min(single, key=lambda form: form.steps, default=None)
 
-    def apart(self) -> OperandForm | None:
+    def separate(self) -> OperandForm | None:
         """Return the form [batch, heads, sequence, size]."""
         # Of the cheapest, the farthest: the nodes in between become dead.
         found = reversed(self._separate_forms())
@@ -141,7 +141,7 @@ class AttentionOperand:
     ) -> OperandForm | None:
         """Return the form of `source` with these axes (batch, heads, sequence, size), if it fits.
 
-        Only repetitions, which are not factors of the source, may follow the heads.
+        Only repeated heads, which are not factors of the source, may follow the heads.
         """
         batch, heads, sequence, size = axes
         prefix, known = leaves(self._prefix), [leaves(self._sequence), leaves(self._size)]
@@ -161,7 +161,7 @@ class AttentionOperand:
 def heads_restored(g: Graph, value: str, at: NodeProto) -> str:
     """Return a value with merged batch and heads as [batch, heads, a, b], by its source or tokens.
 
-    Returns `value` itself if that is unknown. The last two axes may have been swapped since.
+    Returns `value` itself if neither is found. The last two axes may have been swapped since.
     """
     trace = Trace(g, value)
     axes = [leaves(axis) for axis in trace.axes]

@@ -26,7 +26,7 @@ _SEQUENCE = 2
 def cached_attention(g: Graph, q: str, k: str, v: str, node: NodeProto) -> str:
     """Attention(q, concat(past_k, k), concat(past_v, v)) = Attention(q, k, v, past_k, past_v)"""
     if given(node, 4) or len(node.output) > 1 or k == v:
-        raise MatchFailure(f"{nd.label(node)} has a cache, or one for keys and values together")
+        raise MatchFailure(f"{nd.label(node)} has a cache already, or keys that are its values")
     concats = [_concat(g, name, node) for name in (k, v)]
     (past_k, new_k), (past_v, new_v) = (concat.input for concat in concats)
     if not (_same_length(g, past_k, past_v) or _same_length(g, new_k, new_v)):

@@ -240,7 +240,7 @@ def _pass_mask(g: Graph, node: NodeProto, found: Scores) -> str:
 
 
 def _keeps_some_of_each_row(g: Graph, condition: str, where_true: bool, masked: float) -> bool:
-    """Return whether a constant condition masks no full row, with a value below usual scores."""
+    """Return whether a constant condition keeps an element per row, and `masked` is very low."""
     keep = g.const(condition)
     if keep is None or keep.ndim < 2 or masked > -1000:
         return False

@@ -43,7 +43,7 @@ _SUMMED = (TensorProto.FLOAT, TensorProto.DOUBLE)
 """Element types for which onnxruntime has a Sum kernel."""
 
 _MAX_TERMS = 8
-"""Longer sums would be rewritten once per term."""
+"""Largest number of terms of a Sum: longer ones would be rewritten once per term."""
 
 
 @rewrite(op.any("Add", "Sum")(var(), ...), opset=8)
@@ -92,7 +92,7 @@ RULES = (
     split_after_transpose,
     factor_before_moves,
     factor_into_weights,
-    *dense.RULES,  # for the factors that the last one leaves beside linear layers
+    *dense.RULES,  # for the factors that `factor_into_weights` leaves beside linear layers
 )
 
 

@@ -38,7 +38,7 @@ _BOUNDS = tuple(1 << bits for bits in range(4, 16))
 """Candidates for n; a table has twice as many entries."""
 
 _MAX_DISTANCE = 1 << 40
-"""No distance between two elements of a tensor is larger."""
+"""Upper bound of the distance between two elements of a tensor."""
 
 _VIEWS = (*VIEWS, "Identity")
 

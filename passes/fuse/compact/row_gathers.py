@@ -140,7 +140,7 @@ def _numbers(shape: Shape) -> list[int]:
 
 
 def _rows(g: Graph, chain: MovementChain, pieces: int, sizes: list[int]) -> Array | None:
-    """Return, for one image, the row of the source that each row of the result is."""
+    """Return the source row of each row of the result, for one image."""
     count, width = pieces * math.prod(sizes), sizes[-1]
     if not 0 < count <= _MAX_ELEMENTS or width < 2:
         return None

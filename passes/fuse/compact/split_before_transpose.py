@@ -23,13 +23,13 @@ from toolkit.rewriting.rule import rewrite
 
 
 @rewrite(
-    op.Reshape(op.Transpose(op.Reshape(var("x"), ...).named("first")).named("turn"), ...), opset=5
+    op.Reshape(op.Transpose(op.Reshape(var("x"), ...).named("first")).named("moved"), ...), opset=5
 )
 def split_after_transpose(
-    g: Graph, x: str, first: NodeProto, turn: NodeProto, node: NodeProto
+    g: Graph, x: str, first: NodeProto, moved: NodeProto, node: NodeProto
 ) -> str:
     """Reshape(Transpose(Reshape(x))) = Transpose(Reshape(x)) where the last one splits an axis"""
-    perm, shape, result = permutation(g, turn), g.shape(first.output[0]), g.shape(node.output[0])
+    perm, shape, result = permutation(g, moved), g.shape(first.output[0]), g.shape(node.output[0])
     if perm is None or shape is None or result is None:
         raise MatchFailure("a shape is not known")
     found = _split_axis(tuple(shape[axis] for axis in perm), result)

@@ -1,4 +1,4 @@
-"""Fold scales and shifts around a BatchNormalization that no Conv absorbs into its own constants.
+"""Fold scales and shifts into the BatchNormalization between them, if no Conv absorbs it.
 
     s2 norm(s1 x + t1) + t2  =  f x + h  =  norm'(x)
 

@@ -5,8 +5,8 @@ and dilations, absorb them (see `weights`), except for a shift before a padded C
 result has other users is left alone: none is computed twice. Shared weights are copied only when
 small.
 
-Runs after the fusion of activations and norms: the factor at the end of an unfused GELU or
-HardSwish, x clip(x + 3, 0, 6) / 6, looks like any other and would be taken away from it.
+Runs after the fusion of activations and norms: otherwise the factor at the end of a GELU or
+HardSwish, x clip(x + 3, 0, 6) / 6, would be folded and the activation would no longer match.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     Conv(Pad(x, p))         = Conv(x, pads + p)                        zeros, spatial axes, p >= 0
     AveragePool(Pad(x, p))  = AveragePool(x, p), the padding counted   zeros
     MaxPool(Pad(x, p))      = MaxPool(x, pads + p)                     -inf, or zeros around x >= 0
-    Conv(x)[k:-m]           = Conv(x, pads - (k, m) strides)           where it pads as much
+    Conv(x)[k:-m]           = Conv(x, pads - (k, m) strides)           if it pads that much
 
 A MaxPool pads with -inf itself: zeros are equivalent only where every window holds an element of x
 and no element of x is negative.

@@ -8,7 +8,7 @@ of a Conv on x itself, with b k taps, stride b s and padding b p:
 
 Written as strided Slices and a Concat (the "focus" of YOLO detectors, in any order of the
 offsets), with SpaceToDepth, or as Reshape, Transpose, Reshape (PyTorch's pixel_unshuffle). The
-number of weights and of operations stays, and the copies are gone.
+number of weights and operations stays the same, without the copies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Blocks(NamedTuple):
 
 @rewrite(op.Conv(op.Concat(op.Slice(var(), ...), ...).named("stack"), w, ...), opset=10)
 def slices_into_conv(g: Graph, stack: NodeProto, node: NodeProto) -> str:
-    """Every second row and column by Slices, stacked, then a Conv: one Conv of stride 2"""
+    """Slices of every second row and column, stacked, then a Conv: one Conv of stride 2"""
     return _one_conv(g, node, _from_slices(g, stack))
 
 

@@ -59,7 +59,7 @@ Chain = list[tuple[Affine, NodeProto]]
 
 
 def chain_after(g: Graph, value: str, where: Channels) -> Chain:
-    """Return the affine maps applied to `value`, as long as each has no other user."""
+    """Return the affine maps applied to `value`, each the sole user of its operand."""
     found: Chain = []
     total = IDENTITY
     while (node := g.sole_user(value)) is not None:
@@ -72,7 +72,7 @@ def chain_after(g: Graph, value: str, where: Channels) -> Chain:
 
 
 def chain_before(g: Graph, value: str, where: Channels) -> Chain:
-    """Return the affine maps that produce `value`, as long as each has one user.
+    """Return the affine maps that produce `value`, each with a sole user.
 
     The source of a chain has the shape of its result: no constant may broadcast it. Constants of a
     GELU or norm that is not fused yet are left to it.
@@ -222,8 +222,7 @@ _NORMAL = {
     "float32": (2.0**-126, 2.0**127),
     "float64": (2.0**-1022, 2.0**1023),
 }
-"""Normal range: rounding errors stay below epsilon times the number, and for smaller numbers below
-epsilon times the largest one."""
+"""Range of the largest number in which rounding errors stay below epsilon times that number."""
 
 _MAX_COPIED_BYTES = 1 << 18
 """Bytes that copies of a shared weight, one for each other user, may add."""
@@ -232,8 +231,8 @@ _MAX_COPIED_BYTES = 1 << 18
 def rounded(exact: Array, like: Array) -> Array | None:
     """Return `exact` in the element type of `like`, or None where that loses precision.
 
-    It does when a number overflows, or when all numbers are so small that they lose digits. A few
-    that vanish next to large ones are dead channels.
+    That is when a number overflows, or when all numbers are so small that they lose digits. Small
+    numbers that become 0 next to large ones are dead channels.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         result = exact.astype(like.dtype)

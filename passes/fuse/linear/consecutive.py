@@ -2,8 +2,8 @@
 
     (x A + a) B + b  =  x (A B) + (a B + b)             A: [n, k], B: [k, m]
 
-The layers are merged only if the product is no larger than its factors, n m <= n k + k m, and
-replaces them: A has no other user, and B has none either, unless the product is no larger than A.
+The layers are merged only if A B is no larger than A and B together, n m <= n k + k m, and A has no
+other user. B must have no other user either, unless A B is no larger than A.
 """
 
 from __future__ import annotations

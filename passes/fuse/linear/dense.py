@@ -40,21 +40,22 @@ def affine_after_matmul(g: Graph, node: NodeProto) -> str:
 
     def obstacle(total: Affine, length: int) -> str:
         is_add = length == 1 and not total.scales
-        return "no per-channel constant but a bias is applied to its result" if is_add else ""
+        return "the only per-channel constant applied to its result is a bias" if is_add else ""
 
     return absorb_after(g, LinearWeights.of(g, node), obstacle)
 
 
 @rewrite(matmul)
 def affine_before_matmul(g: Graph, node: NodeProto) -> str:
-    """(s x + t) W = x (s W) + t W, where an Add after it takes the shift"""
+    """(s x + t) W = x (s W) + t W, where an Add after it absorbs the shift"""
     weights = LinearWeights.of(g, node)
     if weights.rank < 2:
         raise MatchFailure("its input may be a vector")
     adds = bool(chain_after(g, node.output[0], weights.outputs))
 
     def obstacle(total: Affine, length: int) -> str:
-        return "no bias after it takes the shift" if total.shifts and length + adds < 2 else ""
+        lacks_bias = total.shifts and length + adds < 2
+        return "no bias follows that could absorb the shift" if lacks_bias else ""
 
     return absorb_before(g, weights, obstacle)
 

@@ -1,7 +1,7 @@
 """Fold scales, shifts, biases, transposes and neighbouring layers into MatMul and Gemm.
 
-Runs after the fusion of norms and activations: the scale and shift at the end of an unfused norm,
-or the half of a GELU, look like any other and would be taken away from it.
+Runs after the fusion of norms and activations: otherwise the scale and shift at the end of a norm,
+or the half of a GELU, would be folded and the norm or GELU would no longer match.
 """
 
 from __future__ import annotations

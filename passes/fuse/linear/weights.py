@@ -53,7 +53,7 @@ class LinearWeights:
 
     @classmethod
     def of(cls, g: Graph, node: NodeProto) -> LinearWeights:
-        """Return the constants of `node`; raise MatchFailure for variable ones or unfit shapes."""
+        """Return the constants of `node`; raise MatchFailure if variable or mismatched."""
         stored, groups = g.const(node.input[1]), nd.attr(node, "group", 1)
         is_conv = nd.is_op(node, "Conv", "ConvTranspose")
         if stored is None or not stored.size or (stored.ndim > 2) != is_conv or stored.ndim < 2:
@@ -168,7 +168,7 @@ class LinearWeights:
 
 
 Obstacle = Callable[[Affine, int], str]
-"""Returns why a chain of this map and length is not folded; blank if it is."""
+"""Returns why not to fold a chain with this map and length; blank to fold it."""
 
 
 def absorb_after(

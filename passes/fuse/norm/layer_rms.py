@@ -70,7 +70,7 @@ def over_root(numerator: Pattern, spread: Pattern) -> tuple[Pattern, ...]:
 # -- rms norm
 
 _TINY = 1e-8
-"""A limit below this only guards against division by zero: no other vector is that short."""
+"""A limit below this only guards against division by zero: no nonzero vector is that short."""
 
 length = op.ReduceL2(x, ...).named("sum")
 limit = number("limit", where=lambda limit: 0 < limit <= _TINY)

@@ -154,7 +154,7 @@ def _is_scaling(g: Graph, value: str, user: NodeProto, shape: Shape | None) -> b
 def _combined(g: Graph, op_type: str, old: str, new: str) -> str:
     """Return the product or sum of two parameters of one shape.
 
-    One of them if the other is neutral, so that it may vary; else a new constant.
+    If one of them is neutral, the other is returned and may be variable; else both are constant.
     """
     before, after = g.const(old), g.const(new)
     if before is not None and (before == (op_type == "Mul")).all():

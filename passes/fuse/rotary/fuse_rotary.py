@@ -6,7 +6,7 @@
 element with its neighbour (GPT-J: interleaved). `cos` and `sin` then hold every angle twice.
 Partial embeddings only rotate the first elements of a head.
 
-Or the two elements of each pair are computed separately, with every angle once, and concatenated:
+Or the elements of each pair are computed separately, with each angle once, and concatenated:
 
     y1 = x1 * cos - x2 * sin        y2 = x2 * cos + x1 * sin
 """
@@ -122,7 +122,7 @@ def _require_last_axis(g: Graph, node: NodeProto) -> None:
 
 
 RULES = (
-    packed_heads,  # this and the next let it use tokens
+    packed_heads,  # this rule and the next let RotaryEmbedding use tokens
     norm_before_move,
     rotary,
     partial_rotary,

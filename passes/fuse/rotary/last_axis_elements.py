@@ -32,13 +32,13 @@ def last_size(g: Graph, value: str) -> int | None:
 
 
 def elements_of(g: Graph, value: str, source: str) -> list[int] | None:
-    """Return the elements of `source` that `value` consists of, from 1 on; negated: negative."""
+    """Return the elements of `source`, numbered from 1, in `value`; negative if negated."""
     found = _followed(g, value, source, _MAX_CHAIN)
     return None if found is None else found.reshape(-1).tolist()
 
 
 def source_of(g: Graph, parts: dict[str, list[int]]) -> str | None:
-    """Return the nearest value with exactly the elements of `parts`, each with the elements given.
+    """Return the nearest value that consists of `parts`, given the elements of each part.
 
     It is [a, b, c, n] or a view of that with more axes.
     """

@@ -54,7 +54,7 @@ class Rotation:
         return cls(g, cos, sin, interleaved, heads_axis(g, cos, sin, shape), size)
 
     def write(self, x: str, node: NodeProto) -> str:
-        """Write the operator on `x`, of which it rotates the first elements of each head."""
+        """Write the operator, which rotates the first elements of each head of `x`."""
         g = self.g
         shape, whole = g.shape(x), last_size(g, x)
         if shape is None or whole is None:

@@ -30,7 +30,7 @@ MASKED = -1e4
 """A key whose score is lower than the others by at least this much has weight 0 in float32."""
 
 _ANY_ROW = Entries(1, (0,))
-"""An arbitrary row: the question is which rows an operator needs for one row of its output."""
+"""An arbitrary selected row, to ask which rows of its operands an operator needs for it."""
 
 MASK, _CACHE = 3, 4
 """Operands of an Attention: the mask, and the first of those that hold a cache."""
@@ -101,7 +101,7 @@ class DontCareRows:
         if axis is not None:
             plan = row_plan(self._g, node, axis, _ANY_ROW)
             if plan is not None and plan.keeps_first:
-                found = {one.slot: one.axis for one in plan.sliced if one.axis == one.of}
+                found = {one.slot: one.axis for one in plan.sliced if one.axis == one.result_axis}
         if nd.is_op(node, "Mul", "Where"):
             found |= self._replaced(node)
         elif nd.is_op(node, "Gather", "Slice"):

@@ -1,7 +1,7 @@
 """Nodes that pack the real rows of a batch, and unpack the results.
 
     pack(x)      GatherND(x, places)     [batch, length, ...] to [1, count, ...]
-    unpack(x)    GatherND(x, back)       the inverse; rows of padding get those of another row
+    unpack(x)    GatherND(x, back)       the inverse; rows of padding become copies of another row
 
 Packed values have as many axes as before, so operators that compute each row independently stay as
 they are. A text that begins with padding, or that is nothing but padding, is kept as a whole: users
@@ -30,7 +30,7 @@ class RealRows(UniformRows):
 
     count: Dim = field(default_factory=lambda: unknown(nonneg=True))
 
-    def shape(self, shape: Shape, axis: int, of: int) -> Shape:
+    def shape(self, shape: Shape, axis: int, result_axis: int) -> Shape:
         return (1, self.count, *shape[2:])
 
 

@@ -66,7 +66,7 @@ class PackedRegion:
     def _along(self, node: NodeProto, axis: int) -> RowMember | None:
         """Return the node as a member if it computes entries of `axis` without moving the axis."""
         plan = row_plan(self._g, node, axis, self._rows)
-        if plan is None or any((one.axis, one.of) != (axis, axis) for one in plan.sliced):
+        if plan is None or any((one.axis, one.result_axis) != (axis, axis) for one in plan.sliced):
             return None
         return RowMember(node, axis, plan)
 

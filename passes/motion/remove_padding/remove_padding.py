@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 MOST_MASKS = 8
-"""Limits the masks of a graph, since each costs a walk over it; models have one or two."""
+"""Most masks used in a graph: each costs a walk over it, and models have one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def _note_outputs(values: MaskedValues, ctx: Context) -> None:
     outputs = computed_at_padding(values)
     if values.mask in values.g.feeds and outputs:
         names = ", ".join(f"'{name}'" for name in outputs)
-        ctx.note(f"padding is computed for {names}; if it is unused there: mask-outputs first")
+        ctx.note(f"padding is computed for {names}; if it is unused, run mask-outputs first")
 
 
 def _padding_masks(g: Graph) -> Iterator[MaskedValues]:

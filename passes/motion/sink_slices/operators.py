@@ -28,11 +28,11 @@ from toolkit.symbolic import Dim
 
 @dataclass(frozen=True, slots=True)
 class SlicedOperand:
-    """An operand to select rows of, along `axis`; `of` is that axis after broadcasting."""
+    """An operand to select rows of, along `axis`; `result_axis` is that axis after broadcasting."""
 
     slot: int
     axis: int
-    of: int
+    result_axis: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _RowSite:
     axis: int
     selection: AnyRows
     shape: Shape
-    """Of the node's output."""
+    """The shape of the node's output."""
 
     @property
     def rank(self) -> int:
@@ -205,7 +205,7 @@ def _masked(site: _RowSite, masks: Mapping[int, int], dropped: str = "") -> RowP
         return None
     sliced = [SlicedOperand(0, site.axis, site.axis)]
     replaced = dict[int, str | Sequence[int]]()
-    for slot, of in masks.items():
+    for slot, result_axis in masks.items():
         mask = given(site.node, slot)
         shape = site.g.shape(mask) if mask else (1, 1)
         if shape is None or len(shape) < 2:
@@ -217,7 +217,7 @@ def _masked(site: _RowSite, masks: Mapping[int, int], dropped: str = "") -> RowP
         if repeated:
             replaced[slot] = repeated
         elif shape[axis] == site.size:
-            sliced.append(SlicedOperand(slot, axis, of))
+            sliced.append(SlicedOperand(slot, axis, result_axis))
         else:
             return None
     return RowPlan(tuple(sliced), replaced, dropped)

@@ -27,8 +27,8 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.tensor_type import TensorType
 
 _Rows = tuple[str, int, int]
-"""A value, the axis of its rows, and that axis in the result that they are needed for, which may
-have more axes (see `RowPerEntry`)."""
+"""A value, the axis of its rows, and the same axis of the selected result, which may have more axes
+(see `RowPerEntry`)."""
 
 
 class SlicedRegion:
@@ -67,16 +67,16 @@ class SlicedRegion:
     def _operand_rows(self, node: NodeProto, plan: RowPlan) -> dict[int, _Rows]:
         each = isinstance(self.selection, RowPerEntry)
         return {
-            one.slot: (node.input[one.slot], one.axis, one.of if each else one.axis)
+            one.slot: (node.input[one.slot], one.axis, one.result_axis if each else one.axis)
             for one in plan.sliced
         }
 
-    def _joined(self, value: str, axis: int, of: int) -> RowMember | None:
+    def _joined(self, value: str, axis: int, result_axis: int) -> RowMember | None:
         """Return the producer of `value` as a member if all uses are these rows."""
         g, node = self.g, self.g.producer(value)
         if node is None or id(node) in self._members:
             return None
-        if not self.selection.passes_producer(g, value, axis, of):
+        if not self.selection.passes_producer(g, value, axis, result_axis):
             self.obstacles.append(f"the output of {nd.label(node)} is shared by the whole batch")
             return None
         made = [name for name in nd.outputs_of(node) if not g.is_unused(name)]
@@ -116,7 +116,7 @@ class SlicedRegion:
         if isinstance(self.selection, RowPerEntry) and not plan.keeps_first:
             return False
         return all(
-            self.selection.applies(self.g, node.input[one.slot], one.axis, one.of)
+            self.selection.applies(self.g, node.input[one.slot], one.axis, one.result_axis)
             for one in plan.sliced
         )
 

@@ -2,11 +2,11 @@
 
     Entries       Gather(x, index)             the same entries of an axis for all
     Window        Slice(x, starts, ends)       neighbours along one axis
-    RowPerEntry   GatherND(x, (0..b, index))   for each entry of the first axis, one of another
+    RowPerEntry   GatherND(x, (0..b, index))   per entry of the first axis, one of another
 
-In all methods, `axis` is an axis of the value, and `of` the same axis of the result that the rows
-are needed for, which may have more axes in front. Every value that a selection moves to has as many
-rows as the one that it was taken of, so an index is out of range there exactly when it was before.
+In all methods, `axis` is an axis of the value, and `result_axis` the same axis of the selected
+result, which may have more leading axes. Every value that a selection moves to has as many rows as
+the original one, so an index is out of range after the move exactly if it was before.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class UniformRows:
 
     count: Dim
 
-    def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
-        """Whether the rows can be selected of `value`."""
+    def applies(self, g: Graph, value: str, axis: int, result_axis: int) -> bool:
+        """Whether the rows can be selected from `value`."""
         return True
 
-    def passes_producer(self, g: Graph, value: str, axis: int, of: int) -> bool:
+    def passes_producer(self, g: Graph, value: str, axis: int, result_axis: int) -> bool:
         """Whether the selection can move above the producer of `value`."""
         return True
 
@@ -60,14 +60,14 @@ class UniformRows:
         """Whether it selects the last of `size` rows alone."""
         return False
 
-    def shape(self, shape: Shape, axis: int, of: int) -> Shape:
+    def shape(self, shape: Shape, axis: int, result_axis: int) -> Shape:
         """Return the shape of the rows of a value of this shape."""
         return (*shape[:axis], self.count, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
 class Entries(UniformRows):
-    """The entries `numbers` of an axis, or the one that the value `index` holds."""
+    """The entries `numbers` of an axis, or the single entry given by the value `index`."""
 
     numbers: tuple[int, ...]
     index: str = ""
@@ -75,7 +75,7 @@ class Entries(UniformRows):
     def is_last(self, size: Dim) -> bool:
         return self.numbers in ((-1,), (size - 1,))
 
-    def take(self, write: SelectionWriter, value: str, axis: int, of: int) -> str:
+    def take(self, write: SelectionWriter, value: str, axis: int, result_axis: int) -> str:
         if self.index:
             index = write.once("index", lambda: reshape(write.g, self.index, [1], at=write.at))
         else:
@@ -95,7 +95,7 @@ class Window(UniformRows):
     def is_last(self, size: Dim) -> bool:
         return self.last
 
-    def take(self, write: SelectionWriter, value: str, axis: int, of: int) -> str:
+    def take(self, write: SelectionWriter, value: str, axis: int, result_axis: int) -> str:
         starts, ends, *steps = self.bounds
         axes = write.integers((axis,), write.g.dtype(starts))
         return write.g.op("Slice", value, starts, ends, axes, *steps, at=write.at)
@@ -116,37 +116,38 @@ class RowPerEntry:
     def is_last(self, size: Dim) -> bool:
         return False
 
-    def applies(self, g: Graph, value: str, axis: int, of: int) -> bool:
+    def applies(self, g: Graph, value: str, axis: int, result_axis: int) -> bool:
         """Allow only axes of size 1 between batch and rows, such as the heads of a mask."""
         front = (g.shape(value) or ())[:axis]
-        rest = front[1:] if self._has_batch(g, value, axis, of) else front
-        return of > 0 and all(size == 1 for size in rest)
+        rest = front[1:] if self._has_batch(g, value, axis, result_axis) else front
+        return result_axis > 0 and all(size == 1 for size in rest)
 
-    def passes_producer(self, g: Graph, value: str, axis: int, of: int) -> bool:
+    def passes_producer(self, g: Graph, value: str, axis: int, result_axis: int) -> bool:
         """Stop at values without a batch axis, which are computed once for all entries."""
-        return self._has_batch(g, value, axis, of)
+        return self._has_batch(g, value, axis, result_axis)
 
-    def shape(self, shape: Shape, axis: int, of: int) -> Shape:
-        return (self.batch, *[1] * of, *shape[axis + 1 :])
+    def shape(self, shape: Shape, axis: int, result_axis: int) -> Shape:
+        return (self.batch, *[1] * result_axis, *shape[axis + 1 :])
 
-    def take(self, write: SelectionWriter, value: str, axis: int, of: int) -> str:
-        g, each = write.g, self._has_batch(write.g, value, axis, of)
+    def take(self, write: SelectionWriter, value: str, axis: int, result_axis: int) -> str:
+        g, each = write.g, self._has_batch(write.g, value, axis, result_axis)
         # (0, ..., 0, index) addresses a row, and entry 0 of the axes in front of `axis`.
         front = axis - each
-        places = write.once((of, 0), lambda: self._places(write, of))
+        places = write.once((result_axis, 0), lambda: self._places(write, result_axis))
         if front:
             name = write.integers((*[0] * front, 1))
-            places = write.once((of, front), lambda: g.op("Mul", places, name, at=write.at))
+            key = (result_axis, front)
+            places = write.once(key, lambda: g.op("Mul", places, name, at=write.at))
         return g.op("GatherND", value, places, at=write.at, batch_dims=int(each))
 
-    def _has_batch(self, g: Graph, value: str, axis: int, of: int) -> bool:
-        return axis == of and (g.shape(value) or ())[:1] == (self.batch,)
+    def _has_batch(self, g: Graph, value: str, axis: int, result_axis: int) -> bool:
+        return axis == result_axis and (g.shape(value) or ())[:1] == (self.batch,)
 
-    def _places(self, write: SelectionWriter, of: int) -> str:
-        """Return the index as [batch, 1, ..., 1], with `of` + 2 axes."""
-        g, places, shape = write.g, self.index, (self.batch, *[1] * (of + 1))
+    def _places(self, write: SelectionWriter, result_axis: int) -> str:
+        """Return the index as [batch, 1, ..., 1], with `result_axis` + 2 axes."""
+        g, places, shape = write.g, self.index, (self.batch, *[1] * (result_axis + 1))
         if g.shape(places) != shape:
-            places = reshape(g, places, [-1, *[1] * (of + 1)], at=write.at)
+            places = reshape(g, places, [-1, *[1] * (result_axis + 1)], at=write.at)
         if g.dtype(self.index) != TensorProto.INT64:
             places = g.op("Cast", places, at=write.at, to=TensorProto.INT64)
         g.learn_type(places, TensorType(TensorProto.INT64, shape))

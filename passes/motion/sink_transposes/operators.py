@@ -28,7 +28,7 @@ _LARGEST_CONSTANT = 1 << 24
 """A constant of more bytes than this is never permuted."""
 
 _AXES_INPUT = {**dict.fromkeys((*REDUCTIONS, "Squeeze"), 1), "Pad": 3, "Slice": 3}
-"""Operators that name several axes: the input with them, in opsets where it is no attribute."""
+"""The input that lists the axes of an operator, in opsets where it is not an attribute."""
 
 _PERMUTABLE = (
     *(ELEMENTWISE | _AXES_INPUT.keys()),
@@ -47,7 +47,7 @@ class PermutedNode:
     edit: Callable[[], None]
     """Renames the axes in the node's attributes and constant inputs."""
     outputs_stay: bool = False
-    """Whether the outputs are as before (the permuted axes are dropped), not permuted."""
+    """Whether the outputs stay as they are, because the permuted axes are dropped."""
 
 
 def permuted_node(g: Graph, node: NodeProto, perm: Perm) -> PermutedNode | None:

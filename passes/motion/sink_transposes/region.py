@@ -41,7 +41,7 @@ _MOST_USERS = 64
 """A value with more users than this is assumed to be needed as it is."""
 
 _MOST_WAITING = 8
-"""Limits the operators that did not pay and are tried again after a gain."""
+"""Most rejected operators that are tried again after a gain."""
 
 
 def inverse_of(perm: Perm) -> Perm:

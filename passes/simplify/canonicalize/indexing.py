@@ -167,9 +167,9 @@ def gather_of_positions(g: Graph, table: str, at: str, node: NodeProto) -> str |
 
 
 def _is_size_checked(g: Graph, node: NodeProto, axis: int) -> bool:
-    """Return whether all users broadcast the rows against a value with as many as were asked for.
+    """Return whether every user broadcasts the rows against a value of the requested length.
 
-    Then their number is known without the rows, and a table that is too short still fails.
+    Then a table that is too short still fails.
     """
     value = node.output[0]
     shape = g.shape(value) or ()
@@ -286,7 +286,7 @@ _INDICES = (TensorProto.INT32, TensorProto.INT64)
 
 @rewrite(op.any("And", "Or")(x, var("c")), opset=7)
 def known_operand(g: Graph, x: str, c: str, node: NodeProto) -> str | None:
-    """x and true = x, x or false = x, where `truth` decides a comparison of counts."""
+    """x and true = x, x or false = x, where symbolic sizes decide the other operand."""
     wanted = nd.is_op(node, "And")
     for value, other in ((x, c), (c, x)):
         if same_shape(g, value, node.output[0]) and truth(g, other) is wanted:

@@ -51,7 +51,7 @@ def _is_part(g: Graph, value: str) -> bool:
 def _taken(g: Graph, node: NodeProto) -> list[int] | None:
     """Return the elements of a vector that a Gather or Slice takes, or None.
 
-    Those of a Gather may be counted from the back.
+    A Gather may count them from the back.
     """
     if nd.is_op(node, "Gather"):
         return ints(g, node.input[1]) if g.rank(node.input[1]) == 1 else None

@@ -109,7 +109,7 @@ def concat_inputs(g: Graph, x: str, node: NodeProto) -> str | None:
 
 @rewrite(op.Reshape(op.Concat(op.Unsqueeze(var(), ...).shared(), ...).named("stack"), ...))
 def flattened_stack(g: Graph, stack: NodeProto, node: NodeProto) -> str | None:
-    """Concatenate along an axis what was stacked along a new axis that is merged into it."""
+    """Reshape(Concat(Unsqueeze(a), Unsqueeze(b))) = Concat(a, b), if the new axis is merged."""
     shape, axis = g.shape(stack.output[0]), _axis(g, stack, 1)
     if shape is None or not 0 <= axis < len(shape) - 1:
         return None

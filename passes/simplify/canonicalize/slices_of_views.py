@@ -95,7 +95,7 @@ def split_of_last_axis(g: Graph, x: str, view: NodeProto, node: NodeProto) -> st
     split = g.add("Split", [x, int_vector(g, sizes, "sizes")], len(sizes), {"axis": axis}, at=view)
     for part, output in zip(parts.values(), split.output, strict=True):
         g.learn_type(output, TensorType(g.dtype(x), part))
-    # `node` last: replacing a graph output by an output of the Split renames that.
+    # `node` last: replacing a graph output by an output of the Split renames the latter.
     order = sorted(range(len(slices)), key=lambda i: slices[i][0] is node)
     result = node.output[0]
     for user, taken, target in ((*slices[i], targets[i]) for i in order):

@@ -38,7 +38,7 @@ class PyTorchFrontEnd:
     def takes(self, source: object) -> bool:
         if isinstance(source, Path):
             return source.is_file() and source.suffix in sources.SUFFIXES
-        torch: Any = sys.modules.get("torch")  # until torch is imported, no object can be its
+        torch: Any = sys.modules.get("torch")  # without it, no object is a torch object
         if torch is None or not hasattr(torch, "nn"):
             return False
         export: Any = sys.modules.get("torch.export")
@@ -111,7 +111,7 @@ class ModuleGraphPlan:
     translations: Translations
     name: str = "model"
     _round: int = 0
-    """How often axes were fixed and all exporters tried again."""
+    """The number of times that axes were fixed and all exporters tried again."""
     _handled: int = 0
     """The number of failures of earlier rounds."""
     _failed: set[str] = field(default_factory=set[str])

@@ -29,9 +29,9 @@ class _AttributeType(NamedTuple):
     python: Any
     onnx: str
     suffix: str
-    """What TorchScript appends to the attribute's name."""
+    """The suffix of the attribute's name in TorchScript."""
     reader: str
-    """How TorchScript reads the value."""
+    """The code of the value's type in `torch.onnx.symbolic_helper.parse_args`."""
 
 
 _ATTRIBUTES = {
@@ -189,7 +189,7 @@ def declared_schema(op: Any, how: CustomOp) -> Any:
 
 
 def _as_function(op: Any, how: CustomOp) -> Callable[..., Any]:
-    """Return a function for dynamo's translator, whose signature tells inputs from attributes."""
+    """Return a function whose signature shows dynamo's translator which arguments are inputs."""
     values = importlib.import_module("onnxscript").values
     opset = values.Opset(how.domain, how.version)
     operator = values.Op(opset, how.name, declared_schema(op, how))

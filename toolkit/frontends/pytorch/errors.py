@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from toolkit.frontends.pytorch.custom_ops import Translations
 
 _LIMIT = 300
-"""Characters of a message of torch that are quoted."""
+"""The largest number of characters quoted from a message of torch."""
 _ENDS = (
     "\n\nThe above exception",
     "\n\nUser code:",
@@ -27,7 +27,7 @@ _ENDS = (
     "\n\nSet TORCH",
     "Traceback (most recent",
 )
-"""Starts of the stacks and hints that torch appends to its messages."""
+"""Beginnings of the stacks and hints that torch appends to its messages."""
 
 
 def reason_of(error: BaseException) -> str:

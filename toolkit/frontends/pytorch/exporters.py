@@ -181,7 +181,7 @@ def write_program(
 def _name_values(proto: onnx.ModelProto) -> None:
     """Prefix names with their modules: `linear_3` becomes `encoder.layer.0/linear_3`.
 
-    So do weights that the exporter folded and renamed, if a single module uses them.
+    Weights that the exporter folded and renamed get the prefix of the only module that uses them.
     """
     outputs = {value.name for value in proto.graph.output}
     names: dict[str, str] = {}

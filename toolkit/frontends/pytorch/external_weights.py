@@ -19,8 +19,8 @@ from toolkit.storage.atomic_write import sidecar_of
 from toolkit.storage.weights import set_reference
 
 LARGE = 1 << 28
-"""Above this size in bytes, weights bypass the exporter. Smaller ones it may fold, so that a
-transposed weight is stored transposed."""
+"""Above this size in bytes, weights bypass the exporter, which may otherwise fold operators into
+them: a transposed weight is stored transposed."""
 
 
 def weights_of(module: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from toolkit.extras import require
 from toolkit.feeds.user_samples import Feed
 from toolkit.frontends.protocol import AttemptList, Draft, ExportFailed, ExportPlan
 from toolkit.frontends.request import Axes, Request
-from toolkit.frontends.signature import example_values, new_names, opened, renamed
+from toolkit.frontends.signature import example_values, new_names, renamed, with_axes
 from toolkit.frontends.silence import silence
 from toolkit.frontends.tensorflow.tflite import InputSpec, TfliteModel, plain_names
 from toolkit.frontends.test_inputs import accepts, cases_from, output_axes, sizes_in
@@ -246,7 +246,7 @@ def _example(model: _Model, request: Request) -> tuple[Feed, Axes]:
 
 
 def _tie(model: _Model, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
-    """Give one name to unknown sizes that the model only supports together."""
+    """Give one name to unknown sizes that the model requires to be equal."""
     if isinstance(model, TfliteModel):  # a failed resize would leave the interpreter unusable
         return
     places = [(name, axis) for name, dims in axes.items() for axis in dims if axis]
@@ -344,7 +344,7 @@ def _draft(model: _Model, feed: Feed, axes: Axes, request: Request, scratch: Pat
 
     named = {inputs[name]: value for name, value in feed.items()}
     named_axes = {inputs[name]: dims for name, dims in axes.items()}
-    path = opened(renamed(path, names), named_axes, output_axes(reference, named, named_axes))
+    path = with_axes(renamed(path, names), named_axes, output_axes(reference, named, named_axes))
     cases = cases_from(named, named_axes, request.seed)
     return Draft(path, reference, cases, "tf2onnx", named_axes, sizes_in(named, named_axes))
 

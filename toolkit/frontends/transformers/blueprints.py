@@ -5,7 +5,7 @@ the encoder's output, and its later steps from the cache. Shapes of caches and h
 taken from a run, because configs all name them differently.
 """
 
-# Runs only where torch and transformers are; types end at their border.
+# pyright may run without torch and transformers, so their types are not checked.
 # pyright: basic, reportMissingImports=false
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ transformers ships patches and translations for its own ONNX exporter. They make
 traceable but add nodes, so they are used only if an export fails without them.
 """
 
-# Runs only where torch and transformers are; types end at their border.
+# pyright may run without torch and transformers, so their types are not checked.
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations

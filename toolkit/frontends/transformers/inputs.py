@@ -43,7 +43,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The token ids of a model; `last` ends a text, `types` counts the token types."""
+    """The token ids of a model: `last` is the end token, `types` the number of token types."""
 
     count: int
     pad: int

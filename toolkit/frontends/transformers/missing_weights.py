@@ -1,9 +1,9 @@
 """Reject checkpoints that lack weights of the task, which would be random.
 
-Unused missing weights, such as those of a pooler, are allowed: gradients show what outputs use.
+Unused missing weights, such as those of a pooler, are allowed: gradients show which ones are used.
 """
 
-# Runs only where torch is; types end at its border.
+# pyright may run without torch, so its types are not checked.
 # pyright: basic, reportMissingImports=false
 
 from __future__ import annotations

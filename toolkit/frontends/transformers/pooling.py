@@ -5,7 +5,7 @@ its own. `PoolingHead` computes the same from hidden states h and mask m, for in
 mean = sum(h * m) / max(sum(m), 1e-9), then v / |v|.
 """
 
-# Runs only where torch is; types end at its border.
+# pyright may run without torch, so its types are not checked.
 # pyright: basic, reportMissingImports=false
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ dynamo is tried before TorchScript, and torch's fused attention (sdpa) before ea
 of images and audio are fixed only if no exporter keeps them dynamic.
 """
 
-# Runs only where torch and transformers are; types end at their border.
+# pyright may run without torch and transformers, so their types are not checked.
 # pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _has_sdpa(model: Any) -> bool:
 
 
 def strategies_for(model: Any, optional: bool, request: Request) -> list[Strategy]:
-    """Return all strategies, the best first; with `optional` dimensions, then again with fixed."""
+    """Return all strategies, the best first; then again with the `optional` dimensions fixed."""
     attentions = ("sdpa", "eager") if _has_sdpa(model) else ("eager",)
     plain = [
         Strategy(DYNAMO, attentions[0]),

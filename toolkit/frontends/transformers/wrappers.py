@@ -7,7 +7,7 @@ Key/value caches are single tensors: `past_key_values.N.key` and `.value` as inp
 separate caches, `past_key_values.N.decoder.key` and `past_key_values.N.encoder.key`.
 """
 
-# Runs only where torch and transformers are; types end at their border.
+# pyright may run without torch and transformers, so their types are not checked.
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def test_split_heads_are_traced_to_tokens() -> None:
 def test_heads_not_computed_from_tokens_stay_separate() -> None:
     operand = AttentionOperand(graph("y = Relu (x)", "float[N, 3, S, 4] x"), "y")
     assert operand.tokens() is None or operand.tokens() == operand.merged()
-    form = operand.apart()
+    form = operand.separate()
     assert form is not None
     assert (form.source.value, form.heads, form.size) == ("y", 3, 4)
     assert not form.on_tokens

@@ -92,7 +92,7 @@ def test_a_custom_domain_runs_with_the_users_library(model, exporter):
     graph = toolkit.export(Only(), EXAMPLE, custom_ops=[library], **options).only
     assert graph.model.opsets["ai.onnx.contrib"] == 1
     assert graph.proof.error < 1e-5
-    with pytest.raises(UsageError, match=r"Inverse: the domain .* --custom-ops LIB may bring it"):
+    with pytest.raises(UsageError, match=r"Inverse: the domain .* --custom-ops LIB may define it"):
         toolkit.export(Only(), EXAMPLE, **options)
 
 
