@@ -257,6 +257,8 @@ optimize
     --calib-samples
     --custom-ops
     --external-data
+    --fix
+    --freeze
     --html
     --json
     --max-drop

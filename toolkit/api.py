@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from toolkit.calibrate.data import Calib
 from toolkit.ir.model import Model, Source
@@ -41,6 +41,8 @@ def optimize(
     metric: str | Function | None = None,
     prefer: Prefer = "speed",
     measure: bool = True,
+    fix: Mapping[str, int] | None = None,
+    freeze: Mapping[str, Any] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Run passes over a model and prove the result against the original.
@@ -58,6 +60,9 @@ def optimize(
     cosine, top1, error, or a function of the outputs. By default, the error budgets of
     `toolkit.accuracy.budgets` apply; `max_drop="off"` sets no limit. With `prefer="size"`, layers
     may be slower quantized than in float; `measure=False` disables timing on this machine.
+
+    `fix` gives dimensions a size, by name (`{"batch": 1}`) or as `{"image:2": 320}`; `freeze` turns
+    inputs into constants (`{"sr": 16000}`). The result is proven against the original with these.
     """
     listed = passes if isinstance(passes, Sequence) and not isinstance(passes, str) else [passes]
     settings = Settings(
@@ -73,6 +78,8 @@ def optimize(
         metric=metric,
         prefer=prefer,
         measure=measure,
+        fix=fix or {},
+        freeze=freeze or {},
     )
     parsed = [
         p for item in listed for p in (parse_passes(item) if isinstance(item, str) else [item])

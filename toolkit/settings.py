@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from toolkit.errors import UsageError
@@ -40,6 +40,8 @@ class Settings:
     - `max_drop`, `metric`: the error budget of quantization (see `accuracy.requirement`).
     - `prefer`: whether a quantized layer has to be faster, or may only be smaller.
     - `measure`: whether passes may time candidates on this machine.
+    - `fix`: sizes of dimensions, by name or as `input:axis` (see `pass_manager.specialize`).
+    - `freeze`: values of inputs that become constants.
     """
 
     target: str = DEFAULT_TARGET
@@ -54,6 +56,8 @@ class Settings:
     metric: str | Function | None = None
     prefer: Prefer = "speed"
     measure: bool = True
+    fix: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
+    freeze: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         require_choice("validate", self.validate, Validate)

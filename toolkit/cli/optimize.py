@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit.cli import arguments as args
-from toolkit.cli import calibration
+from toolkit.cli import calibration, specialization
 from toolkit.cli.inputs import read_model, require_apart
 from toolkit.cli.interrupts import Interrupted
 from toolkit.cli.outputs import Destinations, JsonReport, SideFile, model_path
@@ -52,6 +52,8 @@ def optimize(
             metavar="each|final|off", help="Verify after each pass, once at the end, or never."
         ),
     ] = "each",
+    fix: specialization.Fix = None,
+    freeze: specialization.Freeze = None,
     samples: args.Samples = None,
     calib: calibration.Source = None,
     calib_samples: calibration.MaxSamples = None,
@@ -133,10 +135,12 @@ def optimize(
                 metric=metric,
                 prefer=prefer,
                 measure=not no_measure,
+                fix=specialization.sizes(fix),
+                freeze=specialization.values(freeze),
             )
             pipeline = Pipeline(chosen, settings, progress=progress)
             loaded = read_model(model)
-            read = [*(samples or ()), *calibrating.files()]
+            read = [*(samples or ()), *calibrating.files(), *specialization.files(freeze)]
             require_apart(into.files(loaded), [loaded], read, custom_ops)
             opset_before = loaded.opsets.get("")
             result = pipeline.run(loaded)
@@ -149,7 +153,11 @@ def optimize(
         raise failure from error
     speed = None
     if time:
-        speed = speed_of(result.model, read_model(model), samples, seed, libraries, shown)
+        from toolkit.pass_manager.specialize import specialized
+
+        original = read_model(model)
+        fed = specialized(original, settings.fix, settings.freeze)
+        speed = speed_of(result.model, original, samples, seed, libraries, shown, fed)
     with _reporting_state(into.model) as done:
         data = {**result.to_json(), "output": result.after.to_json(into.model)}
         if speed is not None:

@@ -74,8 +74,12 @@ def speed_of(
     seed: int,
     libraries: Sequence[str],
     shown: bool,
+    specialized: Model | None = None,
 ) -> Speed | Untimed:
-    """Time a model and its original in turn, on the samples or else on synthetic inputs."""
+    """Time a model and its original in turn, on the samples or else on synthetic inputs.
+
+    The inputs are those of the `specialized` original, if the model is optimized from that.
+    """
     from toolkit.errors import RuntimeRefused
     from toolkit.feeds import make_feeds
     from toolkit.report.console import steps_bar
@@ -83,8 +87,10 @@ def speed_of(
 
     try:
         with steps_bar(shown, "timing both models"):
-            made = make_feeds(original, samples or (), seed, custom_ops=libraries)
+            fed = specialized or original
+            made = make_feeds(fed, samples or (), seed, custom_ops=libraries)
             feeds = made.feeds[: len(samples or ())] or made.feeds
+            feeds = [{**feed, **fed.frozen} for feed in feeds]
             if not feeds:
                 return Untimed(made.refusal)
             found = latency({"original": original, "model": model}, feeds, custom_ops=libraries)

@@ -163,7 +163,8 @@ class FeedGenerator:
             if room < 0 or any(size < 0 for size in shape):
                 return None
             times = _SEQUENCE_LENGTH if given.sequence else 1
-            drawn = [given.domain.draw(shape, dtype, variant) for _ in range(times)]
+            # numpy draws a scalar for the empty shape, which the runtime does not take
+            drawn = [np.asarray(given.domain.draw(shape, dtype, variant)) for _ in range(times)]
             feed[given.name] = drawn if given.sequence else drawn[0]
         try:
             return RecordedRun(feed, run(feed), sizes)

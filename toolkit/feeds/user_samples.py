@@ -25,9 +25,10 @@ Sample = str | os.PathLike[str] | Mapping[str, Any]
 def read_sample(sample: Sample, graph: Graph) -> Feed:
     """Return the feed in `sample`; raises UsageError, in one line, if it does not fit the model."""
     if isinstance(sample, Mapping):
-        given, what = sample, "the sample"
+        given, what = dict(sample), "the sample"
     else:
         given, what = _load(Path(sample)), f"sample '{os.fspath(sample)}'"
+    given = without_frozen(given, graph.model.frozen, what)
     missing = [name for name in graph.feeds if name not in given]
     unknown = [name for name in given if name not in graph.inputs]
     if missing or unknown:
@@ -40,6 +41,14 @@ def read_sample(sample: Sample, graph: Graph) -> Feed:
         name: _checked(value, graph.type(name), f"{what}: '{name}'")
         for name, value in given.items()
     }
+
+
+def without_frozen(given: Mapping[str, Any], frozen: Feed, what: str = "the feed") -> Feed:
+    """Return a sample without frozen inputs; raises UsageError if it has another value for one."""
+    for name, value in frozen.items():
+        if name in given and not np.array_equal(given[name], value):
+            raise UsageError(f"{what}: '{name}' differs from the value at which it is frozen")
+    return {name: value for name, value in given.items() if name not in frozen}
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -30,6 +31,8 @@ class Model:
         self.path = path
         self.journal = Journal()
         self.revision = 0
+        self.frozen: dict[str, Any] = {}
+        """Inputs that `specialize` turned into initializers, and their values."""
         self._names: set[str] = set()
         self._made: list[str] = []
         self._serial = self._committed_serial = 0

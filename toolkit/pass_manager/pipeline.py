@@ -73,7 +73,7 @@ class Pipeline:
         target = self.settings.find_target()
         check_input(model)
         before = ModelStats.of(model)
-        validator = self._validator(model)
+        chosen, validator = self._start(model)
         data = self._data(model)
         reference: Model | None = None
         evaluator: Evaluator | None = None
@@ -115,8 +115,12 @@ class Pipeline:
                 settled.append((item, model.revision))
         if self.settings.runtime is not None:
             _require_loads(model, target.release)
+        if chosen:
+            from toolkit.pass_manager.specialize import narrow_outputs
+
+            narrow_outputs(model)
         proof, quality = self._prove_end(model, validator, ran, results)
-        proof = "; ".join(filter(None, [proof, _foreign_operators(model, target)]))
+        proof = "; ".join(filter(None, [proof, chosen, _foreign_operators(model, target)]))
         return Result(
             model=model,
             passes=results,
@@ -174,14 +178,34 @@ class Pipeline:
             validator.evaluator = evaluator
         return evaluator
 
-    def _validator(self, model: Model) -> Validator | None:
+    def _start(self, model: Model) -> tuple[str, Validator | None]:
+        """Specialize the model; return the choices in words, and the validator."""
+        given = self.settings
+        if not (given.fix or given.freeze):
+            return "", self._validator(model)
+        from toolkit.pass_manager.specialize import require_runs, specialize
+
+        original = model.copy()
+        chosen = specialize(model, given.fix, given.freeze)
+        validator = self._validator(model, original)
+        if validator is not None:
+            require_runs(validator, chosen, original, given)
+        return f"specialized to {chosen}", validator
+
+    def _validator(self, model: Model, unspecialized: Model | None = None) -> Validator | None:
         if self.settings.validate == "off":
             return None
         from toolkit.verification.validator import Validator
 
         self._report(0, "", "running the original")
         given = self.settings
-        return Validator(model, samples=given.samples, seed=given.seed, custom_ops=given.custom_ops)
+        return Validator(
+            model,
+            samples=given.samples,
+            seed=given.seed,
+            custom_ops=given.custom_ops,
+            unspecialized=unspecialized,
+        )
 
     def _prove_end(
         self,

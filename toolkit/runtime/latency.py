@@ -98,11 +98,18 @@ def latency(
     effort: Effort = USUAL,
     custom_ops: Sequence[str] = (),
 ) -> dict[str, Timing]:
-    """Time models with the runtime's default options on all feeds."""
+    """Time models with the runtime's default options on all feeds.
+
+    A model is not fed the inputs that are frozen in it.
+    """
+    from toolkit.feeds.user_samples import without_frozen
     from toolkit.runtime.session import Deployed
 
     sessions = {name: Deployed(model, threads, custom_ops) for name, model in models.items()}
-    runs = {name: _runner(session.run, feeds) for name, session in sessions.items()}
+    runs = {
+        name: _runner(session.run, [without_frozen(feed, models[name].frozen) for feed in feeds])
+        for name, session in sessions.items()
+    }
     return paired(runs, effort, time.thread_time if threads == 1 else time.perf_counter)
 
 

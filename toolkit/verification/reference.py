@@ -11,6 +11,7 @@ import numpy as np
 
 from toolkit.errors import ToolkitError, summarize
 from toolkit.feeds import Feed, FeedGenerator, FeedSet, Sample, find_feeds
+from toolkit.feeds.generate import RunModel
 from toolkit.ir.model import Model
 from toolkit.ir.op_traits import is_random
 from toolkit.runtime.session import Session
@@ -39,18 +40,27 @@ class Reference:
         samples: Sequence[Sample] = (),
         seed: int = 0,
         custom_ops: Sequence[str] = (),
+        original: Model | None = None,
     ) -> Reference:
-        """Run `model` as written; raises RuntimeRefused when it does not load."""
+        """Run `model` as written; raises RuntimeRefused when it does not load.
+
+        If `model` is a specialization, the `original` runs instead, fed with the frozen values too.
+        """
         try:
             generator = FeedGenerator(model, seed)
         except Exception:
             # Malformed operators may break the analysis: prefer the runtime's error message.
             Session(model, custom_ops=custom_ops)
             raise
-        session = Session(model, custom_ops=custom_ops)
-        feeds = find_feeds(model, generator, session.run, samples)
+        session = Session(original or model, custom_ops=custom_ops)
+        frozen = model.frozen if original is not None else {}
+
+        def run(feed: Feed) -> list[Any]:
+            return session.run({**feed, **frozen})
+
+        feeds = find_feeds(model, generator, run, samples)
         outputs = tuple(model.graph.outputs)
-        return cls(outputs, feeds, _unstable(model, outputs, feeds, session))
+        return cls(outputs, feeds, _unstable(model, outputs, feeds, run))
 
     def redefined(self, changes: Mapping[str, Redefinition]) -> Reference:
         """Return the reference with `changes` applied to its outputs."""
@@ -120,15 +130,14 @@ def unstable_outputs(
 
 
 def _unstable(
-    model: Model, outputs: Sequence[str], feeds: FeedSet, session: Session
+    model: Model, outputs: Sequence[str], feeds: FeedSet, again: RunModel
 ) -> frozenset[str]:
     """Rerun one feed to detect nondeterminism; all feeds if the model draws random numbers."""
     random = any(map(is_random, model.nodes()))
     found: set[str] = set()
     for run in feeds.runs if random else feeds.runs[:1]:
-        first, again = (
-            dict(zip(outputs, values, strict=True))
-            for values in (run.outputs, session.run(run.feed))
+        first, second = (
+            dict(zip(outputs, values, strict=True)) for values in (run.outputs, again(run.feed))
         )
-        found.update(unstable_outputs(first, again, UNSTABLE["graph"]))
+        found.update(unstable_outputs(first, second, UNSTABLE["graph"]))
     return frozenset(found)

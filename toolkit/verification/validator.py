@@ -77,8 +77,12 @@ class Validator:
         samples: Sequence[Sample] = (),
         seed: int = 0,
         custom_ops: Sequence[str] = (),
+        unspecialized: Model | None = None,
     ) -> None:
-        """Run the original on the samples and on synthetic feeds."""
+        """Run the original on the samples and on synthetic feeds.
+
+        If the original is a specialization, the outputs are those of the `unspecialized` model.
+        """
         self._custom_ops = tuple(custom_ops)
         self._reference_of = partial(
             Reference.of, samples=samples, seed=seed, custom_ops=custom_ops
@@ -93,7 +97,7 @@ class Validator:
         self._redefined: set[str] = set()
         self._does_not_load = self._first_loaded = ""
         try:
-            self._start_from(original, self._reference_of(original))
+            self._start_from(original, self._reference_of(original, original=unspecialized))
         except RuntimeRefused as refusal:
             _require_valid(original, self._level, refusal)
             self._does_not_load = _why_refused(original, self._custom_ops)

@@ -19,7 +19,7 @@ from toolkit.ir.node import is_op
 
 _T = TypeVar("_T")
 
-_CARRIED = 2
+CARRIED = 2
 """Index of the first carried value among the inputs of a Loop and of its subgraph."""
 
 
@@ -40,15 +40,15 @@ def _unchanged(graph: Graph, node: NodeProto) -> list[int]:
     (subgraph,) = graph.subgraphs(node)
     if len(subgraph.inputs) != len(node.input):
         return []
-    carried = range(len(node.input) - _CARRIED)
+    carried = range(len(node.input) - CARRIED)
     inputs, outputs = subgraph.inputs, subgraph.outputs
-    found = [at for at in carried if _origin(subgraph, outputs[1 + at]) == inputs[_CARRIED + at]]
+    found = [at for at in carried if origin(subgraph, outputs[1 + at]) == inputs[CARRIED + at]]
     # An input that is also another output of the subgraph must stay an input.
     others = [name for at, name in enumerate(outputs) if at - 1 not in found]
-    return [at for at in found if inputs[_CARRIED + at] not in others]
+    return [at for at in found if inputs[CARRIED + at] not in others]
 
 
-def _origin(subgraph: Graph, value: str) -> str:
+def origin(subgraph: Graph, value: str) -> str:
     """Return the value behind a chain of Identity nodes."""
     producer = subgraph.producer(value)
     while producer is not None and is_op(producer, "Identity"):
@@ -62,17 +62,17 @@ def _capture(graph: Graph, node: NodeProto, unchanged: list[int]) -> None:
     inputs, outputs = subgraph.interface_inputs(), subgraph.interface_outputs()
     for at in unchanged:
         if at < len(node.output) and node.output[at]:
-            graph.replace(node.output[at], node.input[_CARRIED + at])
+            graph.replace(node.output[at], node.input[CARRIED + at])
     passed_on = [outputs[1 + at].name for at in unchanged]
     subgraph.set_interface(outputs=_without(outputs, unchanged, before=1))
     for at in unchanged:
-        subgraph.replace(inputs[_CARRIED + at].name, node.input[_CARRIED + at])
-    subgraph.set_interface(inputs=_without(inputs, unchanged, before=_CARRIED))
+        subgraph.replace(inputs[CARRIED + at].name, node.input[CARRIED + at])
+    subgraph.set_interface(inputs=_without(inputs, unchanged, before=CARRIED))
     for value in passed_on:
         producer = subgraph.producer(value)
         if producer is not None:
             subgraph.prune(producer)
-    graph.set_inputs(node, _without(list(node.input), unchanged, before=_CARRIED))
+    graph.set_inputs(node, _without(list(node.input), unchanged, before=CARRIED))
     graph.set_outputs(node, _without(list(node.output), unchanged, before=0))
 
 

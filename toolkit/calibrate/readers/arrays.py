@@ -61,7 +61,8 @@ class ArrayFile(FileSource):
         if not batch:
             return np.array(array)
         rows = np.array(array[index * batch : (index + 1) * batch])
-        return rows[0] if array.ndim > (self._graph.rank(name) or array.ndim) else rows
+        rank = self._graph.rank(name)
+        return rows[0] if rank is not None and array.ndim > rank else rows
 
     def _extract(self) -> dict[str, Array]:
         """Map the arrays of the archive that are inputs of the model, or were before a freeze."""

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from toolkit.calibrate.statistics import Array, is_float
 from toolkit.errors import UsageError
-from toolkit.feeds.user_samples import Feed, describe, require_shape
+from toolkit.feeds.user_samples import Feed, describe, require_shape, without_frozen
 from toolkit.ir.model import Model
 from toolkit.ir.tensor_type import TensorType, dtype_name
 
@@ -29,10 +29,12 @@ class Inputs:
     def __init__(self, model: Model) -> None:
         self.required = model.graph.feeds
         self.types = {name: model.graph.type(name) for name in model.graph.inputs}
+        self._frozen = model.frozen
         self.notes: list[str] = []
 
     def fit(self, raw: Mapping[str, Any], what: str) -> Feed:
         """Convert every array to its input's type; raises UsageError if one does not fit."""
+        raw = without_frozen(raw, self._frozen, what)
         missing = next((name for name in self.required if name not in raw), None)
         if missing is not None:
             listed = ", ".join(f"{name} {describe(self.types[name])}" for name in self.required)
@@ -66,7 +68,7 @@ def _fit_array(value: Any, declared: TensorType | None, where: str) -> Any:
     if array.shape and not array.shape[0]:  # other axes may be empty, as in the first KV cache
         raise UsageError(f"{where} is empty: it has shape {list(array.shape)}")
     require_shape(array.shape, declared, where)
-    converted = _convert(array, declared, where)
+    converted = convert(array, declared, where)
     if is_float(converted) and not bool(np.isfinite(converted.astype(np.float32)).all()):
         finite = is_float(array) and bool(np.isfinite(array.astype(np.float64)).all())
         problem = f"does not fit into {dtype_name(declared.dtype)}" if finite else "has NaN or Inf"
@@ -74,7 +76,8 @@ def _fit_array(value: Any, declared: TensorType | None, where: str) -> Any:
     return converted
 
 
-def _convert(array: Array, declared: TensorType, where: str) -> Array:
+def convert(array: Array, declared: TensorType, where: str) -> Array:
+    """Convert an array to an element type; raises UsageError unless that keeps its values."""
     if declared.dtype == TensorProto.STRING and array.dtype.kind in "OSU":
         return array.astype(object)
     wanted: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(declared.dtype))
