@@ -139,10 +139,16 @@ def collect(
     sweeps = sweeps_of(model, feeds, left, budget, custom_ops)
     for name in set(left).difference(*sweeps):
         statistics[name].failure = f"tensor '{name}' {_UNEVEN}"
-    reported = _SweepProgress(progress, len(sweeps), feeds.count())
-    for names in sweeps:
+    count = feeds.count()
+    for number, names in enumerate(sweeps):
         chosen = {name: statistics[name] for name in names}
-        _sweep(Run(model, names, custom_ops), feeds, chosen, reported, store)
+        done = 0
+        for done in _sweep(Run(model, names, custom_ops), feeds, chosen, store):
+            if progress is not None:
+                total = count * len(sweeps) if count is not None else None
+                what = f"calibrating, sweep {number + 1} of {len(sweeps)}"
+                progress(number * (count or 0) + done, total, what)
+        count = done  # known from the first sweep on
         store.keep(chosen.values())
     failed = {name: found.failure for name, found in statistics.items() if found.failure}
     unseen = {n for n, found in statistics.items() if n in inner and not found.seen} - failed.keys()
@@ -151,33 +157,30 @@ def collect(
 
 
 def _sweep(
-    run: Run,
-    feeds: Iterable[Feed],
-    statistics: Mapping[str, Statistic],
-    progress: _SweepProgress,
-    store: Store,
-) -> None:
-    """Update statistics with every feed."""
-    done = store.resume(statistics.values())
+    run: Run, feeds: Iterable[Feed], statistics: Mapping[str, Statistic], store: Store
+) -> Iterator[int]:
+    """Update statistics with every feed; yield the number of feeds done after each."""
+    resumed = store.resume(statistics.values())
     written = time.monotonic()
     for index, feed in enumerate(feeds):
-        if index < done:
-            progress.advance()
-            continue
-        if time.monotonic() - written > PAUSE_SECONDS:
-            store.pause(statistics.values(), index)
-            written = time.monotonic()
-        for name, values in run(feed, index):
-            statistic = statistics[name]
-            if statistic.failure or isinstance(values, (list, dict)):
-                continue  # sequences and maps have no range
-            try:
-                for piece in pieces_of(values):
-                    statistic.update(piece)
-            except (NotFinite, Mismatch) as error:
-                statistic.failure = str(error)
-        progress.advance()
-    progress.end_sweep()
+        if index >= resumed:
+            if time.monotonic() - written > PAUSE_SECONDS:
+                store.pause(statistics.values(), index)
+                written = time.monotonic()
+            _update(statistics, run(feed, index))
+        yield index + 1
+
+
+def _update(statistics: Mapping[str, Statistic], values: Iterable[tuple[str, Any]]) -> None:
+    for name, value in values:
+        statistic = statistics[name]
+        if statistic.failure or isinstance(value, (list, dict)):
+            continue  # sequences and maps have no range
+        try:
+            for piece in pieces_of(value):
+                statistic.update(piece)
+        except (NotFinite, Mismatch) as error:
+            statistic.failure = str(error)
 
 
 class Run:
@@ -287,24 +290,3 @@ def _sizes(model: Model, feed: Feed, names: Sequence[str], ops: Sequence[str]) -
             size = helper.tensor_dtype_to_np_dtype(dtype).itemsize if dtype else _DEFAULT_ITEM_SIZE
             sizes[name] = size * sum(int(np.prod(each)) for each in executions)
     return sizes
-
-
-class _SweepProgress:
-    """Reports progress over all sweeps; the first one counts the feeds if that is unknown."""
-
-    def __init__(self, report: Progress | None, sweeps: int, count: int | None) -> None:
-        self._report, self._sweeps, self._count = report, sweeps, count
-        self._done = self._sweep = self._in_sweep = 0
-
-    def advance(self) -> None:
-        self._done += 1
-        self._in_sweep += 1
-        if self._report is not None:
-            total = self._count * self._sweeps if self._count is not None else None
-            self._report(
-                self._done, total, f"calibrating, sweep {self._sweep + 1} of {self._sweeps}"
-            )
-
-    def end_sweep(self) -> None:
-        self._count, self._in_sweep = self._in_sweep, 0
-        self._sweep += 1
