@@ -23,6 +23,9 @@ from toolkit.ir.model import Model
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
+_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8)
+"""Element types of inputs for images; those of uint8 are neither scaled nor normalized."""
+
 _DEFAULT_SIZE = 224
 """Height and width in pixels if neither the model nor the options set them."""
 
@@ -61,70 +64,88 @@ class Preprocess:
         return cls(fit="crop", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
-@dataclass(frozen=True, slots=True)
-class _ImageInput:
-    """The layout and size of the model's image input."""
-
-    name: str
-    height: int
-    width: int
-    channels: int
-    channels_last: bool
-    batch: int
-    raw: bool
-    """Whether the input has type uint8, so that images are neither scaled nor normalized."""
-    any_size: bool
-    """Whether the height or the width is dynamic."""
-
-
 class ImageFolder(FileSource):
     """A folder of images, one sample per file; a fixed batch takes several files per feed."""
 
     def __init__(self, files: Sequence[Path], model: Model, options: Preprocess) -> None:
-        self._options, self._target = options, _target(model, options)
-        super().__init__(files, options, self._target)
+        self._options, self._name = options, sole_input(model, "images")
+        declared = model.graph.type(self._name)
+        refusal = f"input '{self._name}' does not take images"
+        if declared is None or declared.dtype not in _TYPES or declared.rank != 4:
+            raise UsageError(f"{refusal}: it is {describe(declared)}")
+        sizes = [d if isinstance(d, int) and d > 0 else None for d in declared.shape or ()]
+        self._channels_last = sizes[3] in (1, 3) and sizes[1] not in (1, 3)
+        if self._channels_last:
+            sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
+        batch, channels, height, width = sizes
+        if channels not in (None, 1, 3):
+            raise UsageError(f"{refusal}: it has {channels} channels")
+        wanted = options.size or (height or _DEFAULT_SIZE, width or _DEFAULT_SIZE)
+        if wanted != (height or wanted[0], width or wanted[1]):
+            what = f"images of {wanted[0]}x{wanted[1]} do not fit input '{self._name}'"
+            raise UsageError(f"{what}: it is {describe(declared)}")
+        self._batch, self._channels = batch or 1, channels or 3
+        self._height, self._width = wanted
+        self._is_raw = declared.dtype == TensorProto.UINT8
+        super().__init__(files, options, self._name, sizes, self._channels_last, self._is_raw)
         for what, numbers in (("mean", options.mean), ("std", options.std)):
-            if len(numbers) not in (1, self._target.channels):
+            if len(numbers) not in (1, self._channels):
                 raise UsageError(
-                    f"{what} has {len(numbers)} numbers; the model's input '{self._target.name}' "
-                    f"has {self._target.channels} channels"
+                    f"{what} has {len(numbers)} numbers; the model's input '{self._name}' "
+                    f"has {self._channels} channels"
                 )
-        self.notes += _assumed(self._target, options)
-        left = len(files) % self._target.batch
-        if len(files) < self._target.batch:
-            raise UsageError(f"{len(files)} images do not fill a batch of {self._target.batch}")
+        self._note_assumptions(any_size=height is None or width is None)
+        left = len(files) % self._batch
+        if len(files) < self._batch:
+            raise UsageError(f"{len(files)} images do not fill a batch of {self._batch}")
         if left:
-            self.notes.append(f"the last {left} images do not fill a batch of {self._target.batch}")
+            self.notes.append(f"the last {left} images do not fill a batch of {self._batch}")
         self._pillow = require("PIL.Image", "calibrate", "images need Pillow")
 
+    def _note_assumptions(self, any_size: bool) -> None:
+        """Note the preprocessing that was assumed: the model does not specify it."""
+        options, usual = self._options, Preprocess()
+        is_default = all(getattr(options, n) == getattr(usual, n) for n in ("scale", "mean", "std"))
+        if is_default and not self._is_raw:
+            self.notes.append(
+                "images are read as 0 to 1, without mean and std; if the model was trained "
+                "otherwise: --calib-option preset=imagenet, or scale, mean and std one by one"
+            )
+        if any_size and options.size is None:
+            size = f"{self._height}x{self._width}"
+            self.notes.append(
+                f"images are resized to {size}, as the model takes any size; for another: "
+                "--calib-option size=HxW"
+            )
+
     def count(self) -> int | None:
-        return len(self.files) // self._target.batch
+        return len(self.files) // self._batch
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        batch = self._target.batch
+        batch = self._batch
         for at in range(0, len(self.files) - batch + 1, batch):
             group = self.files[at : at + batch]
-            yield f"image '{group[0]}'", {self._target.name: np.stack([*map(self._read, group)])}
+            yield f"image '{group[0]}'", {self._name: np.stack([*map(self._read, group)])}
 
     def _read(self, path: Path) -> Array:
-        target, options = self._target, self._options
+        options = self._options
         try:
             with self._pillow.open(path) as opened:
-                image = opened.convert("L" if target.channels == 1 else "RGB")
+                image = opened.convert("L" if self._channels == 1 else "RGB")
         except Exception as error:  # decoders may raise anything for damaged files
             raise UsageError(f"image '{path}' cannot be read: {summarize(error)}") from error
         pixels: Array = np.asarray(self._placed(image))
-        pixels = pixels.reshape(target.height, target.width, target.channels)
+        pixels = pixels.reshape(self._height, self._width, self._channels)
         if options.channels == "bgr":
             pixels = pixels[..., ::-1]
-        if not target.raw:
+        if not self._is_raw:
             mean, std = np.asarray(options.mean), np.asarray(options.std)
             pixels = np.asarray((pixels * options.scale - mean) / std, np.float32)
-        return np.ascontiguousarray(pixels if target.channels_last else np.moveaxis(pixels, 2, 0))
+        return np.ascontiguousarray(pixels if self._channels_last else np.moveaxis(pixels, 2, 0))
 
     def _placed(self, image: Any) -> Any:
         """Resize an image to the model's height and width."""
-        height, width = self._target.height, self._target.width
+        height, width = self._height, self._width
         bilinear = self._pillow.Resampling.BILINEAR
         if self._options.fit == "stretch":
             return image.resize((width, height), bilinear)
@@ -138,49 +159,3 @@ class ImageFolder(FileSource):
         resized = image.resize([max(round(side * ratio), 1) for side in image.size], bilinear)
         left, top = max(resized.width - width, 0) // 2, max(resized.height - height, 0) // 2
         return resized.crop((left, top, left + width, top + height))
-
-
-def _target(model: Model, options: Preprocess) -> _ImageInput:
-    name = sole_input(model, "images")
-    declared = model.graph.type(name)
-    takes = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8)
-    if declared is None or declared.dtype not in takes or declared.rank != 4:
-        raise UsageError(f"input '{name}' does not take images: it is {describe(declared)}")
-    sizes = [d if isinstance(d, int) and d > 0 else None for d in declared.shape or ()]
-    last = sizes[3] in (1, 3) and sizes[1] not in (1, 3)
-    channels, height, width = (sizes[3], *sizes[1:3]) if last else (sizes[1], *sizes[2:])
-    if channels not in (None, 1, 3):
-        raise UsageError(f"input '{name}' does not take images: it has {channels} channels")
-    wanted = options.size or (height or _DEFAULT_SIZE, width or _DEFAULT_SIZE)
-    if wanted != (height or wanted[0], width or wanted[1]):
-        size = f"{wanted[0]}x{wanted[1]}"
-        raise UsageError(f"images of {size} do not fit input '{name}': it is {describe(declared)}")
-    return _ImageInput(
-        name=name,
-        height=height or wanted[0],
-        width=width or wanted[1],
-        channels=channels or 3,
-        channels_last=last,
-        batch=sizes[0] or 1,
-        raw=declared.dtype == TensorProto.UINT8,
-        any_size=height is None or width is None,
-    )
-
-
-def _assumed(target: _ImageInput, options: Preprocess) -> list[str]:
-    """Return notes on preprocessing that was assumed: the model does not specify it."""
-    usual = Preprocess()
-    is_default = all(getattr(options, n) == getattr(usual, n) for n in ("scale", "mean", "std"))
-    notes: list[str] = []
-    if is_default and not target.raw:
-        notes.append(
-            "images are read as 0 to 1, without mean and std; if the model was trained otherwise: "
-            "--calib-option preset=imagenet, or scale, mean and std one by one"
-        )
-    if target.any_size and options.size is None:
-        size = f"{target.height}x{target.width}"
-        notes.append(
-            f"images are resized to {size}, as the model takes any size; for another: "
-            "--calib-option size=HxW"
-        )
-    return notes
