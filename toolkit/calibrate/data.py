@@ -10,26 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from toolkit.calibrate.collector import Calibration, Feeds, Progress, collect
 from toolkit.calibrate.observers import Observer
+from toolkit.calibrate.readers import Reader, ReaderOptions, reader_for
 
 if TYPE_CHECKING:
-    from toolkit.calibrate.readers import ReaderOptions
     from toolkit.feeds import Feed
     from toolkit.ir.model import Model
-
-
-@runtime_checkable
-class TracksUse(Protocol):
-    """Feeds that record whether they were used, with remarks; `Reader` is one."""
-
-    @property
-    def notes(self) -> list[str]: ...
-
-    @property
-    def was_used(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +36,12 @@ class CalibrationData:
     @property
     def notes(self) -> list[str]:
         """Remarks on inputs and samples that were ignored."""
-        return self.feeds.notes if isinstance(self.feeds, TracksUse) else []
+        return self.feeds.notes if isinstance(self.feeds, Reader) else []
 
     @property
     def used(self) -> bool:
         """Whether the feeds, or cached statistics of them, have been used."""
-        return not isinstance(self.feeds, TracksUse) or self.feeds.was_used
+        return not isinstance(self.feeds, Reader) or self.feeds.was_used
 
     def first(self, most: int) -> CalibrationData:
         """Return the same data, limited to the first `most` feeds."""
@@ -98,8 +87,6 @@ class Calib:
         self, model: Model, custom_ops: Sequence[str] = (), progress: Progress | None = None
     ) -> CalibrationData:
         """Return the data for this model; raises UsageError if the source cannot be read."""
-        from toolkit.calibrate.readers import reader_for
-
         reader = reader_for(self.source, model, self.options)
         real = self.source != "random"
         return CalibrationData(reader, self.cache, tuple(custom_ops), progress, real)

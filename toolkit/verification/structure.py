@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import onnx
@@ -37,6 +36,10 @@ if TYPE_CHECKING:
     from toolkit.ir.model import Model
 
 _TWO_NUMBERS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+
+_KNOWN_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+_TYPED_FIELDS = sorted({helper.tensor_dtype_to_field(dtype) for dtype in _KNOWN_TYPES})
+"""The fields of a TensorProto that hold numbers or strings."""
 
 _Operator = tuple[str, str]
 """(domain, op_type)"""
@@ -144,7 +147,7 @@ def _check_graph(
         _check_tensor(tensor, f"initializer '{tensor.name}'")
     for value in (*graph.input, *graph.output, *graph.value_info):
         kind = value.type.tensor_type.elem_type
-        if kind and kind not in _known_types():
+        if kind and kind not in _KNOWN_TYPES:
             raise ModelError(f"'{value.name}' has the unknown data type {kind}")
     _define(graph.node, defined, around)
     scopes = (defined, *around)
@@ -258,35 +261,31 @@ def _require_distinct(names: list[str], what: str) -> None:
 
 def _check_tensor(tensor: TensorProto, what: str) -> None:
     """Check that the data is in the field that belongs to its type and has the shape's size."""
-    if tensor.data_type not in _known_types():
+    if tensor.data_type not in _KNOWN_TYPES:
         raise ModelError(f"{what} has the unknown data type {tensor.data_type}")
     if any(size < 0 for size in tensor.dims):
         raise ModelError(f"{what} has a negative size in its shape {list(tensor.dims)}")
     if is_external(tensor):
         return  # `check_input` checks external data
     kind = TensorProto.DataType.Name(tensor.data_type)
-    shape = f"{kind}{list(tensor.dims)}"
-    filled = [name for name in _typed_fields() if len(getattr(tensor, name))]
+    filled = [name for name in _TYPED_FIELDS if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
-        if filled:
-            raise ModelError(f"{what} holds its data twice: raw_data and {filled[0]}")
+        filled.append("raw_data")
+    if len(filled) > 1:
+        raise ModelError(f"{what} holds its data twice: {filled[-1]} and {filled[0]}")
+    if "raw_data" in filled:
         if tensor.data_type == TensorProto.STRING:
             raise ModelError(f"{what} holds strings, which cannot be stored as raw_data")
-        size = len(tensor.raw_data)
-        if size != nbytes(tensor):
-            raise ModelError(f"{what} is {shape}, {nbytes(tensor)} bytes, but {size} are stored")
-        return
-    if not filled:
-        if math.prod(tensor.dims):
-            raise ModelError(f"{what} is {shape}, but no data is stored")
-        return
-    field = helper.tensor_dtype_to_field(tensor.data_type)
-    if filled != [field]:
-        wrong = next(name for name in filled if name != field)
-        raise ModelError(f"{what} has type {kind}, but its data is stored as {wrong}")
-    expected, stored = _typed_length(tensor), len(getattr(tensor, field))
+        unit, expected, stored = "bytes", nbytes(tensor), len(tensor.raw_data)
+    else:
+        field = helper.tensor_dtype_to_field(tensor.data_type)
+        if filled and filled != [field]:
+            raise ModelError(f"{what} has type {kind}, but its data is stored as {filled[0]}")
+        unit, expected, stored = "numbers", _typed_length(tensor), len(getattr(tensor, field))
     if stored != expected:
-        raise ModelError(f"{what} is {shape}, {expected} numbers, but {stored} are stored")
+        found = f"{stored} are" if stored else "no data is"
+        size = f"{kind}{list(tensor.dims)}, {expected} {unit}"
+        raise ModelError(f"{what} is {size}, but {found} stored")
 
 
 def _typed_length(tensor: TensorProto) -> int:
@@ -297,13 +296,3 @@ def _typed_length(tensor: TensorProto) -> int:
     if tensor.data_type == TensorProto.STRING:
         return elements
     return min(elements, nbytes(tensor))
-
-
-@lru_cache(maxsize=1)
-def _known_types() -> frozenset[int]:
-    return frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
-
-
-@lru_cache(maxsize=1)
-def _typed_fields() -> list[str]:
-    return sorted({helper.tensor_dtype_to_field(dtype) for dtype in _known_types()})
