@@ -1,14 +1,16 @@
 """The evaluator: compare a model's outputs on samples with the float model's, within a budget.
 
-The float model runs once. Its outputs (a subset of positions of large ones) are kept in a temporary
-file, so that neither samples nor outputs occupy memory. An evaluation is one session and one run
-per sample; a few samples suffice for screening.
+The float model runs once, before the first evaluation, unless a calibration sweep has recorded its
+outputs. They (a subset of positions of large ones) are kept in a temporary file, so that neither
+samples nor outputs occupy memory. An evaluation is one session and one run per sample; a few
+samples suffice for screening.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -28,6 +30,7 @@ from toolkit.feeds import Feed
 from toolkit.ir.model import Model
 from toolkit.runtime.session import Session
 from toolkit.storage.spool import Spool
+from toolkit.verification.compare import compare
 
 if TYPE_CHECKING:
     from toolkit.calibrate.data import CalibrationData
@@ -42,6 +45,9 @@ fewer than _MIN_SAMPLES."""
 
 _KIND_SAMPLES, _KIND_SECONDS = 8, 1.0
 """The number of samples whose outputs determine their kinds, or fewer after this many seconds."""
+
+_SAME = 1e-4
+"""The largest difference, relative to an output's scale, of outputs of the same float model."""
 
 _CHECK_FROM = 4
 """The number of samples after which a failing evaluation may stop, and again at each power of 2."""
@@ -73,7 +79,7 @@ class Evaluator:
         custom_ops: Sequence[str] = (),
         ignored: Iterable[str] = (),
     ) -> None:
-        """Run `float_model` on at most `most` of the feeds, which are `real` or synthetic.
+        """Compare on at most `most` of the feeds, which are `real` or synthetic.
 
         `ignored` are nondeterministic outputs, which cannot be compared.
         """
@@ -88,12 +94,12 @@ class Evaluator:
         self._most = _affordable(most, len(first), seconds)
         self._pairs = state_pairs(first[0], outputs[0]) if first else {}
         self.kinds = self._kinds(float_model, outputs)
+        self._first_step = self._step(first[0], outputs[0]) if first else None
         del first, outputs
         self._steps = Spool(self._float_steps(session))
-        count = sum(1 for _ in self._steps)
-        # without a recurrent state, the first samples should be a cross-section of the data
-        self._order = range(count) if self._pairs or not real else _spread_out(count)
         self._score = self._float_score(session)
+        self._deployed: tuple[int, Quality] | None = None
+        """The last complete evaluation of a deployed model, by the version of its journal."""
 
     # -- the float model
 
@@ -126,20 +132,59 @@ class Evaluator:
             for at, feed in enumerate(chain):
                 outputs = self._run(session, {**feed, **state})
                 state = self._carried(outputs)
-                rows = {
-                    name: _compared_rows(kind, outputs[name], feed)
-                    for name, kind in self.kinds.items()
-                }
-                yield _Step(at == 0, at == len(chain) - 1, feed, rows)
+                yield self._step(feed, outputs, at == 0, at == len(chain) - 1)
 
-    def _selected(self) -> Iterator[Feed]:
+    def _step(
+        self, feed: Feed, outputs: Mapping[str, Array], starts: bool = True, ends: bool = True
+    ) -> _Step:
+        kinds = self.kinds.items()
+        rows = {name: _compared_rows(kind, outputs[name], feed) for name, kind in kinds}
+        return _Step(starts, ends, feed, rows)
+
+    def _selection(self) -> Sequence[int]:
         """Select feeds across the data, which may be sorted; recurrent ones in their order."""
         count: Any = getattr(self.feeds, "count", None)
         total = count() if callable(count) and not isinstance(self.feeds, list) else None
         if self._pairs or not isinstance(total, int) or total <= self._most:
-            return islice(self.feeds, self._most)
-        wanted = {index * total // self._most for index in range(self._most)}
-        return (feed for index, feed in enumerate(self.feeds) if index in wanted)
+            return range(self._most)
+        return [index * total // self._most for index in range(self._most)]
+
+    def _selected(self) -> Iterator[Feed]:
+        chosen = self._selection()
+        feeds = islice(self.feeds, chosen[-1] + 1)
+        return (feed for index, feed in enumerate(feeds) if index in chosen)
+
+    @property
+    def awaited(self) -> Sequence[str]:
+        """The outputs of the float model that `record` takes; empty if they are known."""
+        pending = self._steps.count() is None and not self._pairs
+        return list(self.kinds) if pending else []
+
+    def record(self, runs: Iterable[tuple[Feed, Mapping[str, Any]]]) -> None:
+        """Take the float model's outputs on all feeds, unless the first ones show another model."""
+        chosen = set(self._selection())
+        steps = Spool(
+            self._step(feed, {name: _array(value) for name, value in outputs.items()})
+            for index, (feed, outputs) in enumerate(runs)
+            if index in chosen
+        )
+        first = next(iter(steps), None)
+        if first is not None and self._first_step is not None:
+            pairs = ((rows, first.rows[name]) for name, rows in self._first_step.rows.items())
+            if all(compare(*pair).relative <= _SAME for pair in pairs):
+                deque(steps, maxlen=0)
+                self._steps = steps
+
+    def _ordered(self) -> Iterator[_Step]:
+        """Yield all steps; without a recurrent state, the first ones are a cross-section."""
+        try:
+            if self._steps.count() is None:
+                deque(self._steps, maxlen=0)
+        except RuntimeRefused as refusal:
+            raise UsageError(f"the model does not run {refusal}") from refusal
+        count = self._steps.count() or 0
+        in_order = self._pairs or not self.real
+        return map(self._steps.load, range(count) if in_order else _spread_out(count))
 
     def _float_score(self, session: Session) -> float | None:
         if not isinstance(self.requirement.metric, Score):
@@ -173,19 +218,26 @@ class Evaluator:
         samples: int | None = None,
         deployed: bool = False,
         stop_above: float = math.inf,
+        stop_below: float = 0.0,
     ) -> Quality:
         """Measure the accuracy of `model`; raises RuntimeRefused if it does not run.
 
         A number of `samples` (rounded up to whole chains of steps) makes a quick screening, without
         the user's metric. `deployed` turns the runtime's optimizations on. The evaluation stops
         once the loss exceeds `stop_above` times the budget (twice that after the first few
-        samples).
+        samples), or is at most `stop_below` times the budget after a screening's samples.
         """
+        version = model.journal.version
+        if deployed and samples is None and self._deployed and self._deployed[0] == version:
+            return self._deployed[1]
         session = Session(model, deployed, self._custom_ops)
         accumulators = accumulators_of(self.kinds, self.requirement, self.real)
+        if isinstance(self.requirement.metric, Score):
+            stop_below = 0.0  # the user's metric takes all samples
+        may_stop = stop_below > 0 or math.isfinite(stop_above)
         count = 0
         state: Feed = {}
-        for step in map(self._steps.load, self._order):
+        for step in self._ordered():
             outputs = self._run(session, step.feed if step.starts else {**step.feed, **state})
             state = self._carried(outputs)
             for name, kind in self.kinds.items():
@@ -198,14 +250,18 @@ class Evaluator:
             count += 1
             if samples is not None and count >= samples and step.ends:
                 break
-            if math.isfinite(stop_above) and count >= _CHECK_FROM and count & (count - 1) == 0:
+            if may_stop and count >= _CHECK_FROM and count & (count - 1) == 0:
                 so_far = self._quality(accumulators, count)
                 if not so_far.ok and so_far.used > stop_above * (1 + _CHECK_FROM / count):
+                    return so_far
+                if step.ends and count >= _MIN_SAMPLES and so_far.used <= stop_below:
                     return so_far
         found = self._quality(accumulators, count)
         if isinstance(self.requirement.metric, Score) and samples is None:
             scored = self._scored(session, self.requirement.metric)
-            return replace(found, outputs=(scored, *found.outputs))
+            found = replace(found, outputs=(scored, *found.outputs))
+        if deployed and samples is None:
+            self._deployed = version, found
         return found
 
     def _quality(

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 from toolkit.ir.edits import Edit, inverse, perform
+
+_versions = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,11 @@ class Rewrite:
 class Journal:
     """The edits since the last commit, and a position in them."""
 
+    version: int
+    """A number that changes with each edit and that no other journal has."""
+
     def __init__(self) -> None:
+        self.version = next(_versions)
         self._edits: list[Edit] = []
         self._rewrites: list[Rewrite] = []
         self._position = 0
@@ -102,6 +109,7 @@ class Journal:
 
     def _perform(self, edit: Edit) -> None:
         perform(edit)
+        self.version = next(_versions)
         for listener in self._listeners:
             listener(edit)
 

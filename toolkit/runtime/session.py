@@ -52,6 +52,8 @@ class Session:
         options = _new_options()
         # Planning buffer reuse takes quadratic time: 190 s for 20,000 nodes that run in 0.03 s.
         options.enable_mem_reuse = False
+        # Threads without work would spin: half of the processor time on a busy machine.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Prepacking copies the weights into another layout, which takes memory and time. Without it
         # and an arena, repeated int8 convolutions take up to five times as long.
         light = optimize and model.nbytes() <= _LIGHT

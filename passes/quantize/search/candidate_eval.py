@@ -15,7 +15,7 @@ from toolkit.accuracy.requirement import Score
 from toolkit.errors import RuntimeRefused
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context, PassReport
-from toolkit.quantization.plan import Plan
+from toolkit.quantization.plan import Entry, Plan
 from toolkit.runtime.latency import Effort, Timing
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ class Trials:
     _verdicts: dict[tuple[str, Plan], bool] = field(
         default_factory=dict["tuple[str, Plan]", "bool"]
     )
+    _timings: dict[frozenset[Entry], Timing] = field(
+        default_factory=dict["frozenset[Entry]", "Timing"]
+    )
+    """Timings of plans, by the entries that they quantize."""
     _run_seconds: float = 0.0
     """CPU seconds per sample in the last evaluation."""
 
@@ -195,23 +199,31 @@ class Trials:
         return wanted and self.model.nbytes() <= _MOST_BYTES and bool(self.feeds())
 
     def times(self, plans: Mapping[str, Plan], effort: Effort) -> dict[str, Timing]:
-        """Return timings relative to the float model, without plans that the runtime refuses."""
-        models = {name: self.draft(plan) for name, plan in plans.items()}
-        try:
-            return self._timed(models, effort)
-        except RuntimeRefused:
-            return self._timed({n: m for n, m in models.items() if self._runs(m)}, effort)
+        """Return timings relative to the float model, without plans that the runtime refuses.
 
-    def _timed(self, models: Mapping[str, Model], effort: Effort) -> dict[str, Timing]:
+        A plan that was timed before, with the rounds that `effort` needs, is not timed again.
+        """
+        keys = {name: frozenset(plan.quantized()) for name, plan in plans.items()}
+        known = {key for key, seen in self._timings.items() if seen.rounds >= effort.least}
+        models = {keys[n]: self.draft(p) for n, p in plans.items() if keys[n] not in known}
+        if models:
+            try:
+                self._time(models, effort)
+            except RuntimeRefused:
+                self._time({key: m for key, m in models.items() if self._runs(m)}, effort)
+        return {n: self._timings[key] for n, key in keys.items() if key in self._timings}
+
+    def _time(self, models: Mapping[frozenset[Entry], Model], effort: Effort) -> None:
         feeds = self.feeds()[:1] if self._run_seconds > _SLOW else self.feeds()
+        named = {str(at): model for at, model in enumerate(models.values())}
         found = self.ctx.target.latency(
-            {"float": self.model, **models},
+            {"float": self.model, **named},
             feeds,
             self.threads,
             effort,
             self.ctx.settings.custom_ops,
         )
-        return {name: found[name] for name in models}
+        self._timings.update((key, found[name]) for key, name in zip(models, named, strict=True))
 
     def _runs(self, model: Model) -> bool:
         try:

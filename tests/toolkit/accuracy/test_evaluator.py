@@ -185,7 +185,7 @@ def test_samples_are_spread_over_the_data():
             return 100
 
     evaluator = Evaluator(linear(W), Data(), most=10)
-    firsts = [float(step.feed["x"][0, 0]) for step in map(evaluator._steps.load, evaluator._order)]
+    firsts = [float(step.feed["x"][0, 0]) for step in evaluator._ordered()]
     assert sorted(firsts) == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
     assert sorted(firsts[:3]) == [0, 40, 80]  # and so are the first few
 
