@@ -72,18 +72,6 @@ class Search:
     that occur more than once to the value or node that they matched.
     """
 
-    __slots__ = (
-        "_scalars",
-        "bound",
-        "deepest",
-        "graph",
-        "producer",
-        "recording",
-        "root",
-        "steps",
-        "trail",
-    )
-
     def __init__(self, graph: Graph, recording: bool = False) -> None:
         self.graph = graph
         self.producer = graph.producer

@@ -48,8 +48,22 @@ if TYPE_CHECKING:
 Predicate = Callable[["Graph", str], bool]
 """A condition on the graph and the name of the matched value."""
 
+_Method = Callable[["Pattern", "Operand"], "Pattern"]
+
 Some = int | Sequence[int] | None
 """One number, several alternatives, or None for any."""
+
+
+def _binary(op_type: str) -> tuple[_Method, _Method]:
+    """Return the method of a binary operator, and that for a pattern on the right."""
+
+    def on_left(self: Pattern, other: Operand) -> Pattern:
+        return _node(op_type, self, other)
+
+    def on_right(self: Pattern, other: Operand) -> Pattern:
+        return _node(op_type, other, self)
+
+    return on_left, on_right
 
 
 class Pattern:
@@ -76,38 +90,14 @@ class Pattern:
     def __ror__(self, other: Operand) -> Pattern:
         return Either((*_options(lift(other)), *_options(self)))
 
-    def __add__(self, other: Operand) -> Pattern:
-        return _node("Add", self, other)
-
-    def __radd__(self, other: Operand) -> Pattern:
-        return _node("Add", other, self)
-
-    def __sub__(self, other: Operand) -> Pattern:
-        return _node("Sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Pattern:
-        return _node("Sub", other, self)
-
-    def __mul__(self, other: Operand) -> Pattern:
-        return _node("Mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Pattern:
-        return _node("Mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Pattern:
-        return _node("Div", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Pattern:
-        return _node("Div", other, self)
-
-    def __pow__(self, other: Operand) -> Pattern:
-        return _node("Pow", self, other)
-
-    def __rpow__(self, other: Operand) -> Pattern:
-        return _node("Pow", other, self)
-
     def __neg__(self) -> Pattern:
         return _node("Neg", self)
+
+    __add__, __radd__ = _binary("Add")
+    __sub__, __rsub__ = _binary("Sub")
+    __mul__, __rmul__ = _binary("Mul")
+    __truediv__, __rtruediv__ = _binary("Div")
+    __pow__, __rpow__ = _binary("Pow")
 
 
 Operand = Union[Pattern, float, Sequence[float], None]  # noqa: UP007  (Pattern defines `|` itself)

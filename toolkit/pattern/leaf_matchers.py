@@ -24,6 +24,8 @@ from toolkit.pattern.backtracking import (
     contents,
 )
 
+_Test = Callable[[Search, str], bool]
+
 Heads = frozenset[str] | None
 """Operators, as `node.qualified` names them; None for any value."""
 
@@ -43,7 +45,7 @@ class Matcher:
     """A compiled pattern."""
 
     step: Step
-    accepts: Callable[[Search, str], bool]
+    accepts: _Test
     heads: Heads
     breadth: Breadth
 
@@ -105,19 +107,14 @@ def _fits_type(s: Search, pattern: dsl.Var, value: str) -> bool:
 def number(pattern: dsl.Number) -> Matcher:
     wanted = pattern.value
 
-    def step(s: Search, value: str, rest: Goals) -> Goals:
-        if accepts(s, value):
-            return rest
-        if not s.recording:
-            return False
-        exact = s.scalar(value) is not None
-        return s.fail(value, f"expected constant {wanted:.6g}, found {s.describe(value)}", exact)
-
     def accepts(s: Search, value: str) -> bool:
         found = s.scalar(value)
         return found is not None and close(found[0], wanted, found[1])
 
-    return Matcher(step, accepts, None, Breadth.NUMBER)
+    def is_number(s: Search, value: str) -> bool:
+        return s.scalar(value) is not None
+
+    return _literal(accepts, f"constant {wanted:.6g}", is_number)
 
 
 def scalar(pattern: dsl.Scalar) -> Matcher:
@@ -140,15 +137,6 @@ def scalar(pattern: dsl.Scalar) -> Matcher:
 def vector(pattern: dsl.Vector) -> Matcher:
     wanted = list(pattern.values)
 
-    def step(s: Search, value: str, rest: Goals) -> Goals:
-        if accepts(s, value):
-            return rest
-        return s.recording and s.fail(
-            value,
-            f"expected constant {wanted}, found {s.describe(value)}",
-            exact=s.graph.is_const(value),
-        )
-
     def accepts(s: Search, value: str) -> bool:
         tensor = s.graph.tensor(value) if value else None
         if tensor is None or list(tensor.dims) != [len(wanted)]:
@@ -156,16 +144,24 @@ def vector(pattern: dsl.Vector) -> Matcher:
         found = contents(s.graph.model.weights.array(tensor))
         return found is not None and all(map(close_enough, found, wanted))
 
-    return Matcher(step, accepts, None, Breadth.NUMBER)
+    return _literal(accepts, f"constant {wanted}", lambda s, value: s.graph.is_const(value))
 
 
 def absent() -> Matcher:
-    def step(s: Search, value: str, rest: Goals) -> Goals:
-        if not value:
-            return rest
-        return s.recording and s.fail(value, f"expected no input, found {s.describe(value)}")
+    return _literal(lambda _, value: not value, "no input", lambda _, value: False)
 
-    return Matcher(step, lambda _, value: not value, None, Breadth.NUMBER)
+
+def _literal(accepts: _Test, wanted: str, is_near: _Test) -> Matcher:
+    """Match the values that `accepts` allows; the failure of a near one is an exact reason."""
+
+    def step(s: Search, value: str, rest: Goals) -> Goals:
+        if accepts(s, value):
+            return rest
+        return s.recording and s.fail(
+            value, f"expected {wanted}, found {s.describe(value)}", exact=is_near(s, value)
+        )
+
+    return Matcher(step, accepts, None, Breadth.NUMBER)
 
 
 def scalar_binder(pattern: dsl.Scalar) -> Callable[[Search, str, float, float], bool]:
