@@ -23,12 +23,11 @@ from passes.opset.conversion import lower_ir
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import dtype_name
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, apply_rules, rewrite
 from toolkit.targets import CONTRIB, Target
-from toolkit.targets.releases import opset_ceiling
+from toolkit.targets.releases import operand_types, opset_ceiling
 from toolkit.verification.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def rules_for(target: Target, opset: int) -> tuple[Rule, ...]:
 
     def require(g: Graph, node: NodeProto, form: str) -> None:
         """Raise MatchFailure unless the release lacks the operator and has the other form."""
-        kinds = [dtype_name(g.dtype(name)) if g.dtype(name) else "" for name in node.input]
+        kinds = operand_types(g, node)
         if target.has_kernel(node.op_type, opset, inputs=kinds):
             raise MatchFailure(f"{target.release} has a kernel for it")
         if not target.has_kernel(form, 1, CONTRIB, kinds[:1]):

@@ -23,6 +23,7 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.runtime import MAX_IR, MAX_OPSET
 from toolkit.targets import Target
+from toolkit.targets.releases import operand_types
 
 _TYPED_OPS = frozenset(NEEDS_TYPES.split())
 _EXPERIMENTAL_OPS = frozenset(op for ops in EXPERIMENTAL.values() for op in ops)
@@ -96,8 +97,10 @@ class Conversion:
         if version >= 9:  # opset 9 came with IR 4, where initializers need not be inputs
             unit.free_initializers()
         adapters = adapters_of(version)
-        for _, node in self._standard_nodes(unit):
-            if node.op_type not in adapters and self._target.loses_kernel(node.op_type, version):
+        for graph, node in self._standard_nodes(unit):
+            if node.op_type not in adapters and self._target.loses_kernel(
+                node.op_type, version, operand_types(graph, node)
+            ):
                 label = nd.label(node)
                 raise CannotConvert(f"{label}: onnxruntime has no kernel from opset {version} on")
         changed = [(g, node) for g, node in self._standard_nodes(unit) if node.op_type in adapters]

@@ -59,7 +59,8 @@ def lower_for_qdq(model: Model, ctx: Context) -> None:
     usable = (
         version
         for version in range(opset, _QDQ_OPSET - 1, -1)
-        if all(ctx.target.has_kernel(op, version) for op in ("QuantizeLinear", "DequantizeLinear"))
+        if ctx.target.has_kernel("QuantizeLinear", version, inputs=("float32", "float32", "uint8"))
+        and ctx.target.has_kernel("DequantizeLinear", version, inputs=("int8",))
     )
     newest = next(usable, opset)
     if newest < opset:

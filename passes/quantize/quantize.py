@@ -22,6 +22,7 @@ from passes.quantize.diagnostics import note_hard
 from passes.quantize.layers.channel_means import input_means
 from passes.quantize.layers.saturation import has_vnni, saturating
 from passes.quantize.layers.unique_names import make_all_distinct
+from passes.quantize.missing_kernels import leave_unsupported
 from passes.quantize.preconditions import lower_for_qdq, may_not_lift, quantized_already
 from passes.quantize.rescale.smooth import Smooth
 from passes.quantize.schemes.dynamic.quantize_dynamic import DYNAMIC_OPSET, QuantizeDynamic
@@ -135,6 +136,7 @@ class Quantize:
         note_hard(model, ctx)
         plan = self.make_plan(model, ctx)
         trials = self._trials(model, plan, ctx)
+        plan = leave_unsupported(trials, plan)
         if plan.quantized():
             plan = self._chosen(trials, plan)
         self._write(trials, plan, start)
@@ -263,7 +265,8 @@ class Quantize:
             raise UsageError(reason)
         if model.opsets.get("", 1) < needed:
             Opset(to=needed).run(model, ctx)
-        if self._plans_static(ctx):
+        convolves = any(nd.is_op(node, *_CONVOLUTIONS) for node in model.nodes())
+        if self._plans_static(ctx) and (convolves or self.mode == "static"):
             lower_for_qdq(model, ctx)
 
     # -- costs, for `toolkit tune`

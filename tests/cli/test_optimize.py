@@ -156,7 +156,8 @@ def test_json(run, noisy, tmp_path):
     report = tmp_path / "report.json"
     assert run("optimize", noisy, "--json", report).code == 0
     data = json.loads(report.read_text())
-    assert list(data) == ["input", "output", "passes", "proof", "seconds"]
+    assert list(data) == ["input", "output", "passes", "proof", "loads_on", "seconds"]
+    assert list(data["loads_on"]) == ["onnxruntime", "opset", "ir_version"]
     for side in ("input", "output"):
         assert list(data[side]) == ["path", "bytes", "nodes", "ops"]
     assert data["input"]["path"] == str(noisy)

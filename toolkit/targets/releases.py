@@ -25,6 +25,7 @@ from toolkit.errors import UsageError
 if TYPE_CHECKING:
     from onnx import FunctionProto, NodeProto, TypeProto
 
+    from toolkit.ir.graph import Graph
     from toolkit.ir.model import Model
 
 _TABLE = Path(__file__).parent / "data" / "ort-cpu.json"
@@ -108,16 +109,6 @@ class Release:
     def number(self) -> tuple[int, int]:
         """The version, for comparison."""
         return _number(self.version)
-
-    def has_kernel(
-        self, op_type: str, opset: int, domain: str = "", inputs: Sequence[str] = ()
-    ) -> bool:
-        """Return whether a node of this operator loads, with operands of these types.
-
-        A type is a numpy name such as "float32"; empty if it is unknown, which never counts as an
-        obstacle.
-        """
-        return not self.obstacle(Use(op_type, domain, opset, tuple(inputs)))
 
     def obstacle(self, use: Use) -> str:
         """Return why a node does not load, or an empty string."""
@@ -371,28 +362,28 @@ def _untyped(nodes: Iterable[NodeProto], imports: Mapping[str, int]) -> Iterator
             yield from _untyped(inner.node, imports)
 
 
+def operand_types(graph: Graph, node: NodeProto) -> tuple[str, ...]:
+    """Return the element types of a node's operands, empty where unknown."""
+    return tuple(map(_type_name, (graph.dtype(name) if name else 0 for name in node.input)))
+
+
 def _types_of(model: Model) -> Mapping[str, str]:
     """Return the element types of values, as far as they are known."""
     from toolkit.ir import node as nd
-    from toolkit.ir.tensor_type import dtype_name
 
     known: dict[str, str] = {}
-    unknown = False
     for graph, node in model.places():
         for name in (*nd.inputs_of(node), *nd.outputs_of(node)):
             if name not in known:
-                dtype = graph.dtype(name)
-                unknown = unknown or not dtype
-                known[name] = dtype_name(dtype) if dtype else ""
-    if unknown:
+                known[name] = _type_name(graph.dtype(name))
+    if not all(known.values()):
         from onnx import shape_inference
 
         with suppress(Exception):  # inference fails at an invalid node
             inferred = shape_inference.infer_shapes(model.to_proto())
             for info in inferred.graph.value_info:
-                dtype = info.type.tensor_type.elem_type
-                if dtype and not known.get(info.name):
-                    known[info.name] = dtype_name(dtype)
+                if not known.get(info.name):
+                    known[info.name] = _type_name(info.type.tensor_type.elem_type)
     return known
 
 
@@ -496,7 +487,7 @@ def _tensor_type(kind: str) -> TypeProto:
 def _type_name(dtype: int) -> str:
     from toolkit.ir.tensor_type import dtype_name
 
-    return dtype_name(dtype)
+    return dtype_name(dtype) if dtype else ""
 
 
 @cache

@@ -8,10 +8,10 @@ time models in onnxruntime on this machine; a target with a runtime of its own o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from toolkit.targets.releases import Release, installed_release
+from toolkit.targets.releases import Release, Use, installed_release
 
 if TYPE_CHECKING:
     from toolkit.feeds import Feed
@@ -51,24 +51,33 @@ class Target:
         """Return whether the target has the operators of this domain."""
         return domain in self.domains
 
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """The releases that have to load the result: the oldest, and the installed one."""
+        return tuple(dict.fromkeys((self.release, installed_release())))
+
+    def obstacle(self, use: Use) -> str:
+        """Return why a node does not load, at an opset that the releases take; empty if it does."""
+        for release in self.releases:
+            opset = use.opset if use.domain else min(use.opset, release.max_opset)
+            reason = release.obstacle(replace(use, opset=opset))
+            if reason:
+                return reason
+        return "" if self.runs(use.domain) else f"{use}: {self.name} has no such domain"
+
     def has_kernel(
         self, op_type: str, opset: int, domain: str = "", inputs: Sequence[str] = ()
     ) -> bool:
-        """Return whether it runs an operator, for operands of these types as far as known.
+        """Return whether it runs an operator on operands of these types, empty if unknown.
 
-        Types are numpy's names, "float32"; the runtime's release and the installed one, which
-        proves the result, must both have the kernel.
+        Types have numpy's names, as "float32".
         """
-        needed = (self.release, installed_release())
-        return self.runs(domain) and all(
-            release.has_kernel(op_type, min(opset, release.max_opset), domain, inputs)
-            for release in needed
-        )
+        return not self.obstacle(Use(op_type, domain, opset, tuple(inputs)))
 
-    def loses_kernel(self, op_type: str, opset: int) -> bool:
+    def loses_kernel(self, op_type: str, opset: int, inputs: Sequence[str] = ()) -> bool:
         """Return whether the installed runtime has a kernel up to this opset, and none from it."""
-        has_kernel = installed_release().has_kernel
-        return has_kernel(op_type, opset - 1) and not has_kernel(op_type, opset)
+        old, new = (Use(op_type, "", version, tuple(inputs)) for version in (opset - 1, opset))
+        return not installed_release().obstacle(old) and bool(installed_release().obstacle(new))
 
     @property
     def max_opset(self) -> int:
