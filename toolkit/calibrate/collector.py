@@ -208,19 +208,15 @@ class Run:
         yield from ((name, feed[name]) for name in self._fed if name in feed)
         if self._session is None:
             return
-        outputs = _fetched(self._session, feed, self._wanted, index)
+        try:
+            outputs = self._session.run(feed, self._wanted)
+        except RuntimeRefused as refusal:
+            raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
         outputs.reverse()
         for name in self._made:
             yield name, outputs.pop()  # to free each one after use
         for name, found in self._inner.items():
             yield name, found.pieces(outputs.pop())
-
-
-def _fetched(session: Session, feed: Feed, names: Sequence[str], index: int) -> list[Any]:
-    try:
-        return session.run(feed, names)
-    except RuntimeRefused as refusal:
-        raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
 
 
 def pieces_of(value: Any) -> list[Array]:
@@ -259,15 +255,12 @@ def sweeps_of(
     sizes |= _sizes(model, first, [name for name in names if name in inner], ops)
     sweeps: list[list[str]] = [[]]
     room = budget
-    for name in names:
-        if name in inner and name not in sizes:
-            continue
-        size = sizes.get(name, 0)
-        if size > room and sweeps[-1]:
+    for name in filter(sizes.__contains__, names):
+        if sizes[name] > room and sweeps[-1]:
             sweeps.append([])
             room = budget
         sweeps[-1].append(name)
-        room -= size
+        room -= sizes[name]
     return [names for names in sweeps if names]
 
 

@@ -59,6 +59,9 @@ Miss = MatchFailure
 Function = Callable[..., "str | Sequence[str | None] | None"]
 Guard = Callable[..., bool]
 
+_Names = tuple[str, ...] | None
+"""The bound names that a function takes; None: all of them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
@@ -87,8 +90,8 @@ class Rule:
     when: Guard | None = None
     roots: tuple[Root, ...] = field(init=False, repr=False)
     _names: tuple[str, ...] = field(init=False, repr=False)
-    _arguments: _Arguments = field(init=False, repr=False)
-    _guard_arguments: _Arguments | None = field(init=False, repr=False)
+    _arguments: _Names = field(init=False, repr=False)
+    _guard_arguments: _Names = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         bound: dict[str, str] = {}
@@ -96,8 +99,8 @@ class Rule:
             for pattern in self.patterns:
                 bound.update(names_of(pattern))
             roots = tuple(root for pattern in self.patterns for root in compile_roots(pattern))
-            arguments = _Arguments.of(self.apply, bound)
-            guard = _Arguments.of(self.when, bound) if self.when is not None else None
+            arguments = _arguments_of(self.apply, bound)
+            guard = _arguments_of(self.when, bound) if self.when is not None else ()
         except ValueError as error:
             raise ValueError(f"rule '{self.name}': {error}") from error
         object.__setattr__(self, "roots", roots)
@@ -122,7 +125,7 @@ class Rule:
 
     def call(self, match: Match) -> object:
         """Call the rule's function with a match."""
-        return self.apply(match.graph, **self._arguments.pick(match))
+        return self.apply(match.graph, **_pick(self._arguments, match))
 
     def run(self, model: Model, ctx: Context) -> None:
         """Apply the rule to the whole model, as a pass."""
@@ -136,10 +139,10 @@ class Rule:
         """Require, as the last goal, that no inner value has other users, and the condition."""
         if not search.is_closed():
             return False
-        if self.when is None or self._guard_arguments is None or search.root is None:
+        if self.when is None or search.root is None:
             return rest
         match = self._found(search, search.root)
-        if self.when(search.graph, **self._guard_arguments.pick(match)):
+        if self.when(search.graph, **_pick(self._guard_arguments, match)):
             return rest
         condition = f"the rule's condition {name_of(self.when)}".rstrip()
         return search.recording and search.fail(value, f"{condition} does not hold", exact=True)
@@ -213,32 +216,27 @@ def rewrite(
     return make
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The bound names among the parameters of a function; None: all of them."""
+def _arguments_of(function: Callable[..., Any], bound: Mapping[str, str]) -> _Names:
+    """Return the bound names among the parameters of a function."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise ValueError("its function takes no graph: write def rule(g, ...)")
+    names: list[str] = []
+    for parameter in parameters[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return None
+        if parameter.name in bound or parameter.name in ("node", "match"):
+            names.append(parameter.name)
+        elif parameter.default is parameter.empty:
+            has = ", ".join(sorted(bound)) or "nothing"
+            raise ValueError(
+                f"its function asks for '{parameter.name}', but the pattern binds {has}"
+            )
+    return tuple(names)
 
-    names: tuple[str, ...] | None
 
-    @classmethod
-    def of(cls, function: Callable[..., Any], bound: Mapping[str, str]) -> _Arguments:
-        parameters = list(inspect.signature(function).parameters.values())
-        if not parameters:
-            raise ValueError("its function takes no graph: write def rule(g, ...)")
-        names: list[str] = []
-        for parameter in parameters[1:]:
-            if parameter.kind is parameter.VAR_KEYWORD:
-                return cls(None)
-            if parameter.name in bound or parameter.name in ("node", "match"):
-                names.append(parameter.name)
-            elif parameter.default is parameter.empty:
-                has = ", ".join(sorted(bound)) or "nothing"
-                raise ValueError(
-                    f"its function asks for '{parameter.name}', but the pattern binds {has}"
-                )
-        return cls(tuple(names))
-
-    def pick(self, match: Match) -> dict[str, Any]:
-        if self.names is None:
-            return dict(match.bindings)
-        known = {"node": match.root, "match": match, **match.bindings}
-        return {name: known[name] for name in self.names}
+def _pick(names: _Names, match: Match) -> dict[str, Any]:
+    if names is None:
+        return dict(match.bindings)
+    known = {"node": match.root, "match": match, **match.bindings}
+    return {name: known[name] for name in names}
