@@ -12,7 +12,6 @@ from tests.cli.models import listing, parse
 from toolkit.explanation import explain_passes
 from toolkit.ir.model import Model
 from toolkit.pass_manager.registry import parse_passes
-from toolkit.rewriting.anchors import find_anchors
 
 RULES = """
 from dataclasses import dataclass
@@ -250,51 +249,3 @@ def test_each_core_has_the_miss_that_is_about_it(run, tmp_path, rules):
     unfused = json.loads(done.out)["unfused"]
     roots = [core["nearest"]["root"] for core in unfused]
     assert roots == ["Mul 'x1'", "Mul 'x2'", "Mul 'x3'"]
-
-
-# Marks -------------------------------------------------------------------------------------------
-
-PATHS = """
-<ir_version: 8, opset_import: ["" : 17]>
-g (float[2, 4] x) => (float[2, 4] y, float[2, 1] z)
-<float e = {0.001}, float half = {0.5}>
-{
-    mean = ReduceMean <axes = [1]> (x)  centred = Sub(x, mean)  squares = Mul(centred, centred)
-    variance = ReduceMean <axes = [1]> (squares)  safe = Add(variance, e)  root = Sqrt(safe)
-    y = Div(centred, root)
-    z = Mul(mean, half)
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("mark", "found"),
-    [
-        ("ReduceMean", ["mean", "variance"]),
-        ("ReduceMean > Sqrt", ["variance"]),
-        ("ReduceMean > Sqrt > Div", ["variance"]),
-        ("ReduceMean > Reciprocal", []),
-        ("Div > Sqrt", []),
-        ("Sub > Sqrt", ["centred"]),
-        ("0.001 > Sqrt", ["root"]),
-        ("0.002 > Sqrt", []),
-        ("0.5 > Mul", ["z"]),
-        ("0.5 > Sqrt", []),
-    ],
-)
-def test_marks(mark, found):
-    model = Model.from_proto(parse(PATHS))
-    anchors = find_anchors(model, [{"norm": (mark,)}])
-    assert [core.node.output[0] for core in anchors] == found
-
-
-def test_a_core_of_several_rules_is_one():
-    model = Model.from_proto(parse(PATHS))
-    anchors = find_anchors(model, [{"norm": ("ReduceMean > Sqrt",)}, {"other": ("ReduceMean",)}])
-    assert [core.rules for core in anchors] == [("other",), ("norm", "other")]
-
-
-@pytest.mark.parametrize("mark", ["", "0.5", "Sqrt > "])
-def test_marks_that_are_none(mark):
-    with pytest.raises(ValueError, match="names no operator"):
-        find_anchors(Model.from_proto(parse(PATHS)), [{"norm": (mark,)}])
