@@ -49,17 +49,16 @@ CATALOGUE: Mapping[str, str | Sequence[str]] = {
     "correct-bias": "passes.quantize.bias_correction.correct_bias:CorrectBias",
     "onnxsim": "passes.external.optimizers:OnnxSim",
     "onnxruntime": "passes.external.optimizers:OrtOptimizer",
-    # `dead` comes first because dead users block rewrites; `fold` before `branches` to compute
-    # conditions; the second `branches` handles nested ones (skipped if the first changed nothing).
+    # `dead` comes first because dead users block rewrites; `branches` before `fold`, which need not
+    # fold dead branches then, and after it, for conditions that it computes.
     "simplify": (
         "inline",
         "constants",
         "dead",
         "share",
         "shapes:annotate=false",
-        "fold",
         "branches",
-        "shapes:annotate=false",
+        "fold",
         "branches",
         "tidy",
     ),

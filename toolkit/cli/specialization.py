@@ -31,35 +31,37 @@ Freeze = Annotated[
 ]
 
 _NEXT_ITEM = re.compile(r",(?=[^,\[\]]+=)")
-"""The comma before an item such as `height=320`, rather than within a list."""
+"""The comma before an item such as `sr=16000`, rather than within a list."""
 
 
 def sizes(given: Iterable[str] | None) -> dict[str, str]:
     """Parse --fix."""
-    return _items("--fix", "batch=1", given)
+    return _items("--fix", "batch=1", [item for text in given or () for item in text.split(",")])
 
 
 def values(given: Iterable[str] | None) -> dict[str, Any]:
     """Parse --freeze; `@FILE` is read, and other values stay text."""
-    parsed = _items("--freeze", "sr=16000", given)
-    return {name: _value(name, text) for name, text in parsed.items()}
+    return {name: _value(name, text) for name, text in _texts(given).items()}
 
 
 def files(given: Iterable[str] | None) -> list[Path]:
     """Return the files that --freeze reads."""
-    texts = _items("--freeze", "sr=16000", given).values()
-    return [_path(text) for text in texts if text.startswith("@")]
+    return [_path(text) for text in _texts(given).values() if text.startswith("@")]
 
 
-def _items(option: str, example: str, given: Iterable[str] | None) -> dict[str, str]:
+def _texts(given: Iterable[str] | None) -> dict[str, str]:
+    items = [item for text in given or () for item in _NEXT_ITEM.split(text)]
+    return _items("--freeze", "sr=16000", items)
+
+
+def _items(option: str, example: str, items: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for text in given or ():
-        for item in _NEXT_ITEM.split(text):
-            name, equals, value = (part.strip() for part in item.partition("="))
-            if not (name and equals and value):
-                raise UsageError(f"{option} '{item}' is not valid: write {option} {example}")
-            if found.setdefault(name, value) != value:
-                raise UsageError(f"{option}: '{name}' is given twice, {found[name]} and {value}")
+    for item in items:
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name and equals and value):
+            raise UsageError(f"{option} '{item}' is not valid: write {option} {example}")
+        if found.setdefault(name, value) != value:
+            raise UsageError(f"{option}: '{name}' is given twice, {found[name]} and {value}")
     return found
 
 

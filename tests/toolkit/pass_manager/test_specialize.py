@@ -239,8 +239,8 @@ def test_samples_may_contain_the_frozen_input(more: dict[str, Any]) -> None:
 
 
 def test_samples_with_another_value_or_size_are_refused() -> None:
+    other = recurrent_sample(sr=np.array(8000))
     with pytest.raises(UsageError, match="'sr' differs from the value at which it is frozen"):
-        other = recurrent_sample(sr=np.array(8000))
         optimized(RECURRENT, freeze={"sr": 16000}, samples=[other])
     with pytest.raises(UsageError, match=r"'input' has shape \[2, 4\]"):
         optimized(RECURRENT, fix={"samples": 5}, samples=[recurrent_sample(sr=np.array(1))])

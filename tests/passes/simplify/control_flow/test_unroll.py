@@ -104,7 +104,8 @@ def test_a_loop_in_a_loop_and_a_branch_in_it() -> None:
 
 
 def test_shapes_of_a_branch_decide_the_next_condition() -> None:
-    text = """g (float[1, 2] x) => (float[i, j, k] y) <bool yes = {1}, int64[1] at = {0}, int64 two = {2}> {
+    text = """g (float[1, 2] x) => (float[i, j, k] y)
+        <bool yes = {1}, int64[1] at = {0}, int64 two = {2}> {
         w = If (yes) <then_branch = t () => (float[1, 1, 2] p) { p = Unsqueeze (x, at) },
                       else_branch = e () => (float[1, 2] q) { q = Identity (x) }>
         dims = Shape (w) rank = Size (dims) flat = Equal (rank, two)
