@@ -127,7 +127,10 @@ class AdapterContext:
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node next to this one and return its output."""
-        return self.graph.op(op_type, *inputs, at=self.node, **attributes)
+        value = self.graph.op(op_type, *inputs, at=self.node, **attributes)
+        if op_type == "Cast":
+            self.graph.learn_type(value, TensorType(attributes["to"], None))
+        return value
 
     def set_inputs(self, *values: str) -> None:
         """Set the inputs, without trailing blanks."""

@@ -17,7 +17,7 @@ from passes.opset.adapter_table import EXPERIMENTAL, NEEDS_TYPES, RUNTIME_OPS, a
 from passes.opset.function_bodies import FunctionModel, expand, import_version
 from passes.opset.ir_version import ir_of_opset, least_ir
 from passes.opset.lowering_table import DECOMPOSITIONS, LOWERING, LOWEST
-from passes.opset.relabel import changes_at, needs_type, occurring_types, relabel
+from passes.opset.relabel import changes_at, may_need_types, occurring_types, relabel
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
@@ -32,11 +32,16 @@ _MOST_OBSTACLES = 3
 
 
 class Conversion:
-    """The conversion of a model together with its functions."""
+    """The conversion of a model together with its functions.
+
+    `adapted` counts the nodes that adapters rewrote, by operator; `stuck` those that could not be
+    lowered.
+    """
 
     def __init__(self, model: Model, target: Target) -> None:
         self.model = model
         self.adapted: Counter[str] = Counter()
+        self.stuck: Counter[str] = Counter()
         self._target = target
         self._functions = [
             FunctionModel(f, model) if import_version(f) else None for f in model.functions
@@ -139,6 +144,7 @@ class Conversion:
                     expanded += _lower_node(context, newer, occurring, decompose)
                 except CannotConvert as obstacle:
                     obstacles.append(f"{label} needs opset {newer}: {obstacle}")
+                    self.stuck[operator] += 1
                     continue
                 adapted[operator] += unit.journal.position > before
             changed = [(g, n) for g, n in expanded if n in g and changes_at(n.op_type, newer)]
@@ -170,7 +176,7 @@ class Conversion:
             for graph, node in self._changed(unit, newer)
             if node.op_type in LOWERING.get(newer, {})
             or node.op_type in DECOMPOSITIONS.get(newer, {})
-            or needs_type(node.op_type, newer, occurring)
+            or may_need_types(node.op_type, newer, occurring)
         )
 
     def _standard_nodes(self, unit: Model) -> list[tuple[Graph, NodeProto]]:
@@ -189,7 +195,7 @@ def _lower_node(
         adapter = LOWERING.get(newer, {}).get(op_type)
         if adapter is not None:
             _adapt(context, adapter)
-        if changes_at(node.op_type, newer):
+        if node.op_type == op_type:  # what an adapter turned it into is valid in both opsets
             relabel(context, newer, occurring)
     except CannotConvert:
         if not decompose:
@@ -202,7 +208,7 @@ def _lower_node(
                 raise
             return expanded
         _adapt(context, adapter)
-        if node in context.graph and changes_at(node.op_type, newer):
+        if node.op_type == op_type:
             relabel(context, newer, occurring)
     return []
 

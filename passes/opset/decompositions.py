@@ -246,6 +246,26 @@ def split_at_run_time(ctx: AdapterContext) -> None:
     ctx.set_inputs(x, ctx.op("Concat", *[part] * (count - 1), rest, axis=0))
 
 
+def reshape_nonempty(ctx: AdapterContext) -> None:
+    """Reshape-13 to a computed shape, in which a 0 only occurs if the tensor is empty."""
+    if ctx.graph.is_const(ctx.input(1)):
+        raise CannotConvert("its shape has a size of 0 (allowzero)")
+    ctx.take("allowzero")
+
+
+def integer_extremum(ctx: AdapterContext) -> None:
+    """Max-8, Min-8 of integers: comparisons, for which runtimes have kernels of these types."""
+    compare = "Less" if ctx.node.op_type == "Min" else "Greater"
+    if element_type(ctx, ctx.input(0)) not in (TensorProto.INT32, TensorProto.INT64):
+        raise CannotConvert("it uses types that are new")
+    first, *others = ctx.node.input
+    chosen = first
+    for value in others[:-1]:
+        chosen = ctx.op("Where", ctx.op(compare, chosen, value), chosen, value)
+    last = others[-1] if others else first
+    ctx.become("Where", ctx.op(compare, chosen, last), chosen, last)
+
+
 def trilu(ctx: AdapterContext) -> None:
     """Trilu: keep the elements on one side of a diagonal, by comparing row and column."""
     x = ctx.input(0)

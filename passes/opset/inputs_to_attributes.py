@@ -11,8 +11,10 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from passes.analysis.axes import positive_axis
+from passes.analysis.operands import dims
 from passes.opset.adapter_context import Adapter, AdapterContext, Array, CannotConvert
 from toolkit.ir import node as nd
+from toolkit.symbolic import is_positive
 
 _TO_END = np.iinfo(np.int64).max
 
@@ -143,8 +145,10 @@ def shape_bounds(ctx: AdapterContext) -> None:
 
 def reshape_zeros(ctx: AdapterContext) -> None:
     """Reshape-13: 0 in the shape copies a size."""
-    if ctx.attr("allowzero", 0) and (ctx.const(ctx.input(1), "its shape") == 0).any():
-        raise CannotConvert("its shape has a size of 0 (allowzero)")
+    if ctx.attr("allowzero", 0):
+        sizes = dims(ctx.graph, ctx.input(1))
+        if sizes is None or not all(size == -1 or is_positive(size) for size in sizes):
+            raise CannotConvert("its shape may have a size of 0 (allowzero)")
     ctx.take("allowzero")
 
 
@@ -251,6 +255,19 @@ def nonnegative_axes(ctx: AdapterContext) -> None:
     ctx.set(**{name: counted if name == "axes" else counted[0]})
 
 
+def nonnegative_slice_axes(ctx: AdapterContext) -> None:
+    """Slice-10: the axes are counted from the front."""
+    axes = ctx.input(3)
+    if not axes:
+        return
+    known = ctx.const(axes, "its axes").reshape(-1)
+    if (known < 0).any():
+        rank = ctx.known_rank(ctx.input(0))
+        counted = ctx.constant([positive_axis(int(a), rank) for a in known], known.dtype, "axes")
+        ctx.graph.set_input(ctx.node, 3, counted)
+        ctx.drop_unused([axes])
+
+
 def nonnegative_indices(ctx: AdapterContext) -> None:
     """Gather-1, OneHot-9: indices are not negative."""
     nonnegative_axes(ctx)
@@ -261,20 +278,6 @@ def _require_nonnegative(ctx: AdapterContext, index: int) -> None:
     known = ctx.graph.const(ctx.input(index))
     if known is None or (known < 0).any():
         raise CannotConvert("its indices may be negative")
-
-
-def group_norm_per_group(ctx: AdapterContext) -> None:
-    """GroupNormalization-18: scale and bias are per group."""
-    x, *affine = ctx.node.input
-    if ctx.attr("stash_type", 1) != 1:
-        raise CannotConvert("it computes in a type of its own (stash_type)")
-    groups: int = ctx.attr("num_groups")
-    known = [ctx.const(value, "its scale or bias").reshape(groups, -1) for value in affine]
-    if any((array != array[:, :1]).any() for array in known):
-        raise CannotConvert("its scale and bias are per channel")
-    ctx.take("stash_type")
-    ctx.set_inputs(x, *(ctx.constant(array[:, 0], array.dtype, "affine") for array in known))
-    ctx.drop_unused(affine)
 
 
 # -- quantization

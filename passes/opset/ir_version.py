@@ -1,4 +1,8 @@
-"""The least IR version that a model needs: by its opset, its element types and its features."""
+"""The least IR version that a model needs: by its opset, its element types and its features.
+
+Metadata (`metadata_props`, the `value_info` of functions) demands none: parsers skip fields that
+they do not know, and the meaning of the model does not depend on them.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +56,11 @@ def _needs(model: Model) -> Iterator[int]:
         yield 7
     if _named(proto, "configuration"):
         yield 11
-    if graph.metadata_props:
-        yield 10
     for value in (*graph.input, *graph.output, *graph.value_info):
         yield from _of_type(value.type)
-        if value.metadata_props:
-            yield 10
     for inner in model.graphs():
         for tensor in inner.initializers.values():
             yield _IR_OF_TYPE.get(tensor.data_type, 3)
-            if tensor.metadata_props:
-                yield 10
         for node in inner.nodes:
             yield from _of_node(node)
     for function in model.functions:
@@ -73,7 +71,7 @@ def _of_function(function: FunctionProto) -> Iterator[int]:
     yield 8
     if function.attribute_proto:
         yield 9
-    if function.overload or function.value_info or function.metadata_props:
+    if function.overload:
         yield 10
     for node in function.node:
         yield from _of_node(node)
@@ -83,7 +81,7 @@ def _of_function(function: FunctionProto) -> Iterator[int]:
 
 
 def _of_node(node: NodeProto) -> Iterator[int]:
-    if node.metadata_props or node.overload:
+    if node.overload:
         yield 10
     if _named(node, "device_configurations"):
         yield 11

@@ -27,10 +27,7 @@ LOWERING: Mapping[int, Mapping[str, Adapter]] = {
         "DequantizeLinear": older.dequantized_type,
         "QuantizeLinear": older.quantize_precision,
     },
-    21: {
-        "GroupNormalization": older.group_norm_per_group,
-        "QuantizeLinear": older.quantize_type,
-    },
+    21: {"QuantizeLinear": older.quantize_type},
     20: {"DFT": older.dft_axis, "GridSample": older.grid_sample_mode},
     19: _each("Cast CastLike QuantizeLinear", older.cast_saturate),
     18: {
@@ -68,6 +65,7 @@ LOWERING: Mapping[int, Mapping[str, Adapter]] = {
         "Pad": older.pad_attributes,
         "Resize": older.resize_factors,
         "ScatterElements": older.scatter,
+        "Slice": older.nonnegative_slice_axes,
     },
     10: {
         "Dropout": older.dropout_mask,
@@ -95,11 +93,16 @@ DECOMPOSITIONS: Mapping[int, Mapping[str, Adapter]] = {
         "Split": parts.split_at_run_time,
     },
     17: {"LayerNormalization": parts.layer_norm},
-    14: {"HardSwish": parts.hard_swish, "Trilu": parts.trilu},
+    14: {
+        "HardSwish": parts.hard_swish,
+        "Reshape": parts.reshape_nonempty,
+        "Trilu": parts.trilu,
+    },
     13: {
         **_each("Hardmax LogSoftmax Softmax", parts.along_last_axis),
         "DequantizeLinear": parts.dequantize_channels,
     },
+    12: _each("Max Min", parts.integer_extremum),
     11: {"Gather": parts.wrapped_indices},
 }
 """Opset -> operator -> the operator in those of the opset before."""

@@ -39,7 +39,8 @@ class MinimizeOpset:
             for version in range(newest - 1, floor - 1, -1):
                 conversion.lower(version, decompose=False)
         except CannotConvert as obstacle:
-            ctx.note(f"stays at opset {max(conversion.versions)}: {obstacle}")
+            counted = ", ".join(f"{n} {op}" for op, n in conversion.stuck.most_common())
+            ctx.note(f"opset {max(conversion.versions)} is needed: {counted or obstacle}")
         reached = max(conversion.versions)
         note_adapted(conversion, reached, ctx)
         if reached < newest:

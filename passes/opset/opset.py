@@ -85,7 +85,8 @@ def _lower(conversion: Conversion, to: int, ctx: Context) -> None:
             conversion.lower(version, decompose=True)
     except CannotConvert as obstacle:
         ctx.note(f"stays at opset {max(conversion.versions)}, not {to}: {obstacle}")
-    note_adapted(conversion, max(conversion.versions), ctx)
+    else:
+        note_adapted(conversion, to, ctx)
     if max(conversion.versions) < newest:
         lower_ir(conversion.model, floor=3)
 

@@ -8,6 +8,7 @@ that schemas do not show are in `NEW_VALUES` and in the adapters of `lowering_ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, defs, helper
 
@@ -92,13 +93,18 @@ def relabel(ctx: AdapterContext, version: int, occurring: frozenset[str]) -> Non
         raise CannotConvert("older opsets do not have this operator")
     if old.deprecated and not new.deprecated:
         raise CannotConvert("its older form is deprecated")
-    dropped, written = _attribute_changes(node, old, new)
+    dropped, written = (
+        ([], [])
+        if _same_attributes(node.op_type, version)
+        else (_attribute_changes(node, old, new))
+    )
     for attribute in node.attribute:
         added = NEW_VALUES.get((version, node.op_type, attribute.name), ())
         if attribute.s.decode() in added:
             raise CannotConvert(f"{attribute.name}={attribute.s.decode()} is new")
     _require_operands(ctx, old, new)
-    _require_types(ctx, old, new, occurring)
+    if may_need_types(node.op_type, version, occurring):
+        _require_types(ctx, old, new, occurring)
     for name in dropped:
         ctx.graph.del_attr(node, name)
     for attribute in written:
@@ -215,13 +221,30 @@ def value_type(ctx: AdapterContext, value: str) -> str:
     return type_text(found.dtype) if found is not None and found.dtype else ""
 
 
-def needs_type(op_type: str, version: int, occurring: frozenset[str]) -> bool:
-    """Return whether an operator's change allows types that the model has elsewhere."""
+@lru_cache(maxsize=4096)
+def may_need_types(op_type: str, version: int, occurring: frozenset[str]) -> bool:
+    """Return whether an operator's change concerns types that the model has, somewhere."""
     new, old = schema_at(op_type, version), schema_at(op_type, version - 1)
     if new is None or old is None:
         return True
-    pairs = (
+    pairs = [
         *zip(old.inputs, new.inputs, strict=False),
         *zip(old.outputs, new.outputs, strict=False),
+    ]
+    if any(a.type_str != b.type_str for a, b in pairs):
+        return True
+    added = {text for a, b in pairs for text in set(b.types) - set(a.types)}
+    return bool(added & occurring) or (_SEQUENCES in occurring and _has_sequences(added))
+
+
+@lru_cache(maxsize=4096)
+def _same_attributes(op_type: str, version: int) -> bool:
+    """Return whether an operator has the same attributes and defaults in both opsets."""
+    new, old = schema_at(op_type, version), schema_at(op_type, version - 1)
+    if new is None or old is None or set(new.attributes) != set(old.attributes):
+        return False
+    return all(
+        a.default_value == old.attributes[name].default_value
+        and a.required == old.attributes[name].required
+        for name, a in new.attributes.items()
     )
-    return any((set(b.types) - set(a.types)) & occurring for a, b in pairs)

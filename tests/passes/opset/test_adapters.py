@@ -140,7 +140,8 @@ LEGACY = {
             np.sqrt(
                 np.sum(
                     sum(x[..., i : i + 3, j : j + 3] ** 2 for i in (0, 1) for j in (0, 1)),
-                    (2, 3), keepdims=True
+                    (2, 3),
+                    keepdims=True,
                 )
             )
         ],
