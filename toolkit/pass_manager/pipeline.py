@@ -146,17 +146,6 @@ class Pipeline:
             yield from ((last, item) for item in opset.final_passes(model))
         yield from ((last, item) for item in opset.conversions(model))
 
-    def _scheduled(self, model: Model, opset: _OpsetGoal) -> Iterator[tuple[int, Pass]]:
-        """Yield the passes with their index, and around them those that the opset demands."""
-        yield from ((0, item) for item in opset.conversions(model))
-        yield from enumerate(self.passes)
-        last = max(len(self.passes) - 1, 0)
-        if self.finish and self.settings.runtime is not None:
-            yield from ((last, item) for item in opset.for_release(model))
-        if self.finish:
-            yield from ((last, item) for item in opset.final_passes(model))
-        yield from ((last, item) for item in opset.conversions(model))
-
     # -- setup and final verification
 
     def _data(self, model: Model) -> CalibrationData | None:
@@ -312,64 +301,6 @@ def _require_loads(model: Model, release: Release) -> None:
         more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
         listed = "; ".join([*found[:3], *more])
         raise UsageError(f"the result does not load on {release}: {listed}")
-
-
-def _require_loads(model: Model, release: Release) -> None:
-    """Raise UsageError if a release does not load the result."""
-    found = obstacles(model, release)
-    if found:
-        more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
-        listed = "; ".join([*found[:3], *more])
-        raise UsageError(f"the result does not load on {release}: {listed}")
-
-
-class _OpsetGoal:
-    """The opset that the result may have at most, and the passes that bring it there."""
-
-    def __init__(self, model: Model, target: Target, limit: OpsetLimit) -> None:
-        self.origin = Origin(model.opsets.get("", 0), model.ir_version)
-        self.kept = 0
-        self._limit = limit if isinstance(limit, int) else None
-        self._target = target
-        self._converting: Pass | None = None
-
-    def conversions(self, model: Model) -> Iterator[Pass]:
-        """Yield the pass that lowers a model above the limit, unless it was asked for by name."""
-        limit = self._limit
-        if limit is not None and max(_opsets_of(model)) > max(limit, self.kept):
-            (self._converting,) = parse_passes(f"{self._target.opset_pass}:to={limit}")
-            yield self._converting
-
-    def final_passes(self, model: Model) -> Iterator[Pass]:
-        """Yield the final passes of the target if passes have lifted the opset."""
-        if 0 < max(self.origin.opset, self.kept) < model.opsets.get("", 0):
-            for name in self._target.final_passes:
-                yield from parse_passes(name)
-
-    def for_release(self, model: Model) -> Iterator[Pass]:
-        """Yield the passes that write what the oldest runtime lacks; its opset is a limit then."""
-        for name in self._target.release_passes:
-            yield from parse_passes(name)
-        newest = opset_ceiling(model, self._target.release)
-        self._limit = newest if self._limit is None else min(self._limit, newest)
-
-    def follow(self, model: Model, item: Pass, result: PassResult) -> None:
-        """Take note of a pass that was run; raises UsageError if the limit cannot be met."""
-        if item is self._converting:
-            if max(_opsets_of(model)) > max(self._limit or 0, self.kept):
-                reasons = [result.reason, *map(str, result.undone), *result.notes]
-                raise UsageError(
-                    f"opset {self._limit} cannot be met: {'; '.join(filter(None, reasons))}"
-                )
-        elif isinstance(item, KeepsOpset) and item.keeps_opset and result.status == "applied":
-            self.kept = model.opsets.get("", 0)
-
-
-def _opsets_of(model: Model) -> list[int]:
-    """Return the standard opsets of a model and of its functions, at least [0]."""
-    imports = (entry for function in model.functions for entry in function.opset_import)
-    own = [entry.version for entry in imports if entry.domain in nd.STANDARD_DOMAINS]
-    return [model.opsets.get("", 0), *own]
 
 
 def _require_loads(model: Model, release: Release) -> None:

@@ -44,10 +44,6 @@ class Target:
     """Registry names of the passes that finish a model whose opset was lifted."""
     release_passes: tuple[str, ...] = ("legalize",)
     """Registry names of the passes that write operators which an older release lacks."""
-    opset_pass: str = "opset"
-    """The registry name of the pass that converts a model to the opset in its option `to`."""
-    final_passes: tuple[str, ...] = ("minimize-opset",)
-    """Registry names of the passes that finish a model whose opset was lifted."""
     has_costs: bool = False
     """Whether operator costs were measured: passes choose by speed, else fewer operators win."""
 
