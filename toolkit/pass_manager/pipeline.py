@@ -113,12 +113,12 @@ class Pipeline:
             plans += ctx.report.plans if results[-1].status in ("applied", "unchanged") else []
             if isinstance(item, Idempotent) and item.idempotent:
                 settled.append((item, model.revision))
-        if self.settings.runtime is not None:
-            _require_loads(model, target.release)
         if chosen:
             from toolkit.pass_manager.specialize import narrow_outputs
 
             narrow_outputs(model)
+        if self.settings.runtime is not None:
+            _require_loads(model, target.release)
         proof, quality = self._prove_end(model, validator, ran, results)
         proof = "; ".join(filter(None, [proof, chosen, _foreign_operators(model, target)]))
         return Result(
@@ -138,8 +138,6 @@ class Pipeline:
         yield from ((0, item) for item in opset.conversions(model))
         yield from enumerate(self.passes)
         last = max(len(self.passes) - 1, 0)
-        if self.finish and self.settings.runtime is not None:
-            yield from ((last, item) for item in opset.for_release())
         if self.finish and self.settings.runtime is not None:
             yield from ((last, item) for item in opset.for_release(model))
         if self.finish:
@@ -261,13 +259,6 @@ class _OpsetGoal:
             for name in self._target.final_passes:
                 yield from parse_passes(name)
 
-    def for_release(self) -> Iterator[Pass]:
-        """Yield the passes that write what the oldest runtime lacks; from here on it is a limit."""
-        newest = self._target.max_opset
-        self._limit = newest if self._limit is None else min(self._limit, newest)
-        for name in self._target.release_passes:
-            yield from parse_passes(name)
-
     def for_release(self, model: Model) -> Iterator[Pass]:
         """Yield the passes that write what the oldest runtime lacks; its opset is a limit then."""
         for name in self._target.release_passes:
@@ -292,15 +283,6 @@ def _opsets_of(model: Model) -> list[int]:
     imports = (entry for function in model.functions for entry in function.opset_import)
     own = [entry.version for entry in imports if entry.domain in nd.STANDARD_DOMAINS]
     return [model.opsets.get("", 0), *own]
-
-
-def _require_loads(model: Model, release: Release) -> None:
-    """Raise UsageError if a release does not load the result."""
-    found = obstacles(model, release)
-    if found:
-        more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
-        listed = "; ".join([*found[:3], *more])
-        raise UsageError(f"the result does not load on {release}: {listed}")
 
 
 def _require_loads(model: Model, release: Release) -> None:
