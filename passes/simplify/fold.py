@@ -50,12 +50,12 @@ _MAX_INFERENCE_INPUT = 64
 """Largest number of elements of an input that shape inference reads: shapes, axes, repeats."""
 
 _MIN_GROWTH, _MAX_GROWTH, _MAX_RESULT = 1 << 12, 1 << 23, 1 << 20
-"""Default budget in bytes: results may add as much as the model stores, but at least and at most
-this much in total, and each of them at most `_MAX_RESULT`. Intermediate results that later ones
-absorb may exceed it for a while."""
+"""Default budget in bytes: results may add as many bytes as the model stores, clamped to these two
+limits, and each of them at most `_MAX_RESULT`. Intermediate results that later ones absorb may
+exceed it for a while."""
 _FALLBACK_SHARE, _MIN_FALLBACK = 64, 1 << 10
-"""Budget where that is exceeded: 1/64 of the stored bytes, at least 1 KB. The runtime folds the
-rest when it loads the model, so a larger file saves no time."""
+"""Budget of a second try if the first exceeds that: 1/64 of the stored bytes, at least 1 KB. The
+runtime folds the rest when it loads the model, so a larger file saves no time."""
 
 
 @dataclass(frozen=True, slots=True)

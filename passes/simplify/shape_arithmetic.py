@@ -119,7 +119,7 @@ class _Sweep:
         Then nothing is computed or kept in memory for its shape alone.
         """
         graph, (dtype, shape, sizes) = self.graph, contents
-        measured = self._measured(node)
+        measured = self._source_of_sizes(node)
         if measured is None or len(shape) != 1 or graph.opset() < 15 or graph.is_output(value):
             return None
         runs = self._runs(sizes)
@@ -137,8 +137,8 @@ class _Sweep:
         graph.prune(node)
         return found
 
-    def _measured(self, node: NodeProto) -> str | None:
-        """Return the computed value whose sizes `node` selects, or None.
+    def _source_of_sizes(self, node: NodeProto) -> str | None:
+        """Return the computed value whose sizes `node` selects from a Shape, or None.
 
         None also if all users select sizes in turn: each of them is visited later.
         """

@@ -48,7 +48,7 @@ _VOCABULARY = 1000
 """The number of channels of a sequence from which it is a vocabulary, whatever its name."""
 
 _MAX_NUMBERS, _MIN_SAMPLES = 256, 4
-"""The largest width of linear outputs that may be numbers, and the samples needed to tell."""
+"""The largest width of linear outputs that may be numbers, and the samples needed to decide."""
 
 _MIN_TEXT, _BLANK = 8, 0.5
 """The smallest number of positions of a text, and the smallest fraction of blanks among them."""

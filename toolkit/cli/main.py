@@ -66,7 +66,7 @@ def _run(given: list[str]) -> int:
 
 
 def _explain(error: BaseException, interrupted: int) -> int:
-    """Print in one line how the run ended, and return the exit code."""
+    """Print one line about the error or interrupt, and return the exit code."""
     if isinstance(error, Interrupted):
         _say(f"interrupted, {error}")
         return interrupted or error.exit_code

@@ -73,16 +73,16 @@ def _print_costs(out: Console, costs: Costs) -> None:
 
     from toolkit.report.console import table
 
-    regimes = [r for spellings in costs.computations.values() for r in spellings[0].cost]
+    regimes = [r for forms in costs.computations.values() for r in forms[0].cost]
     threads = sorted({regime.threads for regime in regimes})
     heads = [f"{count} thread{'s' if count > 1 else ''}" for count in threads]
     made = table("computation", "candidate", *heads, right=tuple(heads))
-    for computation, spellings in costs.computations.items():
-        for index, spelling in enumerate(spellings):
-            name = f"{spelling.name}, reverted" if spelling.undone else spelling.name
-            gains = [costs.gain(computation, spelling.name, threads=count) for count in threads]
+    for computation, forms in costs.computations.items():
+        for index, form in enumerate(forms):
+            name = f"{form.name}, reverted" if form.undone else form.name
+            gains = [costs.gain(computation, form.name, threads=count) for count in threads]
             style = "green" if any(gains) else ""
-            cells = [_range(spelling, count, usual=index == 0) for count in threads]
+            cells = [_range(form, count, is_default=index == 0) for count in threads]
             made.add_row("" if index else computation, Text(name, style=style), *cells)
     out.print(made)
     out.print(
@@ -91,13 +91,13 @@ def _print_costs(out: Console, costs: Costs) -> None:
     )
 
 
-def _range(spelling: Spelling, threads: int, usual: bool) -> str:
+def _range(form: Spelling, threads: int, is_default: bool) -> str:
     """Format the microseconds of the default, or the speedup of another candidate."""
-    found: list[Regime] = [regime for regime in spelling.cost if regime.threads == threads]
+    found: list[Regime] = [regime for regime in form.cost if regime.threads == threads]
     if not found:
         return ""
-    if usual:
-        times = [spelling.microseconds[regime] for regime in found]
+    if is_default:
+        times = [form.microseconds[regime] for regime in found]
         return f"{min(times):.0f} - {max(times):.0f} us"
-    gains = [1 / spelling.cost[regime] for regime in found]
+    gains = [1 / form.cost[regime] for regime in found]
     return f"{min(gains):.2f} - {max(gains):.2f}x"

@@ -82,7 +82,7 @@ def _several_sizes(base: Mapping[str, int], axes: Axes) -> Iterator[dict[str, in
 
 
 def _sizes_to_try(dim: str, size: int, axes: Axes) -> list[int]:
-    """Return test sizes; a batch is named so, or is axis 0 wherever it occurs."""
+    """Return test sizes; a dimension is a batch by its name, or if it is always axis 0."""
     places = {axis for dims in axes.values() for axis, name in dims.items() if name == dim}
     if "batch" in dim.lower() or places == {0}:
         return list(BATCH_SIZES)

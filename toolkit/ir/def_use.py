@@ -168,7 +168,7 @@ class DefUse(Generic[Scope]):
         self._connect(node, position)
 
     def _connect(self, node: NodeProto, position: tuple[int, int]) -> None:
-        """Add a node whose results are defined."""
+        """Add a node whose results are defined already."""
         key = id(node)
         self._nodes[key] = node
         self._position[key] = position
@@ -192,7 +192,7 @@ class DefUse(Generic[Scope]):
         if key in self._children:
             for child in self._children[key]:
                 child._report_captures(-1)
-            # An undo attaches the node again: its Graphs hold the only content of its subgraphs.
+            # Kept for an undo: its Graphs hold the only copy of its subgraphs.
             self._parked[key] = node, self._children.pop(key)
         for name in dict.fromkeys(nd.inputs_of(node)):
             self._drop_user(node, name)

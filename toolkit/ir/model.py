@@ -76,7 +76,7 @@ class Model:
 
     @classmethod
     def of(cls, source: Source) -> Model:
-        """Return the model that `source` is, contains or names."""
+        """Return a model from a path, a protobuf, or itself."""
         if isinstance(source, cls):
             return source
         if isinstance(source, ModelProto):

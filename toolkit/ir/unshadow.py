@@ -2,8 +2,8 @@
 
 ONNX requires unique names among a graph and the graphs around it. Its checker and onnxruntime still
 let the inputs of a subgraph shadow a name, and exporters rely on it: paddle2onnx gives loop-carried
-values their outer names. Inside, the inner value is meant; it gets a name of its own. Shadowing by
-an initializer stays an error, because onnxruntime sometimes takes the outer one.
+values their outer names. In the subgraph the name means the inner value, which is renamed.
+Shadowing by an initializer stays an error, because onnxruntime sometimes takes the outer one.
 """
 
 from __future__ import annotations

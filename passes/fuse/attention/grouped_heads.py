@@ -1,7 +1,7 @@
 """Merge two axes of heads into one for Attention: [batch, outer, inner, sequence, size].
 
 Grouped queries have this layout, [batch, groups, queries per group, sequence, size] with keys
-[batch, groups, 1, sequence, size], and so have windows of an image next to the heads. The operator
+[batch, groups, 1, sequence, size], and so do windows of an image next to the heads. The operator
 has one axis of heads: the two are merged before it and split after it.
 """
 

@@ -1,7 +1,7 @@
 """Operands of attention in the layouts that the Attention operator takes.
 
-The last two axes of an operand are (sequence, head size), swapped for a transposed key. It is
-wanted as tokens [batch, sequence, heads * head size], the fastest layout, or with separate heads
+The last two axes of an operand are (sequence, head size), swapped for a transposed key. Attention
+takes tokens [batch, sequence, heads * head size], the fastest layout, or separate heads
 [batch, heads, sequence, head size]. Repeated heads (grouped queries) are left out of both: the
 operator repeats them itself.
 """
@@ -28,8 +28,8 @@ from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim
 
 _ORDERS = ((0, 1, 2), (1, 0, 2), (0, 2, 1))
-"""Positions of batch, sequence and the rest in a source of three axes: tokens, the sequence first,
-or, as after a convolution, the sequence last."""
+"""Axes of batch, sequence and features in a source of rank 3: tokens, sequence first, or sequence
+last (after a convolution)."""
 
 
 @dataclass(frozen=True, slots=True)

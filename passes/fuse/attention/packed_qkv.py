@@ -4,8 +4,8 @@
     Transpose(Reshape(x, [batch, length, 3, heads, size]), [2, 0, 3, 1, 4])[i]
 
 Vision Transformers are exported like this. An entry of the axis of size 3 is a part of the last
-axis of x. Split off x itself, the parts are tokens, which attention prefers, and the Transpose of
-all three is saved. Likewise, an Unsqueeze (for a single key and value head) moves after a Split.
+axis of x. A Split of x itself yields tokens, which attention prefers, and saves the Transpose of
+all three. Likewise, an Unsqueeze (for a single key and value head) moves after a Split.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Compact:
 
 
 def _tabulate(model: Model, ctx: Context) -> None:
-    """Replace functions of distances with tables, unless that leaves as many nodes."""
+    """Replace functions of distances with tables, if that saves nodes."""
     start, count = model.journal.position, _count(model)
     for graph in model.graphs():
         clipped: dict[tuple[str, int], str] = {}

@@ -89,7 +89,7 @@ def _function(g: Graph, root: NodeProto, order: dict[int, int]) -> IntegerFuncti
         return None
     listed = tuple(sorted(nodes.values(), key=lambda node: order[id(node)]))
     for bound in _BOUNDS:
-        if all(_is_constant(g, source, listed, ends) for ends in _beyond(bound, g.dtype(source))):
+        if all(_is_constant(g, source, listed, ends) for ends in _tails(bound, g.dtype(source))):
             return IntegerFunction(source, listed, root, bound)
     return None
 
@@ -101,18 +101,18 @@ def _operands(g: Graph, node: NodeProto) -> list[str]:
 
 
 def _is_inside(g: Graph, node: NodeProto) -> bool:
-    """Return whether a node is elementwise on operands of one shape, apart from leading ones."""
+    """Return whether a node is elementwise on operands of one shape, up to leading sizes of 1."""
     if not nd.is_op(node, *ELEMENTWISE_BOUNDED, *_VIEWS):
         return False
-    shape = _core(g.shape(node.output[0]))
+    shape = _trimmed(g.shape(node.output[0]))
     operands = _operands(g, node)
-    if shape is None or not operands or any(_core(g.shape(v)) != shape for v in operands):
+    if shape is None or not operands or any(_trimmed(g.shape(v)) != shape for v in operands):
         return False
     stored = [] if nd.is_op(node, *_VIEWS) else [g.const(v) for v in nd.inputs_of(node)]
     return all(array is None or array.size == 1 for array in stored)
 
 
-def _core(shape: Shape | None) -> Shape | None:
+def _trimmed(shape: Shape | None) -> Shape | None:
     if shape is None:
         return None
     return tuple(itertools.dropwhile(lambda size: size == 1, shape))
@@ -121,7 +121,7 @@ def _core(shape: Shape | None) -> Shape | None:
 # -- intervals
 
 
-def _beyond(bound: int, dtype: int) -> tuple[Interval, Interval]:
+def _tails(bound: int, dtype: int) -> tuple[Interval, Interval]:
     largest = min(_MAX_DISTANCE, np.iinfo(helper.tensor_dtype_to_np_dtype(dtype)).max)
     return Interval(bound, largest), Interval(-largest, -bound)
 

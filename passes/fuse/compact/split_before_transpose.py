@@ -28,7 +28,7 @@ from toolkit.rewriting.rule import rewrite
 def split_after_transpose(
     g: Graph, x: str, first: NodeProto, moved: NodeProto, node: NodeProto
 ) -> str:
-    """Reshape(Transpose(Reshape(x))) = Transpose(Reshape(x)) where the last one splits an axis"""
+    """Reshape(Transpose(Reshape(x))) = Transpose(Reshape(x)), if the outer one splits an axis"""
     perm, shape, result = permutation(g, moved), g.shape(first.output[0]), g.shape(node.output[0])
     if perm is None or shape is None or result is None:
         raise MatchFailure("a shape is not known")

@@ -75,7 +75,7 @@ def chain_before(g: Graph, value: str, where: Channels) -> Chain:
     """Return the affine maps that produce `value`, each with a sole user.
 
     The source of a chain has the shape of its result: no constant may broadcast it. Constants of a
-    GELU or norm that is not fused yet are left to it.
+    GELU or norm that is not fused yet stay with it.
     """
     found: Chain = []
     total = IDENTITY

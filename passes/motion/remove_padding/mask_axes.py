@@ -1,4 +1,4 @@
-"""The axes of a value along which a mask lies, and the same axes of the operands it comes from."""
+"""The axes of a value along which a mask lies, followed to the operands of its producer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class MaskAxes(NamedTuple):
     """The axes of a value along which a mask [batch, length] lies, counted from the end.
 
     None stands for any entry: the value does not vary with the mask along that axis, or not in a
-    known way. The batch has no axis where its size is always 1. Along `twin` lies the same token as
-    along `row`: a query that is its own key.
+    known way. The batch has no axis where its size is always 1. Positions
+    along `row` and `twin` are of the same token: a query that is its own key.
     """
 
     batch: int | None

@@ -1,4 +1,4 @@
-"""Plan how an operator computes selected rows alone: which operands to select rows of.
+"""Plan how an operator computes selected rows alone: which operands to select rows from.
 
 The selected rows lie along `axis` of the node's output. By `axis_flow`, an operator that carries
 this axis computes them from the same rows of its operands, while an operand that is broadcast along
@@ -28,7 +28,7 @@ from toolkit.symbolic import Dim
 
 @dataclass(frozen=True, slots=True)
 class SlicedOperand:
-    """An operand to select rows of, along `axis`; `result_axis` is that axis after broadcasting."""
+    """An operand to select rows from along `axis`, which is `result_axis` after broadcasting."""
 
     slot: int
     axis: int
@@ -139,7 +139,7 @@ def _unless_constant(site: _RowSite) -> RowPlan | None:
 
 
 def _reshape(site: _RowSite) -> RowPlan | None:
-    """Keep the rows where no axis up to theirs changes."""
+    """Select rows of a Reshape that changes no axis up to theirs."""
     g, node, axis = site.g, site.node, site.axis
     before = g.shape(node.input[0])
     if before is None or before[: axis + 1] != site.shape[: axis + 1]:

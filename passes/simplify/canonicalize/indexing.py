@@ -1,4 +1,4 @@
-"""Gathers whose computed indices are affine: a view, a Slice, or one row for all.
+"""Replace Gathers with affine indices by a view, a Slice, or a single row that broadcasts.
 
     GatherND(x, [arange(b)[:, None], arange(l)])         = x
     GatherND(x, Unsqueeze(i, -1))                        = Gather(x, i)

@@ -74,7 +74,7 @@ def view_chain(g: Graph, node: NodeProto) -> str | None:
 
 
 def viewed_as(g: Graph, value: str, shape: Shape, at: NodeProto) -> str | None:
-    """Return the elements of `value` in order as `shape`, or None without a constant target.
+    """Reshape `value` to `shape`; return None if no constant target expresses that.
 
     The result is a view of `value`, or of a value that `value` is a view of.
     """

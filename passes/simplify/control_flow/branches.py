@@ -31,13 +31,13 @@ class InlineBranches:
     tolerance: ClassVar[Tolerance] = EXACT
 
     def run(self, model: Model, ctx: Context) -> None:
-        # Shapes of what is inlined may decide the conditions of others.
+        # Shapes of inlined nodes may decide the conditions of others.
         while self._inline(model) and any(is_op(node, "If", "Loop") for node in model.nodes()):
             Shapes(annotate=False).run(model, ctx)
         capture_invariants(model)
 
     def _inline(self, model: Model) -> bool:
-        """Inline what is known now; return whether that changed the model."""
+        """Inline known branches and short loops; return whether there were any."""
         changed = False
         pending = [(model.graph, node) for node in reversed(model.graph.nodes)]
         while pending:
@@ -51,7 +51,7 @@ class InlineBranches:
                 changed = True
                 for inner in inserted:
                     if is_op(inner, "Constant"):
-                        lift_constant(graph, inner)  # not liftable before, as an output
+                        lift_constant(graph, inner)  # no longer an output of a graph
                     else:
                         pending.append((graph, inner))
             else:

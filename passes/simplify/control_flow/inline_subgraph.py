@@ -9,7 +9,7 @@ from toolkit.ir.graph import Graph
 
 
 def insert_copy(graph: Graph, node: NodeProto, subgraph: Graph, names: Names) -> list[NodeProto]:
-    """Insert a copy of the subgraph at its node; `names` gives its inputs and gets the rest."""
+    """Insert a copy of the subgraph at its node; `names` maps its inputs, then all values."""
     for name, tensor in subgraph.initializers.items():
         if name in names:  # copied by an earlier iteration
             continue

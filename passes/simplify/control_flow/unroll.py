@@ -25,7 +25,7 @@ from toolkit.ir.node import is_op
 from toolkit.ir.op_traits import is_random
 
 _MOST_NODES = 64
-"""The number of nodes up to which more than one iteration is unrolled."""
+"""Most nodes to write for more than one iteration."""
 
 
 def unroll(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
@@ -98,7 +98,7 @@ def _unroll(graph: Graph, node: NodeProto, subgraph: Graph, count: int) -> list[
 
 
 def _empty(subgraph: Graph, value: str) -> np.ndarray | None:
-    """Return no rows of a collected value, if its shape is known."""
+    """Return an empty array for a scan output of this value, if its shape is known."""
     known = subgraph.type(value)
     if known is None or known.static is None or known.dtype in (0, TensorProto.STRING):
         return None

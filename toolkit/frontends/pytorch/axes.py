@@ -16,7 +16,7 @@ Axes = dict[str, dict[int, str]]
 
 _BATCH, _SEQUENCE = "batch", "sequence"
 _MAX_INPUTS = 6
-"""Up to this many inputs, every subset that may share a dimension is tried."""
+"""The most inputs for which every subset that may share a dimension is tried."""
 
 
 def find_axes(call: Call, feed: Feed) -> tuple[Axes, list[str]]:

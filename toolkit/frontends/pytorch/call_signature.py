@@ -63,19 +63,19 @@ class ModuleCall:
         """Return the feed as tensors, in the order of the leaves."""
         return [to_torch(feed[leaf.name], leaf.tensor) for leaf in self.leaves]
 
-    def placed(self, tensors: Sequence[Any]) -> dict[str, Any]:
-        """Return the arguments by parameter, with these tensors in place of the example's."""
+    def parameters_with(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """Return the arguments by parameter, with the example's tensors replaced by these."""
         made = dict(self.arguments)
         for leaf, tensor in zip(self.leaves, tensors, strict=True):
             made[leaf.parameter] = _put(made[leaf.parameter], leaf.path, tensor)
         return made
 
-    def arranged(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments with these tensors in place of the example's."""
+    def arguments_with(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs, with the example's tensors replaced by these."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         positional = self._positional()
-        for name, value in self.placed(tensors).items():
+        for name, value in self.parameters_with(tensors).items():
             kind = self.kinds[name]
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 args += value
@@ -95,7 +95,7 @@ class ModuleCall:
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run the module, in eval mode and without gradients."""
-        args, kwargs = self.arranged(tensors)
+        args, kwargs = self.arguments_with(tensors)
         with evaluating(self.module), _torch().no_grad():
             return self.module(*args, **kwargs)
 
@@ -151,7 +151,7 @@ def bind_arguments(
     names = _output_names(result)
     names = [new_names("output", names, request.output_names).get(name, name) for name in names]
     outputs = tuple(f"{name}_out" if name in call.inputs else name for name in names)
-    args, kwargs = call.arranged(tensors)
+    args, kwargs = call.arguments_with(tensors)
     is_tuple = type(result) is tuple and len(tensors_in(result)) == len(result)
     returns_tensors = is_tuple or isinstance(result, _torch().Tensor)
     plain = not kwargs and len(args) == len(leaves) and returns_tensors
@@ -189,7 +189,7 @@ def _as_arguments(module: Any, example: Any) -> tuple[tuple[Any, ...], dict[str,
 
 
 def _signature(module: Any) -> inspect.Signature:
-    """Return the signature of `forward`; of TorchScript, the one that its schema declares."""
+    """Return the signature of `forward`; for TorchScript, the one that its schema declares."""
     if not isinstance(module, _torch().jit.ScriptModule):
         return inspect.signature(module.forward)
     parameter = inspect.Parameter

@@ -24,7 +24,7 @@ _TENSORS = ("Tensor", "Tensor?", "Optional[Tensor]")
 
 
 class _AttributeType(NamedTuple):
-    """A type of a PyTorch schema that becomes an attribute, in terms of both exporters."""
+    """The Python type, the ONNX type and the TorchScript codes of an attribute."""
 
     python: Any
     onnx: str

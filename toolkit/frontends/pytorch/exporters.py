@@ -56,7 +56,7 @@ def write_dynamo(
 def capture(call: ModuleCall, feed: Feed, axes: Axes) -> Any:
     """Return the ExportedProgram of a call, with these axes dynamic."""
     torch = importlib.import_module("torch")
-    args, kwargs = call.arranged(call.tensors(feed))
+    args, kwargs = call.arguments_with(call.tensors(feed))
     shapes = _dynamic_shapes(call, feed, axes)
     errors: list[Exception] = []
     for strict in (False, True):
@@ -93,7 +93,7 @@ def _dynamic_shapes(call: ModuleCall, feed: Feed, axes: Axes) -> dict[str, Any]:
         return None
 
     made: dict[str, Any] = {}
-    for name, value in call.placed(call.tensors(feed)).items():
+    for name, value in call.parameters_with(call.tensors(feed)).items():
         if call.kinds[name] is inspect.Parameter.VAR_KEYWORD:
             made |= {key: spec(each, name, (key,)) for key, each in value.items()}
         else:
@@ -298,7 +298,7 @@ def _flattened(call: ModuleCall) -> Any:
             self.training = False
 
         def forward(self, *tensors: Any) -> Any:
-            args, kwargs = call.arranged(tensors)
+            args, kwargs = call.arguments_with(tensors)
             found = [tensor for _, tensor in tensors_in(self.model(*args, **kwargs))]
             return found[0] if len(found) == 1 else tuple(found)
 

@@ -21,7 +21,7 @@ from toolkit.frontends.pytorch.errors import user_line
 
 _LABEL = "toolkit_label"
 _NOT_LABELLED = ("onnx::Constant", "prim::", "aten::")
-"""Constants have no origin; labels would keep lists and tuples from being optimized away."""
+"""Constants have no origin, and labels on lists and tuples would keep them from being removed."""
 _MISSING = object()
 
 

@@ -40,7 +40,7 @@ def cases_of(
         Case({n: v[np.arange(count) % rows] for n, v in stable.items()}, {"batch": count})
         for count in dict.fromkeys((rows, *BATCH_SIZES))
     ]
-    mixed = {name: _mixed(value, random) for name, value in feed.items()}
+    mixed = {name: _permuted(value, random) for name, value in feed.items()}
     other = _stable_rows(model, table, mixed, request.tolerance)
     cases.append(Case(other, {"batch": len(next(iter(other.values())))}, "other rows"))
     return cases
@@ -84,7 +84,7 @@ def to_float64(feed: Feed) -> Feed:
     return {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in feed.items()}
 
 
-def _mixed(values: Array, random: np.random.Generator) -> Array:
+def _permuted(values: Array, random: np.random.Generator) -> Array:
     """Return new rows by permuting each column independently."""
     if values.ndim != 2:
         return random.permutation(values)

@@ -229,7 +229,7 @@ def _as_list(example: Any) -> list[Any]:
 def _example(model: _Model, request: Request) -> tuple[Feed, Axes]:
     """Return the example as a feed, and the dynamic axes."""
     given = request.example is not None
-    feed = _given(model, request.example) if given else _drawn(model, request.seed)
+    feed = _feed_of(model, request.example) if given else _random_feed(model, request.seed)
     asked = request.axes_of(feed)
     if asked is not None:
         return feed, asked
@@ -241,11 +241,11 @@ def _example(model: _Model, request: Request) -> tuple[Feed, Axes]:
         }
         for value in model.inputs
     }
-    _tie(model, feed, axes)
+    _share_names(model, feed, axes)
     return feed, {name: dims for name, dims in axes.items() if dims}
 
 
-def _tie(model: _Model, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
+def _share_names(model: _Model, feed: Feed, axes: dict[str, dict[int, str]]) -> None:
     """Give one name to unknown sizes that the model requires to be equal."""
     if isinstance(model, TfliteModel):  # a failed resize would leave the interpreter unusable
         return
@@ -272,7 +272,7 @@ def _runs(model: _Model, feed: Feed, longer: Sequence[tuple[str, int]]) -> bool:
     return accepts(model, changed)
 
 
-def _given(model: _Model, example: Any) -> Feed:
+def _feed_of(model: _Model, example: Any) -> Feed:
     names = [value.name for value in model.inputs]
     several = example if isinstance(example, Mapping) else tuple(_as_list(example))
     feed: Feed = {}
@@ -289,7 +289,7 @@ def _given(model: _Model, example: Any) -> Feed:
     return feed
 
 
-def _drawn(model: _Model, seed: int) -> Feed:
+def _random_feed(model: _Model, seed: int) -> Feed:
     random = np.random.default_rng(seed)
 
     def draw(value: InputSpec) -> Array:

@@ -122,7 +122,7 @@ class CheckpointGraphPlan:
             reference=self._reference(strategy),
             cases=[first, *self._extra_cases(axes), *others],
             exporter=strategy.exporter,
-            dynamic=self._public(axes),
+            dynamic=self._with_graph_names(axes),
             traced=_dynamic_sizes(interface.settings[0].sizes, axes),
             notes=(*self._blueprint.notes, *self._notes(strategy)),
         )
@@ -140,7 +140,7 @@ class CheckpointGraphPlan:
     ) -> None:
         opset, translations = self._request.opset, translations_of(self._request.translations)
         with quiet():
-            call, graph_axes = self._call(feed), self._public(axes)
+            call, graph_axes = self._call(feed), self._with_graph_names(axes)
         if strategy.exporter == TORCHSCRIPT:
             with quiet():
                 found = _output_shapes(self._blueprint, interface, axes)
@@ -198,14 +198,14 @@ class CheckpointGraphPlan:
             label: {self._inputs[name]: value for name, value in feed.items()}
             for label, feed in self._extra.items()
         }
-        sizes = self._public(axes)
+        sizes = self._with_graph_names(axes)
         return [Case(feed, sizes_in(feed, sizes), label) for label, feed in named.items()]
 
     def _feed(self, interface: GraphInterface, place: int) -> Feed:
         made = interface.feed(interface.settings[place], self._request.seed + place)
         return {self._inputs[name]: value for name, value in made.items()}
 
-    def _public(self, axes: Axes) -> dict[str, dict[int, str]]:
+    def _with_graph_names(self, axes: Axes) -> dict[str, dict[int, str]]:
         return {self._inputs[name]: dict(dims) for name, dims in axes.items()}
 
 
