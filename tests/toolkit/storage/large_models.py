@@ -18,24 +18,22 @@ def large(name: str, start: float = 0) -> TensorProto:
     return numpy_helper.from_array(numbers, name)
 
 
-def everywhere(branches: tuple[str, str] = ("p", "q")) -> ModelProto:
-    """Return a model with large initializers and Constants, in subgraphs and a function as well.
-
-    The initializers of the two branches have these names.
-    """
+def everywhere() -> ModelProto:
+    """Return a model with large initializers and Constants, in subgraphs and a function as well."""
 
     def branch(name: str, result: str) -> GraphProto:
         outputs = [helper.make_tensor_value_info(result, TensorProto.FLOAT, [SIDE, SIDE])]
         node = helper.make_node("Add", ["x", name], [result])
         return helper.make_graph([node], result, [], outputs, [large(name, len(result))])
 
-    first, second = (branch(name, r) for name, r in zip(branches, ("a", "bb"), strict=True))
     small = numpy_helper.from_array(np.ones(SIDE, np.float32), "small")
     strings = [b"a long word"] * 900
     words = TensorProto(name="words", data_type=TensorProto.STRING, dims=[900], string_data=strings)
     nodes = [
         helper.make_node("Constant", [], ["c"], value=large("c", 3)),
-        helper.make_node("If", ["on"], ["branched"], then_branch=first, else_branch=second),
+        helper.make_node(
+            "If", ["on"], ["branched"], then_branch=branch("p", "a"), else_branch=branch("q", "bb")
+        ),
         helper.make_node("Sum", ["x", "w", "c", "branched", "small"], ["s"]),
         helper.make_node("F", ["s"], ["y"], domain="f"),
         helper.make_node("Identity", ["words"], ["t"]),

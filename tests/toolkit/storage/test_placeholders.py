@@ -45,16 +45,6 @@ def test_shapes_are_inferred_from_the_inputs() -> None:
     assert [dim.dim_value for dim in branched.type.tensor_type.shape.dim] == [SIDE, SIDE]
 
 
-def test_a_name_of_two_branches_is_one_input_and_one_node() -> None:
-    """Two tensors of one name may differ; the second one has no type."""
-    proto = replaced(everywhere(branches=("p", "p")))
-    assert inputs_of(proto).keys() == {"x", "on", "w", "c", "p"}
-    [conditional] = [node for node in proto.graph.node if node.op_type == "If"]
-    nodes = [[node.op_type for node in a.g.node] for a in conditional.attribute]
-    assert sorted(nodes) == [["Add"], ["Tensor", "Add"]]
-    onnx.checker.check_model(proto)
-
-
 def test_a_function_gets_a_node_in_place_of_its_constant() -> None:
     [function] = replaced(everywhere()).functions
     assert [(node.op_type, list(node.output)) for node in function.node] == [
