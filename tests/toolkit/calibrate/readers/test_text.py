@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.toolkit.calibrate.readers.reading import (
 )
 from toolkit.calibrate.readers import ReaderOptions, reader_for
 from toolkit.calibrate.readers.text import TextOptions
+from toolkit.errors import UsageError
 
 TOKENS = """g (int64[N,T] input_ids, int64[N,T] attention_mask) => (int64[N,T] y)
 { y = Add(input_ids, attention_mask) }"""
@@ -65,6 +67,58 @@ def test_pairs_of_texts(tmp_path, tokenizer):
     assert read(tmp_path / "a.csv", TOKENS, text=options)[0]["input_ids"].tolist() == [[2, 3, 4]]
 
 
+def test_columns_by_number_have_no_header(tmp_path, tokenizer):
+    (tmp_path / "a.csv").write_text("1,a cat\n\n2,sat\n")
+    options = TextOptions(tokenizer.tokenizer, ("1",))
+    feeds = read(tmp_path / "a.csv", TOKENS, text=options)
+    assert [feed["input_ids"].tolist() for feed in feeds] == [[[2, 3]], [[4]]]
+
+
+def test_the_usual_column_comes_first_and_a_sole_one_needs_no_name(tmp_path, tokenizer):
+    usual, sole = tmp_path / "usual.jsonl", tmp_path / "sole.jsonl"
+    usual.write_text('{"title": "sat", "review": "sat", "text": "a cat"}\n\n')
+    sole.write_text('{"body": "a cat"}')
+    for path in (usual, sole):
+        [feed] = read(path, TOKENS, text=tokenizer)
+        assert feed["input_ids"].tolist() == [[2, 3]]
+
+
+def test_texts_are_cut_to_the_length_asked_for(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("a cat sat a cat")
+    options = TextOptions(tokenizer.tokenizer, max_length=2)
+    assert read(tmp_path / "a.txt", TOKENS, text=options)[0]["input_ids"].tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": ("a", "b", "c")}, "3 columns were named; a text has one or two"),
+        ({"max_length": 0}, "max_length is 0; it must be 1 or more"),
+    ],
+)
+def test_options_that_are_not_possible(options, message):
+    with pytest.raises(UsageError, match=message):
+        TextOptions(**options)
+
+
+def test_a_batch_needs_a_padding_token(tmp_path, tokenizer):
+    """Decoders pad with their end token; a tokenizer with neither cannot make a batch."""
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer.tokenizer, folder)
+    (tmp_path / "a.txt").write_text("a cat sat\na\n")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["pad_token"] = None
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    batch, options = TOKENS.replace("N,T", "2,T"), TextOptions(str(folder))
+    assert len(read(tmp_path / "a.txt", TOKENS, text=options)) == 2
+    assert "has no padding token" in refused(tmp_path / "a.txt", batch, text=options)
+    settings["eos_token"] = "sat"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    [feed] = read(tmp_path / "a.txt", batch, text=options)
+    assert feed["input_ids"].tolist() == [[2, 3, 4], [2, 4, 4]]
+
+
 def test_a_folder_without_a_vocabulary(tmp_path):
     """Of a config.json alone, transformers makes a tokenizer that knows no word."""
     pytest.importorskip("transformers")
@@ -95,5 +149,13 @@ def test_text_that_does_not_fit(tmp_path, tokenizer):
     assert "no text in 'two'; its columns are one, other" in refused(path, TOKENS, text=absent)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{no json')
     assert "line 2 is not JSON" in refused(tmp_path / "a.jsonl", TOKENS, text=tokenizer)
+    (tmp_path / "a.jsonl").write_text('["a"]')
+    assert "a line that is not a JSON object" in refused(
+        tmp_path / "a.jsonl", TOKENS, text=tokenizer
+    )
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    assert "cannot be read: UnicodeDecodeError" in refused(
+        tmp_path / "a.txt", TOKENS, text=tokenizer
+    )
     (tmp_path / "a.txt").write_text("\n")
     assert "are empty" in refused(tmp_path / "a.txt", TOKENS, text=tokenizer)
