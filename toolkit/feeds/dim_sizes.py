@@ -148,13 +148,18 @@ def _natural(roles: Mapping[str, Role], variation: int, tied: bool = False) -> S
 def _sums(roles: Mapping[str, Role], variation: int) -> Iterator[Sizes]:
     """Yield sizes in which one is the sum of two: a decoder's mask covers its cache and its input.
 
-    All symbols of the cache, often one for each tensor, get the same size.
+    All symbols of the cache, often one for each tensor, get the same size. The input may be a single
+    token, whose length is no symbol.
     """
     lengths = [symbol for symbol, role in roles.items() if role is Role.SEQUENCE]
-    if len(lengths) < 3:
-        return
     tied = _natural(roles, variation, tied=True)
     numbers = _NATURAL[Role.SEQUENCE]
+    if len(lengths) == 2:
+        for total in reversed(lengths):
+            old = numbers.at(variation, 0)
+            yield {**tied, **dict.fromkeys(lengths, old), total: old + 1}
+    if len(lengths) < 3:
+        return
     for total in lengths:
         for part in lengths:
             if part != total:

@@ -87,7 +87,10 @@ def require_runs(validator: Validator, chosen: str, original: Model, settings: S
     except RuntimeRefused:
         return
     if len(free.feeds):
-        raise UsageError(f"the model does not run with {chosen}: {validator.feeds.refusal}")
+        hint = "if it does on real inputs, give them as a sample"
+        raise UsageError(
+            f"the model does not run with {chosen} ({hint}): {validator.feeds.refusal}"
+        )
 
 
 def narrow_outputs(model: Model) -> None:

@@ -65,8 +65,11 @@ def _iterations(graph: Graph, node: NodeProto, subgraph: Graph) -> int | None:
     again = known_flag(subgraph, subgraph.outputs[0])
     if origin(subgraph, subgraph.outputs[0]) == subgraph.inputs[1]:
         again = True
-    if again is False or most == 1:
-        return 1 if most is not None or not limit else None
+    if most == 1:
+        return 1
+    if again is False:
+        # Without a first condition, the standard ignores the next ones, but onnxruntime does not.
+        return 1 if condition and (most is not None or not limit) else None
     return most if again else None
 
 

@@ -48,6 +48,13 @@ def test_sizes_fixed_by_weights_are_kept():
     assert all(sizes["C"] == 7 for sizes in more_sizes(found, {"C": 7}, {"B": 2, "C": 7}, 1))
 
 
+def test_a_mask_may_cover_a_cache_and_a_single_token():
+    roles = dict.fromkeys(("mask", "cache"), Role.SEQUENCE)
+    found = list(first_sizes(roles, {}))
+    assert any(sizes["mask"] == sizes["cache"] + 1 for sizes in found)
+    assert any(sizes["cache"] == sizes["mask"] + 1 for sizes in found)
+
+
 def test_a_total_is_the_sum_of_its_parts_by_name():
     names = ("sequence", "past_sequence", "total_sequence")
     for sizes in islice(first_sizes(dict.fromkeys(names, Role.SEQUENCE), {}), 3):

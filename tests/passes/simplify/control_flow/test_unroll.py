@@ -55,6 +55,7 @@ def test_a_condition_that_turns_false_ends_the_loop(limit: str) -> None:
     constant = f"{ADD} <bool c1 = {{0}}> {{ {COUNT} }}"
     check(InlineBranches(), loop(limit, "yes", constant), near_miss=near, inputs=FED)
     check(InlineBranches(), loop(limit, "yes", body), near_miss=True, inputs=FED)
+    check(InlineBranches(), loop("three", "", constant), near_miss=True, inputs=FED)
 
 
 @pytest.mark.parametrize(("limit", "condition"), [("zero", "on"), ("n", "no"), ("zero", "")])
