@@ -11,7 +11,8 @@ Values in subgraphs of If, Loop and Scan are observed at each execution of the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -51,6 +52,10 @@ Progress = Callable[[int, "int | None", str], None]
 """Called after each feed with (done, total, description); the total may be unknown at first."""
 
 
+_Outputs = tuple[Feed, Mapping[str, Any]]
+"""A feed, and the awaited outputs on it."""
+
+
 class Feeds(Protocol):
     """Feeds that can be read repeatedly, as those of `toolkit.calibrate.readers.Reader`."""
 
@@ -59,6 +64,19 @@ class Feeds(Protocol):
     def count(self) -> int | None: ...
 
     def digest(self) -> str: ...
+
+
+class Recorder(Protocol):
+    """A user of the model's own outputs, which a sweep computes too."""
+
+    @property
+    def awaited(self) -> Sequence[str]:
+        """The outputs it needs; empty if none."""
+        ...
+
+    def record(self, runs: Iterable[_Outputs]) -> None:
+        """Take every feed, with the awaited outputs on it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +138,9 @@ def collect(
     cache: Path | None = None,
     progress: Progress | None = None,
     custom_ops: Sequence[str] = (),
+    recorder: Recorder | None = None,
 ) -> Calibration:
-    """Observe the tensors named by `observers` on every feed.
+    """Observe the tensors named by `observers` on every feed; `recorder` takes the outputs.
 
     With a `cache` folder, statistics are saved there after each sweep, in a file named by a digest
     of the model and the data. Cached statistics are not collected again: in another run, by another
@@ -140,15 +159,27 @@ def collect(
     for name in set(left).difference(*sweeps):
         statistics[name].failure = f"tensor '{name}' {_UNEVEN}"
     count = feeds.count()
-    for number, names in enumerate(sweeps):
-        chosen = {name: statistics[name] for name in names}
+
+    def reported(runs: Iterable[_Outputs], number: int) -> Iterator[_Outputs]:
+        nonlocal count
         done = 0
-        for done in _sweep(Run(model, names, custom_ops), feeds, chosen, store):
+        for done, run in enumerate(runs, 1):
             if progress is not None:
                 total = count * len(sweeps) if count is not None else None
                 what = f"calibrating, sweep {number + 1} of {len(sweeps)}"
                 progress(number * (count or 0) + done, total, what)
+            yield run
         count = done  # known from the first sweep on
+
+    for number, names in enumerate(sweeps):
+        chosen = {name: statistics[name] for name in names}
+        resumed = store.resume(chosen.values())
+        awaited = recorder.awaited if recorder is not None and not resumed else ()
+        run = Run(model, list(dict.fromkeys((*names, *awaited))), custom_ops)
+        runs = reported(_sweep(run, feeds, chosen, awaited, store, resumed), number)
+        if recorder is not None and awaited:
+            recorder.record(runs)
+        deque(runs, maxlen=0)
         store.keep(chosen.values())
     failed = {name: found.failure for name, found in statistics.items() if found.failure}
     unseen = {n for n, found in statistics.items() if n in inner and not found.seen} - failed.keys()
@@ -157,25 +188,31 @@ def collect(
 
 
 def _sweep(
-    run: Run, feeds: Iterable[Feed], statistics: Mapping[str, Statistic], store: Store
-) -> Iterator[int]:
-    """Update statistics with every feed; yield the number of feeds done after each."""
-    resumed = store.resume(statistics.values())
+    run: Run,
+    feeds: Iterable[Feed],
+    statistics: Mapping[str, Statistic],
+    awaited: Container[str],
+    store: Store,
+    resumed: int,
+) -> Iterator[_Outputs]:
+    """Update statistics with every feed from `resumed` on; yield feeds with awaited outputs."""
     written = time.monotonic()
     for index, feed in enumerate(feeds):
+        outputs: dict[str, Any] = {}
         if index >= resumed:
             if time.monotonic() - written > PAUSE_SECONDS:
                 store.pause(statistics.values(), index)
                 written = time.monotonic()
-            _update(statistics, run(feed, index))
-        yield index + 1
+            for name, value in run(feed, index):
+                if name in awaited:
+                    outputs[name] = value
+                if name in statistics:
+                    _update(statistics[name], value)
+        yield feed, outputs
 
 
-def _update(statistics: Mapping[str, Statistic], values: Iterable[tuple[str, Any]]) -> None:
-    for name, value in values:
-        statistic = statistics[name]
-        if statistic.failure or isinstance(value, (list, dict)):
-            continue  # sequences and maps have no range
+def _update(statistic: Statistic, value: Any) -> None:
+    if not statistic.failure and not isinstance(value, (list, dict)):  # those have no range
         try:
             for piece in pieces_of(value):
                 statistic.update(piece)

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.calibrate.collector import Calibration, Feeds, Progress, collect
+from toolkit.calibrate.collector import Calibration, Feeds, Progress, Recorder, collect
 from toolkit.calibrate.observers import Observer
 from toolkit.calibrate.readers import Reader, ReaderOptions, reader_for
 
@@ -47,8 +47,10 @@ class CalibrationData:
         """Return the same data, limited to the first `most` feeds."""
         return replace(self, feeds=_First(self.feeds, most))
 
-    def collect(self, model: Model, observers: Mapping[str, Observer]) -> Calibration:
-        """Observe tensors of `model` on every feed."""
+    def collect(
+        self, model: Model, observers: Mapping[str, Observer], recorder: Recorder | None = None
+    ) -> Calibration:
+        """Observe tensors of `model` on every feed; `recorder` takes the model's outputs."""
         return collect(
             model,
             self.feeds,
@@ -56,6 +58,7 @@ class CalibrationData:
             cache=self.cache,
             progress=self.progress,
             custom_ops=self.custom_ops,
+            recorder=recorder,
         )
 
 

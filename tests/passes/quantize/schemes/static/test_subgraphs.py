@@ -108,7 +108,7 @@ def test_observed_tensors() -> None:
         real = False
         names: list[str]
 
-        def collect(self, subject: Model, observers: Any) -> Any:
+        def collect(self, subject: Model, observers: Any, recorder: Any = None) -> Any:
             self.names = list(observers)
             data = context(subject, [{"x": normal(2, 4, 8, 8), "c": YES}]).calibration
             assert data is not None
