@@ -39,27 +39,22 @@ class Halves:
         """Make a node compute in float16."""
         if not g.begin("fp16", node):
             return
-        before = list(node.input)
-        inputs = list(before)
-        for index in slots.inputs:
-            inputs[index] = self._half(g, inputs[index])
-        g.set_inputs(node, inputs)
+        before, old = list(node.input), list(node.output)
+        halves = {index: self._half(g, before[index]) for index in slots.inputs}
+        g.set_inputs(node, [halves.get(i, name) for i, name in enumerate(before)])
         for name in dict.fromkeys(before[index] for index in slots.inputs):
             _remove_if_dead(g, name)
-        old = [node.output[index] for index in slots.outputs]
-        outputs = list(node.output)
-        for index in slots.outputs:
-            outputs[index] = g.fresh(outputs[index])
-        g.set_outputs(node, outputs)
-        for name, index in zip(old, slots.outputs, strict=True):
-            self._define(g, name, outputs[index])
+        results = {index: g.fresh(old[index]) for index in slots.outputs}
+        g.set_outputs(node, [results.get(i, name) for i, name in enumerate(old)])
+        for index, half in results.items():
+            self._define(g, old[index], half)
 
     def take_inputs(self) -> None:
         """Declare the model's inputs as float16."""
         g = self._model.graph
         declared = g.interface_inputs()
-        floats = {v.name for v in declared if _is_float(v) and v.name not in g.initializers}
-        for name in [v.name for v in declared if v.name in floats]:
+        floats = [v.name for v in declared if _is_float(v) and v.name not in g.initializers]
+        for name in floats:
             cast = _cast_instead(g, name, name)
             self._names[id(g), cast.output[0]] = name
             self._back.append((g, cast))
@@ -106,31 +101,32 @@ class Halves:
         scope = g.scope_of(name) or g
         key = id(scope), name
         if key not in self._names:
-            self._names[key] = self._as_half(scope, name)
+            self._names[key] = _as_half(scope, name)
         return self._names[key]
-
-    def _as_half(self, g: Graph, name: str) -> str:
-        """Return a constant in float16, or a Cast of `name` or of the value it was cast from."""
-        floats = g.const(name)
-        if floats is not None:
-            return g.constant(converted(floats, np.float16), name)
-        producer = g.producer(name)
-        source = name
-        if nd.is_op(producer, "Cast") and producer is not None:
-            kind = g.dtype(producer.input[0])
-            if kind == TensorProto.FLOAT16:
-                return producer.input[0]
-            if kind not in (0, TensorProto.DOUBLE):
-                source = producer.input[0]
-        made = g.op("Cast", source, to=TensorProto.FLOAT16)
-        g.learn_type(made, TensorType(TensorProto.FLOAT16, g.shape(name)))
-        return made
 
     def _define(self, g: Graph, name: str, half: str) -> None:
         """Define `name` as the Cast of `half`."""
         g.learn_type(half, TensorType(TensorProto.FLOAT16, g.shape(name)))
         self._back.append((g, g.add("Cast", [half], [name], {"to": TensorProto.FLOAT})))
         self._names[id(g), name] = half
+
+
+def _as_half(g: Graph, name: str) -> str:
+    """Return a constant in float16, or a Cast of `name` or of the value it was cast from."""
+    floats = g.const(name)
+    if floats is not None:
+        return g.constant(converted(floats, np.float16), name)
+    producer = g.producer(name)
+    source = name
+    if nd.is_op(producer, "Cast") and producer is not None:
+        kind = g.dtype(producer.input[0])
+        if kind == TensorProto.FLOAT16:
+            return producer.input[0]
+        if kind not in (0, TensorProto.DOUBLE):
+            source = producer.input[0]
+    made = g.op("Cast", source, to=TensorProto.FLOAT16)
+    g.learn_type(made, TensorType(TensorProto.FLOAT16, g.shape(name)))
+    return made
 
 
 def store_weights(model: Model, keep: Sequence[str], at_least: int) -> Iterator[tuple[str, str]]:

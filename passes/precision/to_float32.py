@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto
 
 from passes.precision.half_writer import converted, retyped
 from passes.simplify.inline import InlineFunctions
@@ -74,7 +74,7 @@ def _obstacle(model: Model) -> str:
         if g.has_sparse:
             return "it has sparse tensors"
         for declared in (*g.interface_inputs(), *g.interface_outputs()):
-            if not _is_tensor(declared.type):
+            if declared.type.WhichOneof("value") not in (None, "tensor_type"):
                 return f"'{declared.name}' is not a tensor"
         for node in g.nodes:
             if nd.is_op(node, *_READS_BITS):
@@ -82,10 +82,6 @@ def _obstacle(model: Model) -> str:
             if any(a.type == AttributeProto.TYPE_PROTO for a in node.attribute):
                 return f"the result of {nd.label(node)} is not a tensor"
     return ""
-
-
-def _is_tensor(type_: TypeProto) -> bool:
-    return type_.WhichOneof("value") in (None, "tensor_type")
 
 
 # -- inputs and outputs

@@ -23,7 +23,6 @@ from passes.quantize.layers.channel_weights import Kernel, kernel_of
 from passes.quantize.layers.row_blocks import blocks
 from passes.quantize.layers.weight_storage import drop_unused
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.ir.model import Model
 from toolkit.storage.spill import allocate
@@ -84,11 +83,11 @@ class ClipWeights:
                 done.add((id(scope), kernel.name))  # by its new name
 
     def _clip(self, g: Graph, kernel: Kernel, limit: int, ctx: Context) -> None:
-        name, axis = kernel.name, _axis(kernel)
+        name, axis = kernel.name, kernel.axis
         users = g.users(name)
         layers = [kernel_of(g, user) for user in users]
         if g.is_captured(name) or any(
-            k is None or k.name != name or _axis(k) != axis for k in layers
+            k is None or k.name != name or k.axis != axis for k in layers
         ):
             ctx.note(f"'{name}' is not clipped: it has other users")
             return
@@ -101,13 +100,6 @@ class ClipWeights:
         for node in users:
             g.set_input(node, 1, made)
         drop_unused(g, name)
-
-
-def _axis(kernel: Kernel) -> int:
-    """Return the axis of the outputs in the stored weights, along which quantizers have scales."""
-    if kernel.is_matrix:
-        return kernel.out_axes[0]
-    return 1 if nd.is_op(kernel.node, "ConvTranspose") else 0
 
 
 def clip(weights: Array, axis: int | None, limit: int) -> Array | None:

@@ -17,6 +17,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import given
+from passes.quantize.layers.channel_weights import kernel_with
 from passes.quantize.layers.weight_storage import drop_unused
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
@@ -98,13 +99,11 @@ class Biased:
             return None if found is None else found[1]
         if not nd.is_op(self.node, *_WITH_BIAS):
             return None
-        scales = [_scale_of(g, self.node.input[place]) for place in (0, 1)]
-        if scales[0] is None or scales[1] is None or scales[0].size != 1:
+        dequantizers = [_dequantizer(g, self.node.input[place]) for place in (0, 1)]
+        x, w = (g.const(d.input[1]) if d is not None else None for d in dequantizers)
+        if x is None or w is None or x.size != 1 or w.size not in (1, self.outputs):
             return None
-        x, w = scales[0].reshape(()), scales[1]
-        if w.size not in (1, self.outputs):
-            return None
-        return np.asarray(w.reshape(() if w.size == 1 else -1) * x, np.float32)
+        return np.asarray(w.reshape(() if w.size == 1 else -1) * x.reshape(()), np.float32)
 
 
 def biased_layers(g: Graph, names: Container[str]) -> tuple[list[Biased], list[NodeProto]]:
@@ -141,12 +140,10 @@ def _with_input(g: Graph, node: NodeProto, names: Container[str]) -> Biased | No
     weights = g.const(producer.input[0]) if producer is not None else None
     if weights is None or nd.attr(node, "alpha", 1.0) != 1 or nd.attr(node, "beta", 1.0) != 1:
         return None
-    if nd.is_op(node, "Gemm"):
-        outputs, axis = weights.shape[0 if nd.attr(node, "transB", 0) else 1], -1
-    elif nd.is_op(node, "ConvTranspose"):
-        outputs, axis = weights.shape[1] * nd.attr(node, "group", 1), 1
-    else:
-        outputs, axis = weights.shape[0], 1
+    kernel = kernel_with(node, weights.shape)
+    if kernel is None:
+        return None
+    outputs, axis = kernel.outputs, -1 if kernel.is_matrix else 1
     name = given(node, 2)
     if name and not _is_vector(g, name, outputs):
         return None
@@ -215,11 +212,6 @@ def _int32_bias(g: Graph, name: str) -> tuple[Array, Array] | None:
     if values is None or scale is None or values.dtype != np.int32:
         return None
     return None if zero is not None and zero.any() else (values, scale)
-
-
-def _scale_of(g: Graph, name: str) -> Array | None:
-    producer = _dequantizer(g, name)
-    return g.const(producer.input[1]) if producer is not None else None
 
 
 def _dequantizer(g: Graph, name: str) -> NodeProto | None:

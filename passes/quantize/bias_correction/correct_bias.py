@@ -8,25 +8,24 @@ quantized model once, step by step (see `stepwise_run`); means of the float mode
 
 A channel is corrected if its shift agrees in both halves of the samples, and a layer if that lowers
 the error of its means. Corrections are undone from the last layer on until the error of the model's
-outputs is no larger than without any (see `output_error`). `biases` finds the layers.
+outputs is no larger than without any. `biases` finds the layers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
 from passes.quantize.bias_correction.biases import Biased, biased_layers
-from passes.quantize.bias_correction.output_error import OutputError
 from passes.quantize.bias_correction.stepwise_run import CannotAdvance, RunStep, StepwiseRun
 from passes.quantize.layers.channel_means import SampleMeans
-from toolkit.calibrate.collector import Feeds, observable
+from toolkit.calibrate.collector import observable
 from toolkit.calibrate.observers import Collect
-from toolkit.calibrate.statistics import Array
+from toolkit.calibrate.statistics import Array, is_float
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
 from toolkit.ir import node as nd
@@ -82,10 +81,7 @@ class CorrectBias:
             ctx.note(f"biases not corrected: {names} (the float model has no such value)")
         if not layers:
             return
-        data = ctx.calibration.first(
-            self.samples
-            or affordable_samples(model, ctx.calibration.feeds, ctx.settings.custom_ops)
-        )
+        data = ctx.calibration.first(self.samples or affordable_samples(model, ctx))
         found = data.collect(
             floats, {layer.counterpart: Collect(SampleMeans, (layer.axis,)) for layer in layers}
         )
@@ -105,12 +101,12 @@ class CorrectBias:
             ctx.note(f"biases {state}: more corrections would not lower the error")
 
 
-def affordable_samples(model: Model, feeds: Feeds, custom_ops: tuple[str, ...]) -> int:
+def affordable_samples(model: Model, ctx: Context) -> int:
     """Return the number of samples to use, by the run time of the first one."""
-    first = next(iter(feeds), None)
+    first = next(iter(ctx.calibration.feeds), None) if ctx.calibration is not None else None
     if first is None:
         return _MOST
-    session = Session(model, custom_ops=custom_ops)
+    session = Session(model, custom_ops=ctx.settings.custom_ops)
     started = time.thread_time()
     session.run(first)
     seconds = time.thread_time() - started
@@ -140,7 +136,7 @@ def corrected(
             layer.put(g, new)
             yield layer
         while run.nbytes() > _MEMORY and len(run.kept) > _FEWEST:
-            run.forget_from(max(_FEWEST, len(run.kept) // 2))
+            del run.kept[max(_FEWEST, len(run.kept) // 2) :]
 
 
 def _corrected(g: Graph, layer: Biased, step: RunStep, floats: SampleMeans) -> Array:
@@ -152,17 +148,13 @@ def _corrected(g: Graph, layer: Biased, step: RunStep, floats: SampleMeans) -> A
         if not (tried != bias).any():
             break
         after = _shift(layer, step.run(tried), floats)
-        if not _size(after) < _size(shift):
+        if not after.size < shift.size:
             break
-        settled = _size(after) > _SETTLED * _size(shift)
+        settled = after.size > _SETTLED * shift.size
         bias, shift = tried, after
         if settled:
             break
     return bias
-
-
-def _size(shift: Shift) -> float:
-    return float((_mean(shift) ** 2).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,6 +163,14 @@ class Shift:
 
     means: Array
     weights: Array
+
+    def mean(self, part: slice = slice(None)) -> Array:
+        """Return the mean over some samples."""
+        return np.average(self.means[part], axis=0, weights=self.weights[part])
+
+    @property
+    def size(self) -> float:
+        return float((self.mean() ** 2).sum())
 
 
 def _shift(layer: Biased, values: list[Array], floats: SampleMeans) -> Shift:
@@ -184,19 +184,15 @@ def _shift(layer: Biased, values: list[Array], floats: SampleMeans) -> Shift:
     return Shift(off, np.array(floats.counts[:count], np.float64))
 
 
-def _mean(shift: Shift, part: slice = slice(None)) -> Array:
-    return np.average(shift.means[part], axis=0, weights=shift.weights[part])
-
-
 def lasting(shift: Shift) -> Array:
     """Return the mean shift, or 0 for channels where half of the samples predicts the other badly.
 
     Correcting a shift d by a shift e changes its square by e (e - 2 d).
     """
-    whole = _mean(shift)
+    whole = shift.mean()
     if len(shift.means) < 2:
         return whole
-    one, other = _mean(shift, slice(0, None, 2)), _mean(shift, slice(1, None, 2))
+    one, other = shift.mean(slice(0, None, 2)), shift.mean(slice(1, None, 2))
     return np.where(4 * one * other > one**2 + other**2, whole, 0.0)
 
 
@@ -207,6 +203,38 @@ def _keep_best(model: Model, ends: list[int], before: float, error: OutputError)
         count //= 2
         model.journal.undo_to(ends[count])
     return count
+
+
+class OutputError:
+    """|y - f|^2 / |f|^2 over all feeds, averaged over the float outputs."""
+
+    def __init__(self, floats: Model, feeds: Sequence[Feed], custom_ops: Sequence[str]) -> None:
+        self._feeds, self._custom_ops = feeds, custom_ops
+        session = Session(floats, custom_ops=custom_ops)
+        self._names = floats.graph.outputs
+        self._wanted = [session.run(feed, self._names) for feed in feeds]
+
+    def of(self, model: Model) -> float:
+        """Return the error of a model with the same outputs, over the comparable ones."""
+        session = Session(model, custom_ops=self._custom_ops)
+        off, size = np.zeros(len(self._names)), np.zeros(len(self._names))
+        for feed, wanted in zip(self._feeds, self._wanted, strict=True):
+            for place, pair in enumerate(zip(session.run(feed, self._names), wanted, strict=True)):
+                found, reference = map(_numbers, pair)
+                if reference is None or found is None or found.shape != reference.shape:
+                    continue  # not float tensors, or of different data-dependent shapes
+                off[place] += float(((found - reference) ** 2).sum())
+                size[place] += float((reference**2).sum())
+        present = size > 0
+        return float((off[present] / size[present]).mean()) if present.any() else 0.0
+
+
+def _numbers(value: object) -> Array | None:
+    """Return a float tensor in float64, None for any other value."""
+    if not isinstance(value, np.ndarray):
+        return None
+    array = cast("Array", value)
+    return array.astype(np.float64) if is_float(array) else None
 
 
 def is_correctable(plan: Plan, ctx: Context) -> bool:
@@ -223,9 +251,6 @@ class Corrections:
 
     def make(self, model: Model, ctx: Context) -> None:
         """Correct the biases of one candidate; the first call decides the number of samples."""
-        assert ctx.calibration is not None
         if self._samples is None:
-            self._samples = affordable_samples(
-                model, ctx.calibration.feeds, ctx.settings.custom_ops
-            )
+            self._samples = affordable_samples(model, ctx)
         CorrectBias(self._samples).run(model, ctx)

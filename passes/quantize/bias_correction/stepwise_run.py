@@ -35,7 +35,8 @@ class StepwiseRun:
         self.model = model
         self.kept: list[dict[str, Any]] = [dict(feed) for feed in feeds]
         self._custom_ops = custom_ops
-        self._done: set[int] = set()
+        self.done: set[int] = set()
+        """The ids of the nodes that have run."""
         self._shell = model.to_proto()
         self._shell.ClearField("graph")
 
@@ -43,15 +44,11 @@ class StepwiseRun:
         """Return the size of all kept values."""
         return sum(np.asarray(v).nbytes for state in self.kept for v in state.values())
 
-    def forget_from(self, count: int) -> None:
-        """Drop all but the first samples."""
-        del self.kept[count:]
-
     def step(self, value: str, node: NodeProto, slot: int) -> RunStep | None:
         """Return the step to `value` with input `slot` of `node` supplied; None if it has run."""
         g = self.model.graph
         producer = g.producer(value)
-        if producer is None or id(producer) in self._done or id(node) in self._done:
+        if producer is None or id(producer) in self.done or id(node) in self.done:
             return None
         nodes = self._pending_for(producer)
         return RunStep(self, nodes, value, node, slot)
@@ -63,7 +60,7 @@ class StepwiseRun:
         pending = [last]
         while pending:
             node = pending.pop()
-            if id(node) in found or id(node) in self._done:
+            if id(node) in found or id(node) in self.done:
                 continue
             found[id(node)] = node
             for name in (*nd.inputs_of(node), *g.captures_of(node)):
@@ -103,20 +100,14 @@ class StepwiseRun:
         piece = Model(proto, self.model.weights, self.model.path)
         return Session(piece, custom_ops=self._custom_ops), fed
 
-    def needed_behind(self, nodes: Sequence[NodeProto]) -> list[str]:
-        """Return the results of these nodes that pending nodes use."""
-        run = self._done | {id(node) for node in nodes}
-        results = (name for node in nodes for name in nd.outputs_of(node))
-        return [name for name in results if self._has_pending_users(name, run)]
-
     def mark_run(self, nodes: Sequence[NodeProto]) -> None:
         """Mark the nodes as run and drop values without pending users."""
-        self._done.update(id(node) for node in nodes)
+        self.done.update(id(node) for node in nodes)
         for state in self.kept:
-            for name in [n for n in state if not self._has_pending_users(n, self._done)]:
+            for name in [n for n in state if not self.has_pending_users(n, self.done)]:
                 del state[name]
 
-    def _has_pending_users(self, name: str, run: set[int]) -> bool:
+    def has_pending_users(self, name: str, run: set[int]) -> bool:
         return any(id(user) not in run for user in self.model.graph.users(name))
 
 
@@ -127,7 +118,9 @@ class RunStep:
         self, run: StepwiseRun, nodes: list[NodeProto], value: str, node: NodeProto, slot: int
     ) -> None:
         self._run, self._nodes = run, nodes
-        self._needed = run.needed_behind(nodes)
+        done = {*run.done, *map(id, nodes)}
+        results = (name for n in nodes for name in nd.outputs_of(n))
+        self._needed = [name for name in results if run.has_pending_users(name, done)]
         outputs = list(dict.fromkeys((value, *self._needed)))
         self._session, self._fed = run.session(nodes, outputs, node, slot)
         self._outputs = outputs

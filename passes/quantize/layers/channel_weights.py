@@ -34,17 +34,30 @@ _MATRICES = ("MatMul", "Gemm", FUSED_MATMUL)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """The constant weights of a layer; all axes are those of the viewed `shape`."""
+    """The weights of a layer; all axes but `axis` are those of the viewed `shape`."""
 
     node: NodeProto
-    rank: int
-    """The rank of the stored weights."""
     shape: tuple[int, ...]
     in_axes: tuple[int, ...]
     out_axes: tuple[int, ...]
-    is_matrix: bool
-    reads_channels: bool = True
-    """Whether its inputs lie along the last axis of a matrix, or axis 1 of an image."""
+    axis: int
+    """The axis of the outputs in the stored weights, along which quantizers have scales."""
+    groups: int = 1
+    """The outputs that share an index of `axis`, in a grouped ConvTranspose."""
+
+    @property
+    def is_matrix(self) -> bool:
+        return nd.qualified(self.node) in _MATRICES
+
+    @property
+    def rank(self) -> int:
+        """The rank of the stored weights."""
+        return len(self.shape) - (not self.is_matrix)
+
+    @property
+    def reads_channels(self) -> bool:
+        """Whether its inputs lie along the last axis of a matrix, or axis 1 of an image."""
+        return not any(nd.attr(self.node, name, 0) for name in TURNED_INPUT)
 
     @property
     def name(self) -> str:
@@ -57,6 +70,11 @@ class Kernel:
     @property
     def outputs(self) -> int:
         return int(np.prod([self.shape[axis] for axis in self.out_axes]))
+
+    @property
+    def depth(self) -> int:
+        """The number of products that an output sums."""
+        return int(np.prod(self.shape)) // self.outputs
 
     def spread(self, numbers: Array, axes: tuple[int, ...]) -> Array:
         """Reshape numbers per input or output so that they broadcast against the viewed weights."""
@@ -107,28 +125,29 @@ def rows_of(array: Array, rows: slice) -> Array:
 
 def kernel_of(g: Graph, node: NodeProto) -> Kernel | None:
     """Return the weights of a layer; None unless they are constant floats."""
-    op = nd.qualified(node)
-    if op not in _CONVOLUTIONS and op not in _MATRICES:
+    if nd.qualified(node) not in (*_CONVOLUTIONS, *_MATRICES):
         return None
     tensor = g.tensor(given(node, 1))
     if tensor is None or tensor.data_type not in FLOATS or 0 in tensor.dims:
         return None
-    shape = tuple(tensor.dims)
-    rank = len(shape)
-    if op in _MATRICES:
-        if rank < 2 or g.is_const(node.input[0]):
-            return None
-        straight = not any(nd.attr(node, name, 0) for name in TURNED_INPUT)
-        rows, columns = (rank - 2,), (rank - 1,)
+    found = kernel_with(node, tuple(tensor.dims))
+    return None if found is None or (found.is_matrix and g.is_const(node.input[0])) else found
+
+
+def kernel_with(node: NodeProto, shape: tuple[int, ...]) -> Kernel | None:
+    """Return the weights of a matrix product or convolution, stored in this shape."""
+    rank, groups = len(shape), nd.attr(node, "group", 1)
+    if nd.qualified(node) in _MATRICES:
+        rows, columns = rank - 2, rank - 1
         if nd.attr(node, "transB", 0):
             rows, columns = columns, rows
-        return Kernel(node, rank, shape, rows, columns, True, straight)
-    groups = nd.attr(node, "group", 1)
+        return Kernel(node, shape, (rows,), (columns,), columns) if rank > 1 else None
     if rank < 3 or groups < 1 or shape[0] % groups:
         return None
     seen = (groups, shape[0] // groups, *shape[1:])
-    inner, outer = ((0, 1), (0, 2)) if op == "ConvTranspose" else ((0, 2), (0, 1))
-    return Kernel(node, rank, seen, inner, outer, False)
+    if nd.is_op(node, "ConvTranspose"):
+        return Kernel(node, seen, (0, 1), (0, 2), 1, groups)
+    return Kernel(node, seen, (0, 2), (0, 1), 0)
 
 
 def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], factor: Array) -> None:

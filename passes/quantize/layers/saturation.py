@@ -73,17 +73,14 @@ def overflows(rows: Array) -> bool:
     return bool(pairs.size) and bool(pairs.max() > _MOST or pairs.min() < _LEAST)
 
 
-def _weights(g: Graph, node: NodeProto) -> Iterator[Array]:
-    """Yield the int8 weights of a layer."""
+def _weights(g: Graph, node: NodeProto) -> list[Array]:
+    """Return the int8 weights of a layer."""
     names = [given(node, slot) for slot in _SLOTS.get(node.op_type, ())]
-    if nd.is_op(node, "Conv", "Gemm", "MatMul") and len(node.input) > 1:
-        producer = g.producer(node.input[1])
-        if producer is not None and nd.is_op(producer, "DequantizeLinear"):
-            names.append(producer.input[0])
-    for name in names:
-        known = _int8_constant(g, name)
-        if known is not None:
-            yield known
+    producer = g.producer(given(node, 1)) if nd.is_op(node, "Conv", "Gemm", "MatMul") else None
+    if producer is not None and nd.is_op(producer, "DequantizeLinear"):
+        names.append(producer.input[0])
+    found = [_int8_constant(g, name) for name in names]
+    return [weight for weight in found if weight is not None]
 
 
 def _int8_constant(g: Graph, name: str) -> Array | None:

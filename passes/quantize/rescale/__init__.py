@@ -5,5 +5,5 @@ One layer is divided by a factor per channel, and the layers that use it are mul
     smooth, equalize   the passes: from activations to weights, and between weights
     propagate          the layers that a factor reaches; `channel_flow`: how it passes operators
     apply              scaling of the constants of all these layers
-    samples            calibration data of a layer's input, on which `smooth_trial` tests factors
+    samples            calibration data of a layer's input, and tests of factors on it
 """

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from onnx import NodeProto
@@ -48,30 +49,23 @@ class ScaledConstant:
     factor_shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RescaleSource:
-    """A node that can divide the channels of its output by a factor."""
-
-    node: NodeProto
-    index: Index
-    parts: tuple[ScaledConstant, ...]
-    kernel: Kernel | None = None
-
-    @property
-    def value(self) -> str:
-        return self.node.output[0]
+Source: TypeAlias = tuple[Index, tuple[ScaledConstant, ...]]
+"""The channels of a node's output, and the constants by which it can divide them by a factor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RescaleGroup:
     """A producer and every consumer its channel factor propagates to."""
 
-    source: RescaleSource
+    node: NodeProto
+    parts: tuple[ScaledConstant, ...]
     spread: FactorSpread
+    kernel: Kernel | None = None
+    """The weights of the producer."""
 
     @property
     def label(self) -> str:
-        return nd.label(self.source.node)
+        return nd.label(self.node)
 
     def limited(self, factors: Array) -> Array:
         """Return the factors with 1 for channels that are not free."""
@@ -82,7 +76,7 @@ class RescaleGroup:
 
         Raises MatchFailure if a constant cannot be scaled. In both cases the graph is unchanged.
         """
-        if not g.begin(rule, self.source.node):
+        if not g.begin(rule, self.node):
             return False
         start = g.model.journal.position
         try:
@@ -94,10 +88,9 @@ class RescaleGroup:
 
     def write(self, g: Graph, factors: Array) -> None:
         """Scale all constants."""
-        for part in self.source.parts:
-            put_scaled(
-                g, self.source.node, part.slot, part.shape, 1 / factors.reshape(part.factor_shape)
-            )
+        for part in self.parts:
+            by = 1 / factors.reshape(part.factor_shape)
+            put_scaled(g, self.node, part.slot, part.shape, by)
         for node, slot, index in self.spread.terms:
             known = g.const(node.input[slot])
             assert known is not None
@@ -110,28 +103,30 @@ class RescaleGroup:
 
 
 def group_of(g: Graph, node: NodeProto) -> RescaleGroup | None:
-    """Return the group whose source is `node`; None if no channel is free."""
-    source = source_of(g, node)
-    if source is None or not source.parts:
-        return None
-    found = spread(g, source.value, source.index)
-    return RescaleGroup(source, found) if found.free.any() else None
+    """Return the group of `node`; None if it is no source, or no channel is free.
 
-
-def source_of(g: Graph, node: NodeProto) -> RescaleSource | None:
-    """Return a layer with weights, a norm, or a product with a constant vector; otherwise None."""
-    kernel = kernel_of(g, node)
+    Sources are layers with weights, norms, and products with a constant vector.
+    """
+    kernel, op = kernel_of(g, node), nd.qualified(node)
+    source = None
     if kernel is not None:
-        return _layer(g, node, kernel)
-    op = nd.qualified(node)
-    if op in _LAST_AXES:
-        return _norm(g, node, _LAST_AXES[op])
-    if nd.is_op(node, *_CHANNEL_NORMS):
-        return _channel_norm(g, node)
-    return _product(g, node) if nd.is_op(node, "Mul") else None
+        source = _layer(g, node, kernel)
+    elif op in _LAST_AXES:
+        slot = _LAST_AXES[op]
+        biased = node.op_type not in _NO_BIAS and given(node, slot + 1)
+        source = _vectors(g, node, (slot, slot + 1) if biased else (slot,))
+    elif op in _CHANNEL_NORMS:
+        source = _channel_norm(g, node)
+    elif op == "Mul":
+        source = _product(g, node)
+    if source is None:
+        return None
+    index, parts = source
+    found = spread(g, node.output[0], index)
+    return RescaleGroup(node, parts, found, kernel) if found.free.any() else None
 
 
-def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> RescaleSource | None:
+def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> Source | None:
     if nd.attr(node, "activation", "") not in _HOMOGENEOUS or given(node, 3):
         return None
     count = kernel.outputs
@@ -145,35 +140,30 @@ def _layer(g: Graph, node: NodeProto, kernel: Kernel) -> RescaleSource | None:
     index = np.arange(count)
     if not kernel.is_matrix:
         index = index.reshape(-1, *[1] * (kernel.rank - 2))
-    return RescaleSource(node, index, tuple(parts), kernel)
+    return index, tuple(parts)
 
 
-def _norm(g: Graph, node: NodeProto, slot: int) -> RescaleSource | None:
-    biased = node.op_type not in _NO_BIAS and given(node, slot + 1)
-    return _vectors(g, node, (slot, slot + 1) if biased else (slot,))
-
-
-def _channel_norm(g: Graph, node: NodeProto) -> RescaleSource | None:
+def _channel_norm(g: Graph, node: NodeProto) -> Source | None:
     rank, found = g.rank(node.output[0]), _vectors(g, node, (1, 2))
-    if rank is None or rank < 2 or found is None or found.index.ndim != 1:
+    if rank is None or rank < 2 or found is None or found[0].ndim != 1:
         return None
     if nd.is_op(node, "GroupNormalization") and g.opset() < 21:
         return None  # one scale per group
     if nd.attr(node, "training_mode", 0):
         return None
-    return replace(found, index=found.index.reshape(-1, *[1] * (rank - 2)))
+    index, parts = found
+    return index.reshape(-1, *[1] * (rank - 2)), parts
 
 
-def _product(g: Graph, node: NodeProto) -> RescaleSource | None:
+def _product(g: Graph, node: NodeProto) -> Source | None:
     """Return the source x c, where c varies along one axis."""
     slots = [slot for slot, name in enumerate(node.input) if _floats(g, name) is not None]
     found = _vectors(g, node, slots) if len(slots) == 1 else None
-    if found is None or found.index.size < 2 or found.index.size != max(found.index.shape):
-        return None
-    return found
+    varies = found is not None and 2 <= found[0].size == max(found[0].shape)
+    return found if varies else None
 
 
-def _vectors(g: Graph, node: NodeProto, slots: Sequence[int]) -> RescaleSource | None:
+def _vectors(g: Graph, node: NodeProto, slots: Sequence[int]) -> Source | None:
     """Return the source whose constants have equal shapes and one number per channel each."""
     arrays = [_floats(g, given(node, slot)) for slot in slots]
     shapes = {None if array is None else array.shape for array in arrays}
@@ -181,7 +171,7 @@ def _vectors(g: Graph, node: NodeProto, slots: Sequence[int]) -> RescaleSource |
     if shape is None or shapes or 0 in shape:
         return None
     parts = tuple(ScaledConstant(slot, shape, shape) for slot in slots)
-    return RescaleSource(node, np.arange(math.prod(shape)).reshape(shape), parts)
+    return np.arange(math.prod(shape)).reshape(shape), parts
 
 
 def _floats(g: Graph, name: str) -> Array | None:

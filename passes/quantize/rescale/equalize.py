@@ -87,10 +87,10 @@ def equalized(
     state = _State(g)
     for node in nodes:
         group = group_of(g, node)
-        if group is None or group.source.kernel is None:
+        if group is None or group.kernel is None:
             continue
         try:
-            pairs.append(_Pair(group, group.source.kernel, state))
+            pairs.append(_Pair(group, group.kernel, state))
         except MatchFailure as failure:
             ctx.note(f"{group.label} is not equalized: {failure}")
     for _ in range(rounds):
@@ -157,8 +157,8 @@ def _least_factors(g: Graph, group: RescaleGroup) -> Array:
     """Return |b_c| / max |b|: smaller factors would let a bias exceed the largest."""
     count = group.spread.count
     sizes = np.zeros(count)
-    for part in group.source.parts[1:]:
-        bias = g.const(group.source.node.input[part.slot])
+    for part in group.parts[1:]:
+        bias = g.const(group.node.input[part.slot])
         assert bias is not None
         rows = np.abs(np.broadcast_to(bias, part.shape)).reshape(-1, count)
         sizes = np.maximum(sizes, rows.max(axis=0))

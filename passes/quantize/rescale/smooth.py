@@ -24,10 +24,9 @@ import numpy as np
 from passes.analysis.node_filter import NodeFilter
 from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import kernel_of
-from passes.quantize.rescale.apply import RescaleGroup, RescaleSource, ScaledConstant, group_of
+from passes.quantize.rescale.apply import RescaleGroup, ScaledConstant, group_of
 from passes.quantize.rescale.propagate import CompensatingLayer, FactorSpread
-from passes.quantize.rescale.samples import Sample
-from passes.quantize.rescale.smooth_trial import Trial
+from passes.quantize.rescale.samples import Sample, Trial
 from toolkit.calibrate.observers import Collect
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
@@ -196,8 +195,8 @@ def _inserted(g: Graph, taken: set[int], selection: NodeFilter) -> Iterator[Resc
         if len(counts) == 1:
             count = counts.pop()
             made = nd.make_node("Mul", [value, ""], [value])
-            source = RescaleSource(made, np.arange(count), (ScaledConstant(1, (count,), (count,)),))
-            yield Inserted(source, FactorSpread(np.zeros(count, bool), sinks))
+            part = ScaledConstant(1, (count,), (count,))
+            yield Inserted(made, (part,), FactorSpread(np.zeros(count, bool), sinks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,12 +204,10 @@ class Inserted(RescaleGroup):
     """A group whose source is a new Mul before its layers."""
 
     def write(self, g: Graph, factors: Array) -> None:
-        value, sinks = self.source.node.input[0], self.spread.sinks
+        value, sinks = self.node.input[0], self.spread.sinks
         kind = sinks[0].kernel.floats(g).dtype
         ones = g.constant(np.ones(self.spread.count, kind), "smooth")
         made = g.add("Mul", [value, ones])
         for sink in sinks:
             g.set_input(sink.node, 0, made.output[0])
-        RescaleGroup(RescaleSource(made, self.source.index, self.source.parts), self.spread).write(
-            g, factors
-        )
+        RescaleGroup(made, self.parts, self.spread).write(g, factors)

@@ -16,7 +16,7 @@ from passes.quantize import options
 from passes.quantize.diagnostics import note_hard
 from passes.quantize.layers.find_layers import Weighted, weighted_in
 from passes.quantize.layers.layers import Layer, PackedAttention, Recurrent, Table
-from passes.quantize.schemes import layer_by_layer
+from passes.quantize.schemes import scheme_pass
 from passes.quantize.schemes.dynamic.int8_writer import DynamicWriter
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
@@ -55,14 +55,15 @@ class QuantizeDynamic:
             note_hard(model, ctx)
             return self.make_plan(model, ctx.target)
 
-        needs = "dynamic quantization", DYNAMIC_OPSET
-        layer_by_layer.run(self, model, ctx, "dynamic", needs, make_plan, apply_dynamic)
+        what = "dynamic quantization"
+        prepare = partial(scheme_pass.prepare_layers, self, model, what, DYNAMIC_OPSET)
+        scheme_pass.run(self, model, ctx, "dynamic", prepare, make_plan, apply_dynamic)
 
     def make_plan(self, model: Model, target: Target = ORT_CPU) -> Plan:
         """Return an entry for every node with weights."""
         found = list(weighted_in(model, self.convolutions))
         entries = {id(item.node): self._entry(item, target) for item in found}
-        layer_by_layer.leave_float_tables(found, entries)
+        scheme_pass.leave_float_tables(found, entries)
         return Plan(tuple(entries.values()))
 
     def _entry(self, item: Weighted[Layer], target: Target) -> Entry:
@@ -70,7 +71,7 @@ class QuantizeDynamic:
         if layer is not None:
             no_kernel = isinstance(layer, Recurrent | PackedAttention) and not target.runs(CONTRIB)
             other = f"{layer.kind}, and only onnxruntime has an int8 kernel" if no_kernel else ""
-            reason = layer_by_layer.why_float(self, layer, self.embeddings, other)
+            reason = scheme_pass.why_float(self, layer, self.embeddings, other)
         if layer is None or reason:
             return Entry.of(item.node, reason=reason)
         axis = layer.axes[0] if isinstance(layer, Table) or self.per_channel else None
@@ -81,14 +82,14 @@ def apply_dynamic(model: Model, plan: Plan, ctx: Context) -> None:
     """Quantize the dynamic entries of the plan."""
     found = weighted_in(model, convolutions=True)
     kinds = "linear layer, table, LSTM, attention or Conv"
-    chosen = layer_by_layer.planned(found, plan, "dynamic", kinds)
+    chosen = scheme_pass.planned(found, plan, "dynamic", kinds)
     for job in chosen:
         _require_supported(job.entry, job.layer)
     tables = [job.layer.weight.key for job in chosen if isinstance(job.layer, Table)]
     writer = DynamicWriter(frozenset(tables))
     for job in chosen:
         write = partial(writer.write, job.graph, job.layer, job.entry)
-        layer_by_layer.write_or_undo(model, job.layer, ctx, write)
+        scheme_pass.write_or_undo(model, job.layer, ctx, write)
 
 
 def _require_supported(entry: Entry, layer: Layer) -> None:

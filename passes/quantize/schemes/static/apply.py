@@ -12,23 +12,17 @@ from typing import TYPE_CHECKING, Literal
 from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.layers.int8_weights import Unfit
 from passes.quantize.preconditions import lift, lower_for_qdq
-from passes.quantize.schemes.static.int8_region import (
-    Int8Region,
-    connected_region,
-    direct_results,
-    limited_results,
-)
+from passes.quantize.schemes.static.int8_region import Int8Region, connected_region, limited_results
 from passes.quantize.schemes.static.ort_fusion_guards import guard, join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.qop import write_operators
-from passes.quantize.schemes.static.quantizable_ops import Int8Site, site_of
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, planned_site
 from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
 from passes.quantize.schemes.static.weights import require_supported
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
-from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.targets import CONTRIB
 
 if TYPE_CHECKING:
@@ -102,10 +96,7 @@ def _planned(model: Model, plan: Plan) -> tuple[Int8Region, dict[int, Entry]]:
         if entry is None or not _is_own(entry):
             continue
         waiting.pop(id(entry), None)
-        try:
-            site = site_of(g, node)
-        except MatchFailure as failure:
-            raise UsageError(f"{entry.label} cannot be static: it has {failure}") from failure
+        site = planned_site(g, node, entry)
         if site is None:
             raise UsageError(f"{entry.label} cannot be static: it has no int8 kernel")
         if site.weight is not None:
@@ -118,7 +109,7 @@ def _planned(model: Model, plan: Plan) -> tuple[Int8Region, dict[int, Entry]]:
         raise UsageError(f"{entry.label} cannot be static: it is not in the model")
 
     def results(site: Int8Site) -> list[str]:
-        own = direct_results(site)
+        own = nd.outputs_of(site.node)
         return own if plan.tensor(own[0]) is not None else limited_results(site)
 
     region = connected_region(sites, results)

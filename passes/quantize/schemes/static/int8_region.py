@@ -34,7 +34,7 @@ class Int8Region:
         float results, which are better if any user needs floats.
         """
         results = self.results(site)
-        if site.kind != "product" or site.is_conv:
+        if site.kind != "product" or nd.is_op(site.node, "Conv", "ConvTranspose"):
             return results
         return [name for name in results if self._has_only_int8_users(site, name)]
 
@@ -62,14 +62,12 @@ def limited_results(site: Int8Site) -> list[str]:
     return [limits[0] if limits is not None else site.node.output[0]]
 
 
-def direct_results(site: Int8Site) -> list[str]:
-    """Return the results of the site's own node."""
-    return nd.outputs_of(site.node)
-
-
 def connected_region(sites: Iterable[Int8Site], results: Results) -> Int8Region:
     """Return the region of the sites that are not isolated."""
-    alive = _without_fused_limits(list(sites), results)
+    listed = list(sites)
+    # Without each Relu or Clip that its producer absorbs.
+    absorbed = {s.node.output[0] for s in listed if s.node.output[0] not in results(s)}
+    alive = {id(s.node): s for s in listed if s.node.input[0] not in absorbed}
     producers = {name: site for site in alive.values() for name in results(site)}
     users: dict[str, dict[int, Int8Site]] = {}
     for site in alive.values():
@@ -96,11 +94,5 @@ def connected_region(sites: Iterable[Int8Site], results: Results) -> Int8Region:
             users[name].pop(id(site.node), None)
             if name in producers:
                 pending.append(producers[name])
-    listed = {name: list(found.values()) for name, found in users.items()}
-    return Int8Region(list(alive.values()), results, producers, listed)
-
-
-def _without_fused_limits(sites: list[Int8Site], results: Results) -> dict[int, Int8Site]:
-    """Return the sites by node id, without each Relu or Clip that its producer absorbs."""
-    absorbed = {s.node.output[0] for s in sites if s.node.output[0] not in results(s)}
-    return {id(s.node): s for s in sites if s.node.input[0] not in absorbed}
+    by_name = {name: list(found.values()) for name, found in users.items()}
+    return Int8Region(list(alive.values()), results, producers, by_name)

@@ -23,7 +23,7 @@ from passes.quantize.layers.weight_storage import drop_unused
 from passes.quantize.schemes.static.channels_last import ChannelsLast, channels_last_nodes
 from passes.quantize.schemes.static.ort_fusion_guards import join_silu
 from passes.quantize.schemes.static.qdq import QdqWriter
-from passes.quantize.schemes.static.quantizable_ops import Int8Site, site_of
+from passes.quantize.schemes.static.quantizable_ops import Int8Site, planned_site
 from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
 from passes.quantize.schemes.static.weights import encode
 from toolkit.errors import UsageError
@@ -32,7 +32,6 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context, PassReport
 from toolkit.quantization.plan import Entry, Plan
-from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.targets import CONTRIB
 
 _KERNEL = "MatMulIntegerToFloat"
@@ -84,10 +83,7 @@ def _entry_of(plan: Plan, node: NodeProto) -> Entry | None:
 
 
 def _site(g: Graph, node: NodeProto, entry: Entry) -> Int8Site:
-    try:
-        site = site_of(g, node) if is_pointwise(g, node) else None
-    except MatchFailure as failure:
-        raise UsageError(f"{entry.label} cannot be static: it has {failure}") from failure
+    site = planned_site(g, node, entry) if is_pointwise(g, node) else None
     if site is None or entry.weight != "int8":
         raise UsageError(f"{entry.label} cannot have a float result: it is not a 1x1 Conv "
                          "with int8 weights")  # fmt: skip
@@ -117,7 +113,7 @@ class _PointwiseWriter:
             raise UsageError(f"{entry.label} cannot be static: the plan has no tensor '{x}'")
         params = qparams_of([tensor], Ties())[x]
         assert site.weight is not None
-        coded = encode(site.weight, node, entry, float(params.scale), self._means.get(x))
+        coded = encode(site.weight, entry, float(params.scale), self._means.get(x))
         if not g.begin("quantize-pointwise", node):
             return
         codes = coded.weight.codes

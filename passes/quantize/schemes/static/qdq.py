@@ -59,7 +59,7 @@ class QdqWriter:
         x = self.views.get(node.input[0]) or self.qparams.get(node.input[0])
         coded = None
         if site.weight is not None and x is not None:  # raises Unfit before any change
-            coded = encode(site.weight, node, entry, float(x.scale), mean)
+            coded = encode(site.weight, entry, float(x.scale), mean)
         for slot in site.operands:
             g.set_input(node, slot, self._operand(site, slot, results))
         if site.weight is not None and coded is not None:
@@ -150,11 +150,11 @@ class QdqWriter:
     def _weight_view(self, weight: LayerWeight, entry: Entry, found: QTensor) -> str:
         """Return the dequantized weight; its graph stores the codes once for all users."""
         g, params = weight.graph, found.params
-        scope = g.scope_of(weight.name)
+        scope = g.scope_of(weight.kernel.name)
         assert scope is not None
-        key = ("weight", id(scope), weight.name, params, entry.reduce_range, weight.turned)
+        key = ("weight", id(scope), weight.kernel.name, params, entry.reduce_range, weight.turned)
         if key not in self._constants:
-            self._constants[key] = scope.constant(found.codes, f"{_short(weight.name)}_int8")
+            self._constants[key] = scope.constant(found.codes, f"{_short(weight.kernel.name)}_int8")
         view = (*key, id(g))
         if view not in self._constants:
             inputs = (self._constants[key], *self.parameters(scope, params))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from onnx import NodeProto, TensorProto
 
@@ -22,23 +22,14 @@ from toolkit.quantization.number_format import FORMATS
 from toolkit.quantization.qparams import QParams
 
 _MICROSOFT = "com.microsoft"
-_BINARY = ("Add", "Mul")
-_UNARY = ("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")
+_OWN_RANGE = ("Add", "Mul", "Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")
+"""Operators whose integer form, QLinear and the name, has the operands and the result in order."""
 _SLACK = 1e-6
 """Tolerance, relative to the range, for a code's value outside a bound: rounding of the scale."""
 
 
-@dataclass(frozen=True, slots=True)
-class _CodesNames:
-    """The names of a tensor's codes, scale and zero point."""
-
-    values: str
-    scale: str
-    zero: str
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        return self.values, self.scale, self.zero
+_Codes: TypeAlias = tuple[str, str, str]
+"""The names of a tensor's codes, scale and zero point."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +38,7 @@ class _QdqOperator:
 
     g: Graph
     node: NodeProto
-    operands: tuple[_CodesNames, ...]
+    operands: tuple[_Codes, ...]
     quantizers: tuple[NodeProto, ...]
     """One Q per output; empty if the result stays float."""
 
@@ -83,60 +74,54 @@ def write_operators(sites: Sequence[Int8Site], standard: bool) -> None:
 def _write(site: Int8Site, found: _QdqOperator, standard: bool) -> None:
     g, node, op = found.g, found.node, found.node.op_type
     attributes = nd.attrs(node)
-    xs = found.operands
-    if site.kind == "carry" or (op == "Concat" and _has_one_scale(found)):
+    operands = [name for codes in found.operands for name in codes]
+    has_bias = site.weight is not None and given(node, 2)
+    bias = [_codes_behind(g, node.input[2])[0]] if has_bias else []
+    has_one_scale = found.quantizers and all(x[1:] == found.result for x in found.operands)
+    if site.kind == "carry" or (op == "Concat" and has_one_scale):
         _carry(found, attributes)
-    elif op == "Conv" and found.quantizers:
-        bias = [_codes_behind(g, node.input[2]).values] if given(node, 2) else []
-        names = (*xs[0].names, *xs[1].names, *found.result, *bias)
-        found.put("QLinearConv", names, **attributes)
-    elif op == "MatMul" and found.quantizers:
-        found.put("QLinearMatMul", (*xs[0].names, *xs[1].names, *found.result))
-    elif op == "MatMul" and not standard:
-        (a, b) = xs
-        names = (a.values, b.values, a.scale, b.scale, a.zero, b.zero)
-        found.put("MatMulIntegerToFloat", names, _MICROSOFT)
-    elif op == "MatMul":
-        _matmul_integer(found)
+    elif op == "MatMul" and not found.quantizers:
+        _float_product(found, standard)
+    elif op in ("Conv", "MatMul"):
+        found.put(f"QLinear{op}", (*operands, *found.result, *bias), **attributes)
     elif standard:
         return
     elif op == "Gemm":
-        bias = _codes_behind(g, node.input[2]).values if given(node, 2) else ""
         result = found.result if found.quantizers else ()
-        names = nd.without_blanks((*xs[0].names, *xs[1].names, bias, *result))
+        names = nd.without_blanks((*operands, *(bias or [""]), *result))
         found.put("QGemm", names, _MICROSOFT, transB=nd.attr(node, "transB", 0))
-    elif op in _BINARY:
-        found.put(f"QLinear{op}", (*xs[0].names, *xs[1].names, *found.result), _MICROSOFT)
-    elif op in _UNARY:
+    elif op == "Concat":
+        found.put("QLinearConcat", (*found.result, *operands), _MICROSOFT, **attributes)
+    elif op in _OWN_RANGE:
         if op == "Softmax":
             attributes = {"axis": nd.attr(node, "axis", -1), "opset": g.opset()}
-        if any(step != 1 for step in attributes.pop("dilations", ())):
-            return
-        found.put(f"QLinear{op}", (*xs[0].names, *found.result), _MICROSOFT, **attributes)
-    elif op == "Concat":
-        names = (*found.result, *(name for x in xs for name in x.names))
-        found.put("QLinearConcat", names, _MICROSOFT, **attributes)
+        if all(step == 1 for step in attributes.pop("dilations", ())):
+            found.put(f"QLinear{op}", (*operands, *found.result), _MICROSOFT, **attributes)
 
 
 def _carry(found: _QdqOperator, attributes: dict[str, Any]) -> None:
     """Apply a data movement to the codes."""
     node = found.node
-    values = [x.values for x in found.operands]
+    values = [codes for codes, _, _ in found.operands]
     inputs = [*values, *list(node.input)[len(values) :]]
     if nd.is_op(node, "Pad") and attributes.get("mode", "constant") == "constant":
         inputs = [*inputs, ""][:3]
-        inputs[2] = found.operands[0].zero
+        inputs[2] = found.operands[0][2]
         inputs += list(node.input)[3:]
     found.put(node.op_type, inputs, **attributes)
 
 
-def _matmul_integer(found: _QdqOperator) -> None:
-    """Write a MatMul with a float result in standard operators."""
+def _float_product(found: _QdqOperator, standard: bool) -> None:
+    """Write a MatMul with a float result, with `standard` in standard operators."""
     g, node = found.g, found.node
-    (a, b) = found.operands
-    exact = g.op("MatMulInteger", a.values, b.values, a.zero, b.zero, at=node)
+    ((a, a_scale, a_zero), (b, b_scale, b_zero)) = found.operands
+    if not standard:
+        names = (a, b, a_scale, b_scale, a_zero, b_zero)
+        found.put("MatMulIntegerToFloat", names, _MICROSOFT)
+        return
+    exact = g.op("MatMulInteger", a, b, a_zero, b_zero, at=node)
     floats = g.op("Cast", exact, at=node, to=TensorProto.FLOAT)
-    factor = g.op("Mul", a.scale, b.scale, at=node)
+    factor = g.op("Mul", a_scale, b_scale, at=node)
     found.put("Mul", (floats, factor))
 
 
@@ -144,21 +129,16 @@ def _qdq_operator(site: Int8Site) -> _QdqOperator | None:
     """Return the operator of a site; None without all DQs and Qs, or if a Clip has an effect."""
     g, node = site.graph, site.node
     slots = (*site.operands, 1) if site.weight is not None else site.operands
-    operands: list[_CodesNames] = []
+    operands: list[_Codes] = []
     for slot in slots:
         if not nd.is_op(g.producer(node.input[slot]), "DequantizeLinear"):
             return None
         operands.append(_codes_behind(g, node.input[slot]))
-    quantizers: list[NodeProto] = []
-    for output in nd.outputs_of(node):
-        found = _quantizer(g, output)
-        if found is not None:
-            quantizers.append(found)
-    if not quantizers and nd.is_op(node, "MatMul", "Gemm"):
-        return _QdqOperator(g, node, tuple(operands), ())
-    if len(quantizers) != len(nd.outputs_of(node)):
-        return None
-    return _QdqOperator(g, node, tuple(operands), tuple(quantizers))
+    found = [_quantizer(g, output) for output in nd.outputs_of(node)]
+    quantizers = tuple(quantizer for quantizer in found if quantizer is not None)
+    is_float = not quantizers and nd.is_op(node, "MatMul", "Gemm")
+    complete = is_float or len(quantizers) == len(found)
+    return _QdqOperator(g, node, tuple(operands), quantizers) if complete else None
 
 
 def _quantizer(g: Graph, value: str) -> NodeProto | None:
@@ -179,13 +159,9 @@ def _quantizer(g: Graph, value: str) -> NodeProto | None:
     return quantizer if no_op else None
 
 
-def _codes_behind(g: Graph, view: str) -> _CodesNames:
+def _codes_behind(g: Graph, view: str) -> _Codes:
     """Return the operands of a DQ, in this graph or an outer one; a bias has no zero point."""
     scope = g.scope_of(view)
     producer = scope.producer(view) if scope is not None else None
     assert producer is not None, view
-    return _CodesNames(producer.input[0], producer.input[1], given(producer, 2))
-
-
-def _has_one_scale(found: _QdqOperator) -> bool:
-    return all((x.scale, x.zero) == found.result for x in found.operands)
+    return producer.input[0], producer.input[1], given(producer, 2)

@@ -22,8 +22,10 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.operands import given
 from passes.quantize.layers.layers import FUSED_MATMUL, is_fused
 from passes.quantize.schemes.static.weights import LayerWeight, weight_of
+from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
+from toolkit.quantization.plan import Entry
 from toolkit.rewriting.match_failure import MatchFailure
 
 Kind = Literal["product", "combine", "carry"]
@@ -65,10 +67,6 @@ class Int8Site:
         """Whether it is in a subgraph, which may run many times or never."""
         return self.graph.parent is not None
 
-    @property
-    def is_conv(self) -> bool:
-        return nd.is_op(self.node, "Conv", "ConvTranspose")
-
 
 def site_of(g: Graph, node: NodeProto) -> Int8Site | None:
     """Return the site of `node`, or None; raise MatchFailure if it has a reason to stay float."""
@@ -81,6 +79,14 @@ def site_of(g: Graph, node: NodeProto) -> Int8Site | None:
     if node.op_type in CARRIERS:
         return _carry(g, node)
     return None
+
+
+def planned_site(g: Graph, node: NodeProto, entry: Entry) -> Int8Site | None:
+    """Return the site of a node that a plan quantizes; raise UsageError if it must stay float."""
+    try:
+        return site_of(g, node)
+    except MatchFailure as failure:
+        raise UsageError(f"{entry.label} cannot be static: it has {failure}") from failure
 
 
 def limits_after(g: Graph, value: str) -> tuple[str, float, float] | None:

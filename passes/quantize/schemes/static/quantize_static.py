@@ -14,7 +14,7 @@ Loop and Scan are included; nodes that never run on the data have no range and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,11 @@ from passes.quantize.diagnostics import note_hard, note_troubles, range_troubles
 from passes.quantize.layers.layers import is_fused
 from passes.quantize.layers.unique_names import make_all_distinct
 from passes.quantize.preconditions import quantized_already
+from passes.quantize.schemes import scheme_pass
 from passes.quantize.schemes.static.apply import Format, apply_static, lift_for_static
 from passes.quantize.schemes.static.int8_region import (
     Int8Region,
-    Results,
     connected_region,
-    direct_results,
     limited_results,
 )
 from passes.quantize.schemes.static.quantizable_ops import (
@@ -46,8 +45,7 @@ from passes.quantize.schemes.static.quantizable_ops import (
 )
 from passes.quantize.schemes.static.range_narrowing import needed_range
 from passes.quantize.schemes.static.shared_scales import tied_sites
-from passes.quantize.search.enforce_budget import write_within_budget
-from toolkit.calibrate.observers import Observer, ObserverName, Percentile, observer_named
+from toolkit.calibrate.observers import ObserverName, Percentile, observer_named
 from toolkit.calibrate.statistics import Range
 from toolkit.calibrate.subgraph_values import inner_values, obstacle
 from toolkit.errors import UsageError
@@ -56,8 +54,7 @@ from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.messages import suggestion
 from toolkit.quantization.number_format import UINT8
-from toolkit.quantization.plan import ActivationType, Entry, Plan, TensorEntry, note_left
-from toolkit.quantization.plan_json import read_plan
+from toolkit.quantization.plan import ActivationType, Entry, Plan, TensorEntry
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.verification.tolerance import QUANT, Tolerance
 
@@ -135,37 +132,38 @@ class QuantizeStatic:
             raise UsageError(f"{self.name}: '{strange}' is not an operator to quantize{hint}")
 
     def run(self, model: Model, ctx: Context) -> None:
-        start = model.journal.position
-        reason = quantized_already(model) if self.plan is None else ""
-        if not reason:  # before a plan names its nodes
-            make_all_distinct(model)
-            reason = lift_for_static(model, ctx)
-        if reason:
-            model.journal.undo_to(start)
-            ctx.note(reason)
-            return
-        if self.plan is None:
+        def prepare() -> str:
+            reason = quantized_already(model) if self.plan is None else ""
+            if reason:
+                return reason
+            make_all_distinct(model)  # before a plan names its nodes
+            return lift_for_static(model, ctx)
+
+        def make_plan() -> Plan:
             Shapes(annotate=False).run(model, ctx)  # only 32-bit floats are quantized
             note_hard(model, ctx)
-            plan = self.make_plan(model, ctx)
-            NodeFilter(self.include, self.exclude).note_idle(model, ctx)
-            note_left(plan, ctx)
-        else:
-            plan = read_plan(self.plan, model)
-            options.note_beside_plan(self, ctx, "format")
+            return self.make_plan(model, ctx)
+
         write = partial(apply_static, form=self.format)
-        write_within_budget(model, plan, "static", ctx, write, start)
+        scheme_pass.run(self, model, ctx, "static", prepare, make_plan, write, "format")
 
     def make_plan(self, model: Model, ctx: Context) -> Plan:
         """Return an entry for every layer, and the range of every tensor."""
         if ctx.calibration is None:
             raise UsageError("static quantization needs calibration data: --calib SOURCE")
         sites, left = self.candidates(model)
-        results: Results = direct_results if self.symmetric else limited_results
+
+        def results(site: Int8Site) -> list[str]:
+            return nd.outputs_of(site.node) if self.symmetric else limited_results(site)
+
         region = connected_region(sites, results)
         tensors = region.scopes()
-        names = (*tensors, *(_own_result(site) for site in region.sites if site.is_inner))
-        found = ctx.calibration.collect(model, dict.fromkeys(names, self._observer()))
+        # The result of a site shows that it has run; its operands may all be captured.
+        results_inside = (site.node.output[0] for site in region.sites if site.is_inner)
+        names = (*tensors, *results_inside)
+        by_percent = self.observer == "percentile"
+        observer = Percentile(self.percent) if by_percent else observer_named(self.observer)
+        found = ctx.calibration.collect(model, dict.fromkeys(names, observer))
         note_troubles((t for t in range_troubles(found) if t.tensor in tensors), ctx)
         while True:
             missing = [(s, why) for s in region.sites if (why := _without_range(s, region, found))]
@@ -174,11 +172,6 @@ class QuantizeStatic:
                 break
             region = connected_region([s for s in region.sites if id(s.node) not in left], results)
         return self._plan(model, region, found, left)
-
-    def _observer(self) -> Observer:
-        if self.observer == "percentile":
-            return Percentile(self.percent)
-        return observer_named(self.observer)
 
     def candidates(self, model: Model) -> tuple[list[Int8Site], dict[int, str]]:
         """Return the sites that can be quantized, and the reasons against others by node id."""
@@ -216,7 +209,7 @@ class QuantizeStatic:
                 return "" if self.products else "a product of two activations"
             small = site.weight.size < self.min_elements
             return f"fewer than {self.min_elements} weights" if small else ""
-        if site.kind == "combine" and any(map(_is_linear, _computing_producers(site))):
+        if site.kind == "combine" and _follows_linear(site):
             return "after a linear layer"
         return ""
 
@@ -225,33 +218,23 @@ class QuantizeStatic:
     ) -> Plan:
         tensors: dict[str, TensorEntry] = {}
         for name, graph in region.scopes().items():
-            tensors[name] = self._tensor(graph, name, _range(region, name, found))
+            used = needed_range(graph, name, _range(region, name, found))
+            entry = TensorEntry(name, self.activations, self.symmetric, used.low, used.high)
+            tensors[name] = entry
         tied = tied_sites(region, tensors)
         chosen = {id(site.node): site for site in region.sites}
         entries: list[Entry] = []
         for node in model.nodes():
             site = chosen.get(id(node))
-            if site is not None:
-                entries.append(self._entry(site, id(node) in tied))
+            if site is not None and site.weight is None:
+                entries.append(Entry.of(node, scheme="static", tied=id(node) in tied))
+            elif site is not None and site.weight is not None:
+                axis = site.weight.kernel.axis if self.per_channel else None
+                how = {"weight": self.weights, "reduce_range": self.reduce_range, "axis": axis}
+                entries.append(Entry.of(node, scheme="static", **how))
             elif id(node) in left:
                 entries.append(Entry.of(node, reason=left[id(node)]))
         return Plan(tuple(entries), tuple(tensors.values()))
-
-    def _entry(self, site: Int8Site, tied: bool) -> Entry:
-        if site.weight is None:
-            return Entry.of(site.node, scheme="static", tied=tied)
-        axis = site.weight.axis if self.per_channel else None
-        return Entry.of(
-            site.node,
-            scheme="static",
-            weight=self.weights,
-            reduce_range=self.reduce_range,
-            axis=axis,
-        )
-
-    def _tensor(self, g: Graph, name: str, seen: Range) -> TensorEntry:
-        used = needed_range(g, name, seen)
-        return TensorEntry(name, self.activations, self.symmetric, used.low, used.high)
 
 
 def _range(region: Int8Region, name: str, found: Calibration) -> Range:
@@ -271,12 +254,7 @@ def _without_range(site: Int8Site, region: Int8Region, found: Calibration) -> st
     failed = next((name for name in names if name in found.failed), None)
     if failed is not None:
         return found.failed[failed]
-    return _NEVER_RAN if found.unseen.intersection((*names, _own_result(site))) else ""
-
-
-def _own_result(site: Int8Site) -> str:
-    """Return a value that exists once a site has run; its operands may all be captured."""
-    return site.node.output[0]
+    return _NEVER_RAN if found.unseen.intersection((*names, site.node.output[0])) else ""
 
 
 def _unobservable(site: Int8Site, inner: Mapping[str, Graph]) -> str:
@@ -290,12 +268,8 @@ def _unobservable(site: Int8Site, inner: Mapping[str, Graph]) -> str:
     return ""
 
 
-def _is_linear(node: NodeProto) -> bool:
-    return nd.is_op(node, "MatMul", "Gemm") or is_fused(node)
-
-
-def _computing_producers(site: Int8Site) -> Iterator[NodeProto]:
-    """Yield the producers of a site's operands after data movement, Relu and Clip."""
+def _follows_linear(site: Int8Site) -> bool:
+    """Whether a linear layer produces an operand, before data movement, Relu and Clip."""
     pending = list(site.activations)
     seen: set[str] = set()
     while pending:
@@ -307,5 +281,6 @@ def _computing_producers(site: Int8Site) -> Iterator[NodeProto]:
         seen.add(value)
         if nd.is_op(producer, "Relu", "Clip", *CARRIERS):
             pending.append(producer.input[0])
-        else:
-            yield producer
+        elif nd.is_op(producer, "MatMul", "Gemm") or is_fused(producer):
+            return True
+    return False

@@ -35,13 +35,10 @@ class Ties:
 
     def group(self, tensor: str) -> str:
         """Return the name of the tensor's group: one of its members."""
-        top = tensor
-        while (above := self._parents.get(top, top)) != top:
-            top = above
-        while tensor != top:
-            above = self._parents.get(tensor, tensor)
-            self._parents[tensor], tensor = top, above
-        return top
+        while (above := self._parents.get(tensor, tensor)) != tensor:
+            self._parents[tensor] = self._parents.get(above, above)  # halve the path
+            tensor = above
+        return tensor
 
 
 def qparams_of(entries: Iterable[TensorEntry], ties: Ties) -> dict[str, QParams]:

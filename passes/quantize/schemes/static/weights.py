@@ -22,8 +22,9 @@ from onnx import NodeProto
 from passes.analysis.operands import given
 from passes.quantize.layers import int8_weights
 from passes.quantize.layers.channel_means import rounding_shift
+from passes.quantize.layers.channel_weights import Kernel, kernel_with
 from passes.quantize.layers.int8_weights import FULL_LIMIT, Unfit, limit_of
-from passes.quantize.layers.layers import TURNED_INPUT, is_fused
+from passes.quantize.layers.layers import is_fused
 from passes.quantize.layers.row_blocks import RowSource
 from passes.quantize.layers.weight_storage import require_float32
 from toolkit.errors import UsageError
@@ -45,26 +46,22 @@ class LayerWeight:
 
     graph: Graph
     """The graph of the layer; the weight may be in an outer one."""
-    name: str
+    kernel: Kernel
     source: RowSource
-    axis: int
-    """The axis of the outputs."""
-    depth: int
-    """The number of products that an output sums."""
-    groups: int = 1
-    """The outputs that share an index of the axis, in a grouped ConvTranspose."""
-    alpha: float = 1.0
-    """The factor of a Gemm or FusedMatMul."""
-    turned: bool = False
-    """Whether this is the weight of a FusedMatMul, stored with outputs first."""
 
     @property
     def size(self) -> int:
         return math.prod(self.source.shape)
 
     @property
-    def outputs(self) -> int:
-        return self.source.shape[self.axis] * self.groups
+    def alpha(self) -> float:
+        """The factor of a Gemm or FusedMatMul."""
+        return nd.attr(self.kernel.node, "alpha", 1.0)
+
+    @property
+    def turned(self) -> bool:
+        """Whether this is the weight of a FusedMatMul, stored with outputs first."""
+        return is_fused(self.kernel.node) and self.kernel.axis == 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,47 +75,34 @@ class QLayer:
 
 def weight_of(g: Graph, node: NodeProto) -> LayerWeight | None:
     """Return the constant weights of a product, or None; raise MatchFailure if they stay float."""
-    name = given(node, 1)
-    source = _source(g, name)
+    source = _source(g, given(node, 1))
     if source is None:
         return None
-    rank = len(source.shape)
     if not math.prod(source.shape):
         raise MatchFailure("no weights at all")
-    if (nd.is_op(node, "MatMul", "Gemm") or is_fused(node)) and rank != 2:
+    kernel = kernel_with(node, source.shape)
+    if kernel is None or (kernel.is_matrix and len(source.shape) != 2):
         raise MatchFailure("weights that are no matrix")
     bias = given(node, 2)
     if bias and floats_of(g, bias) is None:
         raise MatchFailure("a bias that is computed")
-    axis, groups = 1, 1
-    if nd.is_op(node, "Conv"):
-        axis = 0
-    elif nd.is_op(node, "ConvTranspose"):
-        groups = nd.attr(node, "group", 1)
-    elif any(nd.attr(node, turn, 0) for turn in TURNED_INPUT):
+    if not kernel.reads_channels:
         raise MatchFailure("a transposed input")
-    elif nd.attr(node, "transB", 0):
-        axis = 0
-    alpha = nd.attr(node, "alpha", 1.0)
-    if not (math.isfinite(alpha) and alpha > 0):
+    found = LayerWeight(g, kernel, source)
+    if not (math.isfinite(found.alpha) and found.alpha > 0):
         raise MatchFailure("a factor that is not positive")
-    depth = math.prod(source.shape) // source.shape[axis] // groups
-    turned = is_fused(node) and axis == 0
-    found = LayerWeight(g, name, source, axis, depth, groups, alpha, turned)
-    if bias and _bias_of(g, node, found.outputs) is None:
+    if bias and _bias_of(found) is None:
         raise MatchFailure("a bias that is not one number per output")
     return found
 
 
-def encode(
-    weight: LayerWeight, node: NodeProto, entry: Entry, x_scale: float, mean: Array | None = None
-) -> QLayer:
+def encode(weight: LayerWeight, entry: Entry, x_scale: float, mean: Array | None = None) -> QLayer:
     """Quantize the weight and bias of a layer as its entry says. Raises Unfit.
 
     `mean` holds the channel means of the layer's input.
     """
     require_supported(entry, weight)
-    bias = _bias_of(weight.graph, node, weight.outputs)
+    bias = _bias_of(weight)
     if bias is not None and not np.isfinite(bias).all():
         raise Unfit("a bias that is not finite")
     limit = limit_of(entry.reduce_range)
@@ -134,7 +118,7 @@ def encode(
         found = int8_weights.quantize_affine(weight.source, limit)
         scale = found.params.scale * np.float32(weight.alpha)
     found = QTensor(found.codes, replace(found.params, scale=scale))
-    bias = _compensated(weight, node, found, bias, mean)
+    bias = _compensated(weight, found, bias, mean)
     if entry.symmetric and entry.weight == UINT8.name:
         found = int8_weights.unsigned(found)
     return QLayer(
@@ -147,9 +131,9 @@ def require_supported(entry: Entry, weight: LayerWeight) -> None:
     if entry.weight not in (INT8.name, UINT8.name):
         raise UsageError(f"{entry.label} cannot be static with {entry.weight} weights: they are "
                          "int8 or uint8")  # fmt: skip
-    if entry.axis not in (None, weight.axis):
+    if entry.axis not in (None, weight.kernel.axis):
         raise UsageError(f"{entry.label} cannot be static with scales along axis {entry.axis}: "
-                         f"its outputs are along axis {weight.axis}")  # fmt: skip
+                         f"its outputs are along axis {weight.kernel.axis}")  # fmt: skip
     if not entry.symmetric and (entry.weight == INT8.name or entry.axis is not None):
         raise UsageError(f"{entry.label} cannot be static with these weights: asymmetric weights "
                          "are uint8 with one scale")  # fmt: skip
@@ -173,22 +157,18 @@ def _source(g: Graph, name: str) -> Array | QTensor | None:
         return g.const(name)
     scope = g.scope_of(name)
     node = scope.producer(name) if scope is not None else None
-    return (
-        _stored(scope, node) if scope is not None and nd.is_op(node, "DequantizeLinear") else None
-    )
+    if scope is None or node is None or not nd.is_op(node, "DequantizeLinear"):
+        return None
+    return _stored(scope, node)
 
 
-def _stored(g: Graph, node: NodeProto | None) -> QTensor | None:
-    assert node is not None
+def _stored(g: Graph, node: NodeProto) -> QTensor | None:
     values, scale = g.const(node.input[0]), g.const(node.input[1])
     if values is None or scale is None:
         return None
-    zero = np.zeros(scale.shape, values.dtype)
-    if given(node, 2):
-        known = g.const(node.input[2])
-        if known is None:
-            return None
-        zero = known
+    zero = g.const(node.input[2]) if given(node, 2) else np.zeros(scale.shape, values.dtype)
+    if zero is None:
+        return None
     fmt = FORMATS.get(str(values.dtype))
     if fmt not in (INT8, UINT8, INT32) or scale.dtype != np.float32:
         raise MatchFailure(f"weights of {values.dtype}, which are not quantized again")
@@ -210,7 +190,7 @@ def _reusable(
     params = stored.params
     if params.format != INT8 or entry.weight != INT8.name:
         return None
-    if weight.alpha != 1 or weight.turned or params.axis not in (None, weight.axis):
+    if weight.alpha != 1 or weight.turned or params.axis not in (None, weight.kernel.axis):
         return None
     if limit < FULL_LIMIT and (stored.codes.max() > limit or stored.codes.min() < -limit):
         return None
@@ -238,7 +218,7 @@ def _scale_with_room(
 
 def _least_scale(weight: LayerWeight, scale: Array, bias: Array, x_scale: float) -> Array:
     """Return the least weight scale with which bias and sum together fit into int32."""
-    most = weight.depth * UINT8.steps * -INT8.low
+    most = weight.kernel.depth * UINT8.steps * -INT8.low
     room = INT32.high - min(most, INT32.high // 2)
     return _largest_bias(weight, scale, bias) / x_scale / room
 
@@ -248,18 +228,18 @@ def _largest_bias(weight: LayerWeight, scale: Array, bias: Array) -> Array:
     most = np.abs(bias.astype(np.float64))
     if not scale.ndim:
         return most.max(initial=0)
-    return most.reshape(weight.groups, -1).max(axis=0)
+    return most.reshape(weight.kernel.groups, -1).max(axis=0)
 
 
 def _compensated(
-    weight: LayerWeight, node: NodeProto, found: QTensor, bias: Array | None, mean: Array | None
+    weight: LayerWeight, found: QTensor, bias: Array | None, mean: Array | None
 ) -> Array | None:
     """Return the bias plus the mean shift (a W - W^) E[x]; None without both."""
     if mean is None:
         return bias
     scale, zero_point = found.params.laid_along(found.codes.ndim)
     codes = found.codes.astype(np.float32) - zero_point
-    shift = rounding_shift(weight.graph, node, mean, codes, scale, weight.alpha)
+    shift = rounding_shift(weight.graph, weight.kernel.node, mean, codes, scale, weight.alpha)
     if shift is None:
         return bias
     return shift.astype(np.float32) if bias is None else (bias + shift).astype(np.float32)
@@ -269,16 +249,17 @@ def _bias(weight: LayerWeight, scale: Array, bias: Array | None, x_scale: float)
     """Quantize the bias with the product of the input's scale and the weight's."""
     if bias is None:
         return None
-    spread = np.tile(scale, weight.groups) if scale.ndim else scale
+    spread = np.tile(scale, weight.kernel.groups) if scale.ndim else scale
     params = QParams.of(spread * np.float32(x_scale), 0, INT32, axis=0)
     return QTensor(params.quantize(bias), params)
 
 
-def _bias_of(g: Graph, node: NodeProto, outputs: int) -> Array | None:
+def _bias_of(weight: LayerWeight) -> Array | None:
     """Return beta b, one number per output; None without a bias, or if it has another shape."""
+    node, outputs = weight.kernel.node, weight.kernel.outputs
     name = given(node, 2)
     beta = nd.attr(node, "beta", 1.0) if nd.is_op(node, "Gemm") else 1.0
-    known = floats_of(g, name) if name else None
+    known = floats_of(weight.graph, name) if name else None
     if known is None or known.size not in (1, outputs):
         return None
     if known.ndim and known.shape[-1] not in (1, outputs):

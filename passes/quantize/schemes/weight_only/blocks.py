@@ -80,17 +80,14 @@ def fit_nearest(weights: Array, grid: Grid, importance: Array | None = None) -> 
 
     `weights` are float32 blocks [blocks, size].
     """
-    best: Fit | None = None
-    least: Array = np.empty(0)
-    for fraction in _FRACTIONS[grid.format.bits]:
+    whole, *others = _FRACTIONS[grid.format.bits]
+    best = fit_range(weights, grid, whole)
+    least = _error(weights, best, grid, importance)
+    for fraction in others:
         found = fit_range(weights, grid, fraction)
         error = _error(weights, found, grid, importance)
-        if best is None:
-            best, least = found, error
-        else:
-            better = error < least
-            best, least = best.chosen(better, found), np.where(better, error, least)
-    assert best is not None
+        better = error < least
+        best, least = best.chosen(better, found), np.where(better, error, least)
     refined = refit(weights, best.codes(weights, grid), best, grid, importance)
     return best.chosen(_error(weights, refined, grid, importance) < least, refined)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from passes.quantize.layers.layers import Linear, MatrixLayer, Table
-from passes.quantize.schemes.layer_by_layer import PlannedLayer
+from passes.quantize.schemes.scheme_pass import PlannedLayer
 from passes.quantize.schemes.weight_only.gptq import Gram, Solver
 from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
 from passes.quantize.schemes.weight_only.streaming import CodeMethod, Rounding

@@ -49,20 +49,17 @@ class SignedCodes:
     """Signed codes in the layout of the float weight, written piece by piece; packed when done."""
 
     def __init__(self, shape: tuple[int, int], turned: bool, block: int, fmt: NumberFormat) -> None:
-        self._turned, self._block, self._format = turned, block, fmt
+        self._block, self._format = block, fmt
         self._codes = allocate(shape, np.uint8)
+        self._by_output: Array = self._codes if turned else np.transpose(self._codes)
 
     def put(self, outputs: slice, blocks: slice, codes: Array) -> None:
         """Write codes [outputs, blocks, block]."""
         # In two's complement q - 2^(bits - 1) is q with its highest bit flipped.
         flat = codes.reshape(len(codes), -1) ^ np.uint8(self._format.middle)
         inputs = slice(blocks.start * self._block, blocks.stop * self._block)
-        if self._turned:
-            into = self._codes[outputs, inputs]
-            into[...] = flat[:, : into.shape[1]]
-        else:
-            into = self._codes[inputs, outputs]
-            into[...] = flat[:, : into.shape[0]].T
+        into = self._by_output[outputs, inputs]
+        into[...] = flat[:, : into.shape[1]]
 
     def done(self) -> Array:
         """Return int8 in the shape of the weight, or packed int4."""

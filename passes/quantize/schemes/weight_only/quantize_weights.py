@@ -12,7 +12,6 @@ to nearest (`rtn`) and `hqq` need no data; `gptq` needs calibration data and is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -23,7 +22,7 @@ from passes.quantize import options
 from passes.quantize.layers.find_layers import Weighted, matrices_in
 from passes.quantize.layers.layers import Linear, MatrixLayer, Table
 from passes.quantize.preconditions import lift
-from passes.quantize.schemes import layer_by_layer
+from passes.quantize.schemes import scheme_pass
 from passes.quantize.schemes.weight_only.methods import methods_for
 from passes.quantize.schemes.weight_only.nbits import BlockWriter, Form, Known
 from toolkit.errors import UsageError
@@ -97,23 +96,31 @@ class QuantizeWeights:
             act_order=self.act_order,
             known={},
         )
-        needs = "quantizing weights", _MIN_OPSET
+        what = "quantizing weights"
+        prepare = partial(scheme_pass.prepare_layers, self, model, what, _MIN_OPSET)
         make_plan = partial(self.make_plan, model, form)
         followed = "form", "accuracy_level", "act_order"
-        layer_by_layer.run(self, model, ctx, "weight-only", needs, make_plan, write, *followed)
+        scheme_pass.run(self, model, ctx, "weight-only", prepare, make_plan, write, *followed)
 
     def make_plan(self, model: Model, form: Form = "nbits") -> Plan:
         """Return an entry for every node with weights."""
         found = list(matrices_in(model))
         entries = {id(item.node): self._entry(item) for item in found}
-        if self.embeddings == "float":
-            self._leave_tied(found, entries)
-        layer_by_layer.leave_float_tables(found, entries)
-        tables = _tied_tables(found, entries)
+        if self.embeddings == "float":  # an int8 copy of a tied weight would add to the size
+            tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
+            for item in found:
+                if isinstance(item.layer, Linear) and item.layer.weight.key in tables:
+                    entries[id(item.node)] = Entry.of(item.node, reason="tied to a table")
+        scheme_pass.leave_float_tables(found, entries)
+        # The outputs of tied projections are rows of the table.
+        layers = [item.layer for item in found if entries[id(item.node)].scheme != "float"]
+        turned = {x.weight.key for x in layers if isinstance(x, Linear) and x.weight.turned}
+        tied = turned & {x.weight.key for x in layers if isinstance(x, Table)}
         for item in found:
             layer, entry = item.layer, entries[id(item.node)]
-            tied = layer is not None and layer.weight.key in tables and _has_output_rows(layer)
-            if tied and entry.scheme != "float":
+            if layer is None or entry.scheme == "float" or not _has_output_rows(layer):
+                continue
+            if layer.weight.key in tied:
                 entries[id(item.node)] = self._tied(entry, form)
         return Plan(tuple(entries.values()))
 
@@ -130,7 +137,7 @@ class QuantizeWeights:
     def _entry(self, item: Weighted[MatrixLayer]) -> Entry:
         node, layer, reason = item.node, item.layer, item.reason
         if layer is not None:
-            reason = layer_by_layer.why_float(self, layer, self.embeddings != "float")
+            reason = scheme_pass.why_float(self, layer, self.embeddings != "float")
         if layer is None or reason:
             return Entry.of(node, reason=reason)
         if isinstance(layer, Table):
@@ -150,13 +157,6 @@ class QuantizeWeights:
     def _block(self, weight: str) -> int:
         return self.block_size or _BLOCKS[weight]
 
-    def _leave_tied(self, found: list[Weighted[MatrixLayer]], entries: dict[int, Entry]) -> None:
-        """Set projections tied to a float table to float: an int8 copy would add to the size."""
-        tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
-        for item in found:
-            if isinstance(item.layer, Linear) and item.layer.weight.key in tables:
-                entries[id(item.node)] = Entry.of(item.node, reason="tied to a table")
-
     def _tied(self, entry: Entry, form: Form) -> Entry:
         """Give a table and its tied projection the same codes."""
         if form != "nbits":
@@ -169,15 +169,6 @@ def _by_rows(entry: Entry, weight: WeightType, block: int | None) -> Entry:
     """Return the entry of a table, or of a projection tied to it."""
     kind = replace(entry, scheme="weight-only", weight=weight, axis=0, block_size=block)
     return replace(kind, symmetric=True, method="rtn")
-
-
-def _tied_tables(
-    found: list[Weighted[MatrixLayer]], entries: Mapping[int, Entry]
-) -> set[tuple[int, str]]:
-    """Return the quantized tables with tied projections, whose outputs are rows of the table."""
-    layers = [item.layer for item in found if entries[id(item.node)].scheme != "float"]
-    linear = {x.weight.key for x in layers if isinstance(x, Linear) and x.weight.turned}
-    return linear & {x.weight.key for x in layers if isinstance(x, Table)}
 
 
 def apply_weight_only(
@@ -204,7 +195,7 @@ def apply_weight_only(
         return
     writer = BlockWriter(form, accuracy_level, {} if known is None else known)
     kinds = "linear layer or table"
-    jobs = layer_by_layer.planned(matrices_in(model), plan, "weight-only", kinds)
+    jobs = scheme_pass.planned(matrices_in(model), plan, "weight-only", kinds)
     for job in jobs:
         _require_supported(job.entry, job.layer)
     cached = [job for job in jobs if writer.knows(job.layer, job.entry)]
@@ -212,7 +203,7 @@ def apply_weight_only(
     methods = methods_for(others, model.copy(), ctx, act_order) if others else ()
     for job, method in chain(((job, None) for job in cached), methods):
         write = partial(writer.write, job.graph, job.layer, job.entry, method)
-        layer_by_layer.write_or_undo(model, job.layer, ctx, write)
+        scheme_pass.write_or_undo(model, job.layer, ctx, write)
 
 
 def _require_supported(entry: Entry, layer: MatrixLayer) -> None:

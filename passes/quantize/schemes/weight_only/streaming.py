@@ -57,12 +57,13 @@ def quantize_blocks(
     weights: Array, turned: bool, block: int, grid: Grid, method: CodeMethod, sink: CodeSink
 ) -> Fit:
     """Write the codes of a float32 matrix to `sink`; return its fit. Raises Unfit."""
-    outputs, inputs = weights.shape if turned else weights.shape[::-1]
+    by_output = weights if turned else np.transpose(weights)
+    outputs, inputs = by_output.shape
     blocks = -(-inputs // block)
     scale = allocate((outputs, blocks), np.float32)
     zero = allocate((outputs, blocks), np.uint8)
     present = left = 0
-    for rows, columns, piece in _pieces(weights, turned, block, isinstance(method, Solver)):
+    for rows, columns, piece in _pieces(by_output, block, turned, isinstance(method, Solver)):
         require_finite(piece)
         with np.errstate(over="ignore", invalid="ignore"):
             codes, fit = method(piece, grid, inputs)
@@ -77,17 +78,18 @@ def quantize_blocks(
 
 
 def _pieces(
-    weights: Array, turned: bool, block: int, whole: bool
+    weights: Array, block: int, by_rows: bool, whole: bool
 ) -> Iterator[tuple[slice, slice, Array]]:
     """Yield outputs, blocks, and their weights [outputs, blocks, block], padded with zeros.
 
-    With `whole`, a piece has all inputs of its outputs.
+    `by_rows`: the weights [outputs, inputs] are stored in this order. With `whole`, a piece has all
+    inputs of its outputs.
     """
-    outputs, inputs = weights.shape if turned else weights.shape[::-1]
+    outputs, inputs = weights.shape
     blocks = -(-inputs // block)
     if not outputs or not inputs:
         return
-    if turned or whole:
+    if by_rows or whole:
         room = (_WHOLE_BYTES if whole else _PIECE_BYTES) // 4
         some, at_once = max(1, room // inputs), blocks
     else:  # along the rows of the file
@@ -98,7 +100,7 @@ def _pieces(
         span = slice(columns.start * block, min(columns.stop * block, inputs))
         for start in range(0, outputs, some):
             rows = slice(start, min(start + some, outputs))
-            found = weights[rows, span] if turned else np.transpose(weights[span, rows])
+            found = weights[rows, span]
             shape = rows.stop - rows.start, (columns.stop - columns.start) * block
             piece = np.zeros(shape, np.float32)
             piece[:, : found.shape[1]] = found

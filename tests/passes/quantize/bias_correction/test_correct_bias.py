@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.quantize.bias_correction.correct_bias import CorrectBias, Shift, lasting
-from passes.quantize.bias_correction.output_error import OutputError
+from passes.quantize.bias_correction.correct_bias import CorrectBias, OutputError, Shift, lasting
 from passes.quantize.schemes.dynamic.quantize_dynamic import QuantizeDynamic
 from tests import ort
 from tests.checks import model, written

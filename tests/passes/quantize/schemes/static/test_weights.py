@@ -36,7 +36,7 @@ def site(constants: str, node: str, signature: str = "") -> Int8Site:
 def coded(weights: Any, bias: Any, x_scale: float = 0.1, entry: Entry = STATIC) -> QLayer:
     found = site(f"{stored('w', weights)}, {stored('b', bias)}", "y = Conv (x, w, b)")
     assert found.weight is not None
-    return encode(found.weight, found.node, entry, x_scale)
+    return encode(found.weight, entry, x_scale)
 
 
 def bias_of(layer: QLayer) -> QTensor:
@@ -183,9 +183,10 @@ def test_a_transposed_convolution_shares_scales_between_groups() -> None:
     signature = "g (float[N, 4, 5, 5] x) => (float[N, 6, 6, 6] y)"
     found = site(constants, "y = ConvTranspose <group = 2> (x, w, b)", signature)
     assert found.weight is not None
-    assert (found.weight.outputs, found.weight.axis, found.weight.depth) == (6, 1, 8)
+    kernel = found.weight.kernel
+    assert (kernel.outputs, kernel.axis, kernel.depth) == (6, 1, 8)
     entry = Entry(output="y", op="ConvTranspose", scheme="static", axis=1)
-    made = encode(found.weight, found.node, entry, 0.1)
+    made = encode(found.weight, entry, 0.1)
     assert made.weight.params.scale.shape == (3,)
     assert bias_of(made).codes.shape == (6,)
     np.testing.assert_array_equal(bias_of(made).params.scale[:3], bias_of(made).params.scale[3:])
@@ -199,7 +200,7 @@ def test_the_factors_of_a_gemm(turned: int, axis: int) -> None:
     found = site(constants, node, "g (float[N, 8] x) => (float[N, 4] y)")
     assert found.weight is not None
     entry = Entry(output="y", op="Gemm", scheme="static", axis=axis)
-    made = encode(found.weight, found.node, entry, 0.1)
+    made = encode(found.weight, entry, 0.1)
     most = np.abs(weights).max(axis=1 - axis)
     np.testing.assert_allclose(made.weight.params.scale, most / 2 / 127, rtol=1e-6)
     np.testing.assert_allclose(bias_of(made).codes * bias_of(made).params.scale, 3, rtol=1e-3)

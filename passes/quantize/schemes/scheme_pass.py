@@ -1,6 +1,7 @@
-"""Quantize layers with float inputs and outputs (dynamic, weight-only), each independently.
+"""Common parts of the passes of the schemes.
 
-The passes of both schemes have the options `include`, `exclude`, `min_elements` and `plan`.
+All run the same steps. Dynamic and weight-only layers have float inputs and outputs, so each is
+quantized independently of the others.
 """
 
 from __future__ import annotations
@@ -47,30 +48,40 @@ def run(
     model: Model,
     ctx: Context,
     scheme: Scheme,
-    needs: tuple[str, int],
+    prepare: Callable[[], str],
     make_plan: Callable[[], Plan],
     write: Write,
     *followed: str,
 ) -> None:
     """Run a pass: apply its plan, or that of its options, within the error budget.
 
-    `needs` names the work and its opset. The options `followed` apply to a given plan, too.
+    `prepare` makes the model ready for a plan, or returns the reason against it. The options
+    `followed` apply to a given plan, too.
     """
     start = model.journal.position
+    reason = prepare()
+    if reason:
+        model.journal.undo_to(start)
+        ctx.note(reason)
+        return
     if item.plan is None:
-        reason = too_old(model, *needs) or quantized_already(model, QUANTIZED_WEIGHTS)
-        if reason:
-            ctx.note(reason)
-            return
-        make_distinct(model)
         plan = make_plan()
         NodeFilter(item.include, item.exclude).note_idle(model, ctx)
         note_left(plan, ctx)
     else:
-        make_distinct(model)
         plan = read_plan(item.plan, model)
         options.note_beside_plan(item, ctx, *followed)
     write_within_budget(model, plan, scheme, ctx, write, start)
+
+
+def prepare_layers(item: Any, model: Model, what: str, min_opset: int) -> str:
+    """Give layers unique names, or return the reason against quantizing them."""
+    reason = ""
+    if item.plan is None:
+        reason = too_old(model, what, min_opset) or quantized_already(model, QUANTIZED_WEIGHTS)
+    if not reason:
+        make_distinct(model)
+    return reason
 
 
 def why_float(item: Any, layer: Layer, tables: bool, other: str = "") -> str:
