@@ -150,7 +150,7 @@ def same_shape(g: Graph, a: str, b: str) -> bool:
 
 
 def fits(g: Graph, value: str, into: str, result: str) -> bool:
-    """Return whether broadcasting `value` against `into` to `result` keeps the shape of `into`."""
+    """Return whether `into` keeps its shape when `value` is broadcast to it, with this `result`."""
     if same_shape(g, into, result):
         return True
     shape, rank = g.shape(value), g.rank(into)

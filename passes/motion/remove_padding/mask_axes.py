@@ -15,9 +15,9 @@ from toolkit.ir.tensor_type import Shape
 class MaskAxes(NamedTuple):
     """The axes of a value along which a mask [batch, length] lies, counted from the end.
 
-    None stands for any entry: the value does not vary with the mask along that axis, or not in a
-    known way. The batch has no axis where its size is always 1. Positions
-    along `row` and `twin` are of the same token: a query that is its own key.
+    None stands for any entry: the value does not vary with the mask there, or in no known way. The
+    batch is None where its size is always 1. With `twin`, a second axis of tokens, the positions
+    are those at which both axes have the same token: a query at its own key.
     """
 
     batch: int | None

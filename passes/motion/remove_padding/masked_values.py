@@ -109,7 +109,7 @@ class MaskedValues:
         return axes.within(self.g.shape(name) or ())
 
     def _compares_equal_tokens(self, node: NodeProto, axes: MaskAxes) -> bool:
-        """Whether both operands hold an integer of one token: as a query, and as a key."""
+        """Whether both operands hold integers of the same token: as a query, and as a key."""
         if axes.twin is None or self.g.dtype(node.input[0]) in FLOATS:
             return False
         first, second = (self._origin(name, self.aligned(name, axes)) for name in node.input)
