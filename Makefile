@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-conformance test-export test-tensorflow lint format \
+.PHONY: setup demo test test-conformance test-export test-tensorflow test-runtimes lint format \
 	bench bench-fusion bench-quantization bench-export clean
 
 setup: $(VENV)/.dev
@@ -25,7 +25,7 @@ demo: setup
 # (`fail_under` in pyproject.toml).
 COVER := $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 test: setup
-	$(BIN)/python -m pytest -q -n 2 $(COVER) -m 'not conformance and not export and not tensorflow'
+	$(BIN)/python -m pytest -q -n 2 $(COVER) -m 'not conformance and not export and not tensorflow and not runtimes'
 	$(if $(COVERAGE),$(BIN)/coverage report --sort=cover --skip-covered | (sed -n '1,30p;$$p'))
 	$(if $(COVERAGE),$(BIN)/coverage report --format=total)
 
@@ -46,6 +46,18 @@ $(TENSORFLOW)/.done: pyproject.toml constraints.txt
 
 test-tensorflow: $(TENSORFLOW)/.done
 	$(TENSORFLOW)/bin/python -m pytest -q -n 2 -m tensorflow tests/toolkit/frontends/tensorflow
+
+# Older releases of onnxruntime, each in an environment with numpy and nothing else.
+RUNTIMES := .venv-runtimes
+RELEASES := 1.18.1 1.20.1 1.22.1 1.23.2 newest
+$(RUNTIMES)/%/.done:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+		$(if $(filter newest,$*),onnxruntime,onnxruntime==$*) 'numpy$(if $(filter 1.18%,$*),<2)'
+	touch $@
+
+test-runtimes: setup $(RELEASES:%=$(RUNTIMES)/%/.done)
+	RUNTIMES=$(RUNTIMES) $(BIN)/python -m pytest -q -n 2 -m runtimes tests/runtimes
 
 lint: setup
 	$(BIN)/ruff check
@@ -78,4 +90,4 @@ bench-export: $(VENV)/.bench
 	$(BIN)/python benchmarks/export.py
 
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TENSORFLOW) $(RUNTIMES) .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ Passes fuse in the newest opset they know. Where the user names an older release
 
     Attention    com.microsoft:MultiHeadAttention
     Gelu         com.microsoft:Gelu, or FastGelu for the tanh form
+    MatMulNBits  the same and an Add, where it takes no bias
 
 Operators without such a form are written out when the model is converted to the opset of the
 release. Its load-time optimizations fuse some of them again, RMSNormalization among them.
@@ -33,8 +34,11 @@ from toolkit.verification.tolerance import FLOAT, Tolerance
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
+_BIAS = 5
+"""The position of the bias among the operands of MatMulNBits."""
 _BROADCAST_HEADS = (1, 21)
-"""The first release whose MultiHeadAttention takes one bias for all heads."""
+"""The first release whose MultiHeadAttention takes one bias for all heads; 1.20 takes it, too, and
+computes something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,18 @@ def rules_for(target: Target, opset: int) -> tuple[Rule, ...]:
             unidirectional=1 if causal else None,
         )
 
-    return gelu_as_contrib, attention_as_contrib
+    @rewrite(op(CONTRIB).MatMulNBits(x, ...))
+    def bias_apart(g: Graph, node: NodeProto) -> str:
+        """MatMulNBits(x, codes, scales) + bias"""
+        bias = given(node, _BIAS)
+        kinds = operand_types(g, node)
+        if not bias or target.has_kernel(node.op_type, 1, CONTRIB, kinds):
+            raise MatchFailure(f"it has no bias, or {target.release} takes it")
+        inputs = nd.without_blanks(node.input[:_BIAS])
+        product = g.op(node.op_type, *inputs, at=node, domain=CONTRIB, **nd.attrs(node))
+        return g.op("Add", product, bias, at=node)
+
+    return gelu_as_contrib, attention_as_contrib, bias_apart
 
 
 def _heads(g: Graph, node: NodeProto) -> int:

@@ -8,11 +8,11 @@ from passes.quantize.layers.channel_means import ChannelMeans
 from passes.quantize.schemes.dynamic.quantize_dynamic import apply_dynamic
 from passes.quantize.schemes.static.apply import Format, apply_static
 from passes.quantize.schemes.static.pointwise_conv import apply_pointwise
-from passes.quantize.schemes.weight_only.nbits import Known
+from passes.quantize.schemes.weight_only.nbits import Known, form_on
 from passes.quantize.schemes.weight_only.quantize_weights import apply_weight_only
 from toolkit.ir.model import Model
+from toolkit.quantization.number_format import FORMATS
 from toolkit.quantization.plan import Plan
-from toolkit.targets import CONTRIB
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
@@ -35,6 +35,7 @@ def apply_all(
         apply_static(model, plan, ctx, form, means)
     if plan.of_scheme("dynamic"):
         apply_dynamic(model, plan, ctx)
-    if plan.of_scheme("weight-only"):
-        blocks = "nbits" if ctx.target.runs(CONTRIB) else "qdq"
-        apply_weight_only(model, plan, ctx, blocks, known=known)
+    weight_only = plan.of_scheme("weight-only")
+    if weight_only:
+        bits = max(FORMATS[entry.weight].bits for entry in weight_only)
+        apply_weight_only(model, plan, ctx, form_on(ctx.target, bits), known=known)

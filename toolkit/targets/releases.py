@@ -37,8 +37,9 @@ _TYPE_NAMES = {"float32": "float", "float64": "double"}
 """Element types that the runtime calls by another name than numpy."""
 
 
-_SINCE = {("MatMulNBits", "bits", 8): (1, 22)}
-"""(Operator, attribute, value) -> the first release whose kernel takes it, found by loading."""
+_SINCE = {("MatMulNBits", "bits", 8): (1, 22), ("DequantizeLinear", "block_size", None): (1, 19)}
+"""(Operator, attribute, value) -> the first release that runs it, where the table cannot tell; None
+stands for every value but 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,8 @@ class Release:
     def _attribute_obstacle(self, use: Use) -> str:
         """Return which value of an attribute the kernel does not take, or an empty string."""
         for name, value in use.attributes:
-            first = _SINCE.get((use.op_type, name, value))
+            exact = _SINCE.get((use.op_type, name, value))
+            first = exact or (_SINCE.get((use.op_type, name, None)) if value else None)
             if first is not None and self.number < first:
                 return f"{use}: no kernel for {name} = {value}"
         return ""

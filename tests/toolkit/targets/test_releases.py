@@ -103,6 +103,15 @@ def test_a_value_of_an_attribute_can_be_newer_than_its_operator() -> None:
     assert found.version == "1.22"
 
 
+def test_blocked_dequantization_loads_before_it_runs() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+        g (int8[4,4] x, float[2,4] s) => (y) {
+            y = DequantizeLinear <axis = 0, block_size = 2> (x, s) }"""
+    found = oldest_release(Model.from_proto(parser.parse_model(text)))
+    assert found is not None
+    assert found.version == "1.19"
+
+
 @pytest.mark.parametrize(
     "nodes",
     [

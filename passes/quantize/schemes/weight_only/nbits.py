@@ -37,6 +37,8 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Array, Graph
 from toolkit.quantization.number_format import FORMATS, INT4, UINT4, UINT8
 from toolkit.quantization.plan import Entry
+from toolkit.targets import CONTRIB, Target
+from toolkit.targets.releases import Use
 
 Form: TypeAlias = Literal["nbits", "qdq"]
 
@@ -45,6 +47,18 @@ Known: TypeAlias = dict[tuple[object, ...], BlockCodes]
 
 _CODES = {"int4": UINT4, "int8": UINT8}
 """The format of the codes of weights in a signed format; they differ by its lowest code."""
+
+
+def form_on(target: Target, bits: int) -> Form:
+    """Return the form of weights of so many bits for which the target has kernels."""
+    blocks = Use("MatMulNBits", CONTRIB, 1, ("float32",), attributes=frozenset({("bits", bits)}))
+    return "qdq" if target.obstacle(blocks) else "nbits"
+
+
+def obstacle_to_blocks(target: Target, opset: int) -> str:
+    """Return why the target cannot dequantize blocks in the standard form, or an empty string."""
+    blocks = frozenset({("block_size", 32)})
+    return target.obstacle(Use("DequantizeLinear", "", opset, ("int8",), attributes=blocks))
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,13 @@ from passes.quantize.layers.layers import Linear, MatrixLayer, Table
 from passes.quantize.preconditions import lift
 from passes.quantize.schemes import scheme_pass
 from passes.quantize.schemes.weight_only.methods import methods_for
-from passes.quantize.schemes.weight_only.nbits import BlockWriter, Form, Known
+from passes.quantize.schemes.weight_only.nbits import (
+    BlockWriter,
+    Form,
+    Known,
+    form_on,
+    obstacle_to_blocks,
+)
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import BLOCK_SIZES, Entry, Plan, WeightType
@@ -131,7 +137,7 @@ class QuantizeWeights:
                 f"'{ctx.target.name}' does not have: use form=qdq"
             )
         if self.form == "auto":
-            return "nbits" if ctx.target.runs(CONTRIB) else "qdq"
+            return form_on(ctx.target, 4 if self.weights == "int4" else 8)
         return self.form
 
     def _entry(self, item: Weighted[MatrixLayer]) -> Entry:
@@ -189,7 +195,10 @@ def apply_weight_only(
         return
     if any(entry.method == "gptq" for entry in entries) and ctx.calibration is None:
         raise UsageError("method=gptq needs calibration data: add --calib, or use rtn or hqq")
-    obstacle = lift(model, ctx, "a weight in blocks", _STANDARD_OPSET) if form == "qdq" else ""
+    obstacle = ""
+    if form == "qdq":
+        obstacle = lift(model, ctx, "a weight in blocks", _STANDARD_OPSET)
+        obstacle = obstacle or obstacle_to_blocks(ctx.target, model.opsets.get("", 1))
     if obstacle:
         ctx.note(obstacle)
         return

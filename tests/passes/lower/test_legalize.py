@@ -1,0 +1,112 @@
+"""Operators that an older release lacks are written in a form that it has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from onnx import parser
+
+import toolkit
+from toolkit.errors import UsageError
+from toolkit.ir import node as nd
+from toolkit.ir.model import Model
+from toolkit.pass_manager.result import Result
+from toolkit.targets.releases import find_release, obstacles
+
+ATTENTION = "Attention <q_num_heads = 2, kv_num_heads = 2{}>"
+
+
+def model(
+    nodes: str, inputs: str = "float[N,S,8] x", weights: str = "", opset: int = 23, ir: int = 10
+) -> Model:
+    text = f"""<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]>
+        g ({inputs}) => (float[N,S,8] y) <{weights}> {{ {nodes} }}"""
+    return Model.from_proto(parser.parse_model(text))
+
+
+def written(subject: Model, runtime: str, passes: str = "simplify", **options: str) -> Result:
+    result = toolkit.optimize(subject, passes, runtime=runtime, **options)  # type: ignore[arg-type]
+    assert obstacles(result.model, find_release(runtime)) == []
+    assert "not proven" not in result.proof
+    return result
+
+
+def ops(result: Result) -> Counter[str]:
+    return Counter(nd.qualified(node) for node in result.model.nodes())
+
+
+def test_attention_becomes_the_contrib_operator_of_an_older_release() -> None:
+    subject = model(f"y = {ATTENTION.format('')} (x, x, x)")
+    assert ops(written(subject, "1.18")) == {"com.microsoft::MultiHeadAttention": 1}
+    assert ops(written(subject, "1.23")) == {"Attention": 1}
+
+
+def test_causal_self_attention_is_unidirectional() -> None:
+    result = written(model(f"y = {ATTENTION.format(', is_causal = 1')} (x, x, x)"), "1.20")
+    (node,) = result.model.nodes()
+    assert nd.attr(node, "unidirectional") == 1
+
+
+@pytest.mark.parametrize(("runtime", "heads"), [("1.18", 2), ("1.20", 2), ("1.21", 1)])
+@pytest.mark.parametrize("mask", ["float[N,1,1,S] m", "float[N,1,S,S] m", "float[S,S] m"])
+def test_a_mask_gets_the_heads_and_rows_that_the_release_needs(
+    mask: str, runtime: str, heads: int
+) -> None:
+    subject = model(f"y = {ATTENTION.format('')} (x, x, x, m)", f"float[N,S,8] x, {mask}")
+    found = ops(written(subject, runtime))
+    assert found["com.microsoft::MultiHeadAttention"] == 1
+    assert found["Expand"] == (0 if heads == 1 and "1,S,S" in mask else 1)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "operands"),
+    [
+        (", softcap = 2.0", "x, x, x"),
+        ("", "x, x, x, allowed"),
+        (", scale = 0.25", "x, k, k, allowed"),
+    ],
+)
+def test_attention_without_a_contrib_form_is_written_out(attributes: str, operands: str) -> None:
+    inputs = "float[N,S,8] x, float[N,T,8] k, bool[1,1,S,T] allowed"
+    if "k" not in operands.split(", "):
+        inputs = "float[N,S,8] x, bool[1,1,S,S] allowed"
+    subject = model(f"y = {ATTENTION.format(attributes)} ({operands})", inputs)
+    found = ops(written(subject, "1.18"))
+    assert found["Softmax"] == 1
+    assert "com.microsoft::MultiHeadAttention" not in found
+
+
+@pytest.mark.parametrize(("approximate", "form"), [("none", "Gelu"), ("tanh", "FastGelu")])
+def test_gelu_becomes_a_contrib_operator_where_the_opset_has_none(approximate, form) -> None:
+    subject = model(f'y = Gelu <approximate = "{approximate}"> (x)', opset=20)
+    assert ops(written(subject, "1.16")) == {f"com.microsoft::{form}": 1}
+    assert ops(written(subject, "1.17")) == {"Gelu": 1}
+
+
+def test_a_target_of_standard_operators_gets_no_contrib_operators() -> None:
+    subject = model(f"h = Gelu (x) y = {ATTENTION.format('')} (h, h, h)")
+    found = ops(written(subject, "1.16", target="onnx"))
+    assert not any("::" in name for name in found)
+
+
+def test_the_bias_of_blocked_weights_is_added_where_they_take_none() -> None:
+    codes = ", ".join(str(i * 7 % 256) for i in range(128))
+    weights = f"""uint8[8,1,16] w = {{{codes}}}, float[8] s = {{1, 1, 1, 1, 2, 2, 2, 2}},
+        float[8] b = {{1, 2, 3, 4, 5, 6, 7, 8}}"""
+    nodes = """p = Concat <axis = -1> (x, x, x, x)
+        y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 4, block_size = 32> (p, w, s, , , b)"""
+    subject = model(nodes, weights=weights, opset=17, ir=8)
+    assert ops(written(subject, "1.18"))["Add"] == 1
+    assert ops(written(subject, "1.23"))["Add"] == 0
+
+
+def test_the_ir_version_is_lowered_to_that_of_the_release() -> None:
+    subject = model("y = Relu (x)", opset=17, ir=11)
+    assert written(subject, "1.16").model.ir_version <= 9
+
+
+def test_a_result_that_cannot_be_written_for_the_release_is_refused() -> None:
+    subject = model("y = com.microsoft.NoSuchOperator (x)", opset=17, ir=8)
+    with pytest.raises(UsageError, match=r"does not load on onnxruntime 1\.18: com\.microsoft::No"):
+        toolkit.optimize(subject, "cse", runtime="1.18", validate="off")
