@@ -49,9 +49,10 @@ def optimize(
 
     `passes` is a string as on the command line (`"fold,cleanup"`), a pass, or a list of passes,
     rewrite rules and such strings. `runtime` is the oldest onnxruntime that must load and run the
-    result, such as `"1.18"`; by default the installed one. `opset` is the newest opset to which
-    they may convert the model; `"keep"` leaves its opset as it is. `samples` are real inputs to verify with, as dicts of arrays
-    by input name or as .npz files, in addition to synthetic inputs. `calib` is the calibration data
+    result, such as `"1.18"`; by default the installed one. `opset` is the newest opset that the
+    result may need: a newer model is lowered to it, and passes lift no further; `"keep"` leaves the
+    opset as it is. `samples` are real inputs to verify with, as dicts of arrays by input name or as
+    .npz files, in addition to synthetic inputs. `calib` is the calibration data
     for quantization: a source as for `--calib`, an iterable of feeds, or a `Calib` with options.
     The source is not modified. Raises `NotProven` if the result differs from the original by more
     than the tolerance of its passes.

@@ -22,7 +22,7 @@ Prefer = Literal["speed", "size"]
 """The goal of quantization; with size, layers may be slower than in float."""
 
 OpsetLimit: TypeAlias = int | Literal["keep"] | None
-"""The newest opset that passes may lift a model to; "keep": no lift; None: as passes need."""
+"""The newest opset that the result may need; "keep": the original's; None: as the passes need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Settings:
     - `target`: the name of the runtime that the model is written for (see `toolkit.targets`).
     - `runtime`: the oldest onnxruntime that must load and run the result; None: the installed one.
     - `validate`: when the model is verified against the original.
-    - `opset`: the newest opset that passes may lift the model to.
+    - `opset`: the newest opset that the result may need; a newer model is lowered, or refused.
     - `samples`: real inputs to verify with, in addition to synthetic ones.
     - `seed`: the seed of synthetic inputs.
     - `custom_ops`: custom-operator libraries that onnxruntime loads.

@@ -130,7 +130,6 @@ def test_examples_from_the_command_line(run, models):
         *("--opset", 13, "--input-names", "input", "--output-names", "output"),
     )
     assert done.code == 0, done.err
-    assert "dynamo: it wrote opset 18, not 13" in done.out
     saved = onnx.load("a.onnx")
     assert saved.opset_import[0].version == 13
     assert [v.name for v in (*saved.graph.input, *saved.graph.output)] == ["input", "output"]

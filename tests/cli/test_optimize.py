@@ -237,6 +237,21 @@ def test_opset(run, noisy, tmp_path, options, reached):
     assert onnx.load(tmp_path / "model.opt.onnx").opset_import[0].version == reached
 
 
+def test_an_opset_that_cannot_be_met(run, tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,1,4,4] x, float[1,2,2,2] g) => (float[1,1,2,2] y) {
+            r = Relu (x) y = GridSample (r, g) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "warp.onnx")
+    done = run("optimize", tmp_path / "warp.onnx", "--opset", 13)
+    assert done.code == 2
+    assert done.err.startswith("error: opset 13 cannot be met: ")
+    assert "GridSample 'y' needs opset 16" in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "warp.opt.onnx").exists()
+    assert run("optimize", tmp_path / "warp.onnx", "--opset", 16).code == 0
+    assert onnx.load(tmp_path / "warp.opt.onnx").opset_import[0].version == 16
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -51,7 +51,7 @@ Opset = Annotated[
     str | None,
     typer.Option(
         metavar="N|keep",
-        help="The newest opset to convert the model to; keep: leave the opset as it is.",
+        help="The newest opset that the result may need; keep: leave the opset as it is.",
     ),
 ]
 
