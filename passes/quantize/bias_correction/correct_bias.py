@@ -14,7 +14,7 @@ outputs is no larger than without any. `biases` finds the layers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -25,7 +25,7 @@ from passes.quantize.bias_correction.stepwise_run import CannotAdvance, RunStep,
 from passes.quantize.layers.channel_means import SampleMeans
 from toolkit.calibrate.collector import observable
 from toolkit.calibrate.observers import Collect
-from toolkit.calibrate.statistics import Array, is_float
+from toolkit.calibrate.statistics import Array
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
 from toolkit.ir import node as nd
@@ -45,6 +45,8 @@ _FEWEST = 4
 _MOST, _SECONDS, _ENOUGH = 16, 0.5, 4
 """The default number of samples, the CPU seconds that one run of them may take, and the fewest
 samples of a slow model. Each sample runs about ten times."""
+_COMPARED = 16
+"""The number of samples on which the noise of the outputs is compared."""
 _TRIES = 3
 """The most iterations per layer."""
 _SETTLED = 0.9
@@ -88,14 +90,13 @@ class CorrectBias:
         wanted = {name: cast(SampleMeans, means) for name, means in found.statistics.items()}
         feeds = list(data.feeds)
         ends = [model.journal.position]
-        error = OutputError(floats, feeds, ctx.settings.custom_ops)
-        before = error.of(model)
+        before = output_noise(model, ctx)
         try:
             for _ in corrected(model, layers, wanted, feeds, ctx.settings.custom_ops):
                 ends.append(model.journal.position)
         except (CannotAdvance, RuntimeRefused) as stop:
             ctx.note(f"bias correction stopped early: {stop}")
-        kept = _keep_best(model, ends, before, error)
+        kept = _keep_best(model, ends, before, ctx)
         if kept < len(ends) - 1:
             state = f"corrected in {kept} of {len(ends) - 1} layers" if kept else "unchanged"
             ctx.note(f"biases {state}: more corrections would not lower the error")
@@ -196,45 +197,20 @@ def lasting(shift: Shift) -> Array:
     return np.where(4 * one * other > one**2 + other**2, whole, 0.0)
 
 
-def _keep_best(model: Model, ends: list[int], before: float, error: OutputError) -> int:
-    """Undo corrections from the end until the output error is no larger than without any."""
+def _keep_best(model: Model, ends: list[int], before: float, ctx: Context) -> int:
+    """Undo corrections from the end until the output noise is no larger than without any."""
     count = len(ends) - 1
-    while count and not error.of(model) <= before:
+    while count and not output_noise(model, ctx) <= before:
         count //= 2
         model.journal.undo_to(ends[count])
     return count
 
 
-class OutputError:
-    """|y - f|^2 / |f|^2 over all feeds, averaged over the float outputs."""
-
-    def __init__(self, floats: Model, feeds: Sequence[Feed], custom_ops: Sequence[str]) -> None:
-        self._feeds, self._custom_ops = feeds, custom_ops
-        session = Session(floats, custom_ops=custom_ops)
-        self._names = floats.graph.outputs
-        self._wanted = [session.run(feed, self._names) for feed in feeds]
-
-    def of(self, model: Model) -> float:
-        """Return the error of a model with the same outputs, over the comparable ones."""
-        session = Session(model, custom_ops=self._custom_ops)
-        off, size = np.zeros(len(self._names)), np.zeros(len(self._names))
-        for feed, wanted in zip(self._feeds, self._wanted, strict=True):
-            for place, pair in enumerate(zip(session.run(feed, self._names), wanted, strict=True)):
-                found, reference = map(_numbers, pair)
-                if reference is None or found is None or found.shape != reference.shape:
-                    continue  # not float tensors, or of different data-dependent shapes
-                off[place] += float(((found - reference) ** 2).sum())
-                size[place] += float((reference**2).sum())
-        present = size > 0
-        return float((off[present] / size[present]).mean()) if present.any() else 0.0
-
-
-def _numbers(value: object) -> Array | None:
-    """Return a float tensor in float64, None for any other value."""
-    if not isinstance(value, np.ndarray):
-        return None
-    array = cast("Array", value)
-    return array.astype(np.float64) if is_float(array) else None
+def output_noise(model: Model, ctx: Context) -> float:
+    """Return the noise of the outputs as deployed; 0 without an evaluator."""
+    if ctx.evaluator is None:
+        return 0.0
+    return ctx.evaluator.evaluate(model, samples=_COMPARED, deployed=True).noise
 
 
 def is_correctable(plan: Plan, ctx: Context) -> bool:
