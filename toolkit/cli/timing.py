@@ -81,14 +81,14 @@ def speed_of(
     The inputs are those of the `specialized` original, if the model is optimized from that.
     """
     from toolkit.errors import RuntimeRefused
-    from toolkit.feeds import make_feeds
     from toolkit.report.console import steps_bar
     from toolkit.runtime.latency import latency
+    from toolkit.verification.reference import Reference
 
     try:
         with steps_bar(shown, "timing both models"):
             fed = specialized or original
-            made = make_feeds(fed, samples or (), seed, custom_ops=libraries)
+            made = Reference.of(fed, samples or (), seed, libraries, original).feeds
             feeds = made.feeds[: len(samples or ())] or made.feeds
             feeds = [{**feed, **fed.frozen} for feed in feeds]
             if not feeds:

@@ -148,7 +148,7 @@ def _natural(roles: Mapping[str, Role], variation: int, tied: bool = False) -> S
 def _sums(roles: Mapping[str, Role], variation: int) -> Iterator[Sizes]:
     """Yield sizes in which one is the sum of two: a decoder's mask covers its cache and its input.
 
-    All symbols of the cache, often one for each tensor, get the same size. The input may be a single
+    All symbols of the cache, often one for each tensor, get the same size. The input may be one
     token, whose length is no symbol.
     """
     lengths = [symbol for symbol, role in roles.items() if role is Role.SEQUENCE]

@@ -27,7 +27,7 @@ from toolkit.pass_manager.result import ModelStats, PassResult, Result
 from toolkit.settings import OpsetLimit, Settings
 from toolkit.targets import Target
 from toolkit.targets.releases import Release, needs_of, obstacles, opset_ceiling
-from toolkit.verification.tolerance import EXACT, QUANT
+from toolkit.verification.tolerance import EXACT, FLOAT, QUANT
 
 if TYPE_CHECKING:
     from toolkit.accuracy.evaluator import Evaluator
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from toolkit.rewriting.match_failure import NearMisses
     from toolkit.verification.validator import Validator, Verdict
 
+_DECIDE = "shapes:annotate=false,branches,fold,branches"
+"""The passes that remove control flow whose conditions a specialization decides."""
 _UNEVALUATED = "the loss of accuracy by quantization is unknown: give samples by --calib"
 
 
@@ -73,15 +75,15 @@ class Pipeline:
         target = self.settings.find_target()
         check_input(model)
         before = ModelStats.of(model)
-        chosen, validator = self._start(model)
+        results: list[PassResult] = []
+        ran: list[Pass] = []
+        chosen, validator = self._start(model, ran, results)
         data = self._data(model)
         reference: Model | None = None
         evaluator: Evaluator | None = None
-        results: list[PassResult] = []
         plans: list[Plan] = []
         settled: list[tuple[Pass, int]] = []
         opset = _OpsetGoal(model, target, self.settings.opset)
-        ran: list[Pass] = []
         for index, item in self._scheduled(model, opset):
             ran.append(item)
             if any(item == other and model.revision == at for other, at in settled):
@@ -176,18 +178,31 @@ class Pipeline:
             validator.evaluator = evaluator
         return evaluator
 
-    def _start(self, model: Model) -> tuple[str, Validator | None]:
-        """Specialize the model; return the choices in words, and the validator."""
+    def _start(
+        self, model: Model, ran: list[Pass], results: list[PassResult]
+    ) -> tuple[str, Validator | None]:
+        """Specialize the model; return the choices in words, and the validator.
+
+        Control flow that the choices decide goes first, since branches that are never taken may be
+        invalid now. The proof covers that too: it compares with the original.
+        """
         given = self.settings
         if not (given.fix or given.freeze):
             return "", self._validator(model)
-        from toolkit.pass_manager.specialize import require_runs, specialize
+        from toolkit.pass_manager.specialize import require_runs, require_valid, specialize
 
         original = model.copy()
         chosen = specialize(model, given.fix, given.freeze)
+        for item in parse_passes(_DECIDE):
+            ran.append(item)
+            results.append(run_pass(item, model, Context(settings=given), None))
+        require_valid(model, chosen, original)
         validator = self._validator(model, original)
         if validator is not None:
             require_runs(validator, chosen, original, given)
+            verdict = validator.check(model, FLOAT)
+            _require(verdict, "specialized", results)
+            validator.accept(verdict)
         return f"specialized to {chosen}", validator
 
     def _validator(self, model: Model, unspecialized: Model | None = None) -> Validator | None:

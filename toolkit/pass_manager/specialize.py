@@ -46,7 +46,6 @@ def specialize(model: Model, fix: Mapping[str, Any], freeze: Mapping[str, Any]) 
     The keys of `fix` are dimension names, or `input:axis`; the values of `freeze` are arrays,
     numbers, lists or their text. Raises UsageError if the model does not allow a choice.
     """
-    level = strictest_level(model)
     resolved = _Resolved(model)
     for name in freeze:
         resolved.require_input(name, "freeze")
@@ -62,10 +61,6 @@ def specialize(model: Model, fix: Mapping[str, Any], freeze: Mapping[str, Any]) 
     model.replace(proto)
     model.frozen = resolved.frozen
     model.commit()
-    try:
-        check_output(model, level)
-    except ModelError as error:
-        raise UsageError(f"the model is not valid with {chosen}: {error}") from error
     return chosen
 
 
@@ -76,6 +71,17 @@ def specialized(model: Model, fix: Mapping[str, Any], freeze: Mapping[str, Any])
     copy = model.copy()
     specialize(copy, fix, freeze)
     return copy
+
+
+def require_valid(model: Model, chosen: str, original: Model) -> None:
+    """Raise UsageError if the choices make a valid model invalid.
+
+    Branches that are never taken may be: remove them first.
+    """
+    try:
+        check_output(model, strictest_level(original))
+    except ModelError as error:
+        raise UsageError(f"the model is not valid with {chosen}: {error}") from error
 
 
 def require_runs(validator: Validator, chosen: str, original: Model, settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Reference:
     """Nondeterministic outputs: two runs on the same feed differ. They are not compared."""
     changes: tuple[Mapping[str, Redefinition], ...] = ()
     """The redefinitions applied to the model's outputs, in order."""
+    frozen: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The values that the original of a specialized model is fed, besides the feeds."""
 
     @classmethod
     def of(
@@ -60,7 +62,8 @@ class Reference:
 
         feeds = find_feeds(model, generator, run, samples)
         outputs = tuple(model.graph.outputs)
-        return cls(outputs, feeds, _unstable(model, outputs, feeds, run))
+        unstable = _unstable(model, outputs, feeds, run)
+        return cls(outputs, feeds, unstable, frozen=frozen)
 
     def redefined(self, changes: Mapping[str, Redefinition]) -> Reference:
         """Return the reference with `changes` applied to its outputs."""
@@ -99,7 +102,8 @@ class Reference:
         found: dict[str, list[Difference]] = {}
         for run in self.feeds.runs:
             feed = _perturbed(run.feed) if perturbed else run.feed
-            outputs = session.run(feed, self.outputs)
+            given = {**feed, **self.frozen} if original else feed
+            outputs = session.run(given, self.outputs)
             for changes in self.changes if original else ():
                 outputs = self._changed(feed, outputs, changes)
             for name, expected, actual in zip(self.outputs, run.outputs, outputs, strict=True):

@@ -101,7 +101,8 @@ class Validator:
         self._redefined: set[str] = set()
         self._does_not_load = self._first_loaded = ""
         try:
-            self._start_from(original, self._reference_of(original, original=unspecialized))
+            reference = self._reference_of(original, original=unspecialized)
+            self._start_from(unspecialized or original, reference)
         except RuntimeRefused as refusal:
             _require_valid(original, self._level, refusal)
             self._does_not_load = _why_refused(original, self._custom_ops)

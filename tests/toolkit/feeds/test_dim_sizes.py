@@ -49,8 +49,8 @@ def test_sizes_fixed_by_weights_are_kept():
 
 
 def test_a_mask_may_cover_a_cache_and_a_single_token():
-    roles = dict.fromkeys(("mask", "cache"), Role.SEQUENCE)
-    found = list(first_sizes(roles, {}))
+    lengths = {"mask": Role.SEQUENCE, "cache": Role.SEQUENCE}
+    found = list(first_sizes(lengths, {}))
     assert any(sizes["mask"] == sizes["cache"] + 1 for sizes in found)
     assert any(sizes["cache"] == sizes["mask"] + 1 for sizes in found)
 

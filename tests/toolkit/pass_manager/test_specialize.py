@@ -12,9 +12,10 @@ from onnx import ModelProto
 import toolkit
 from tests import ort
 from tests.checks import parse
-from toolkit import Calib, Model, UsageError
+from toolkit import EXACT, FLOAT, Calib, Model, UsageError
 from toolkit.pass_manager.specialize import specialize
 from toolkit.verification.reference import Reference
+from toolkit.verification.validator import Validator
 
 SHARED = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[batch, seq, 4] x, int64[batch, seq] mask, float[2, batch, 4] state)
@@ -347,3 +348,47 @@ def test_a_decoder_that_is_fixed_at_one_token_is_proven_at_several_cache_sizes()
     result = optimized(text, fix={"sequence_length": 1})
     assert "total_sequence_length" in result.proof
     assert "structure only" not in result.proof
+
+
+TWO_RATES = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[batch, samples] x, int64 sr) => (float[a, b] y)
+<int64 wide = {3}, float[3, 1] w = {1, 2, 3}, float[2, 1] n = {1, 2}> {
+    is_wide = Equal (sr, wide)
+    y = If (is_wide) <
+        then_branch = t () => (float[a1, b1] p) { p = MatMul (x, w) },
+        else_branch = e () => (float[a2, b2] q) { q = MatMul (x, n) }>
+}"""
+
+
+@pytest.mark.parametrize("validate", ["each", "final", "off"])
+def test_a_branch_that_is_never_taken_may_not_fit_the_size(validate: str) -> None:
+    result = optimized(
+        TWO_RATES, "cleanup", fix={"samples": 3}, freeze={"sr": 3}, validate=validate
+    )
+    assert operators(result.model) == {"MatMul": 1}
+    with pytest.raises(UsageError, match="the model is not valid with samples=3, sr=2"):
+        optimized(TWO_RATES, fix={"samples": 3}, freeze={"sr": 2}, validate=validate)
+    with pytest.raises(UsageError, match="the model is not valid with samples=3"):
+        optimized(TWO_RATES, fix={"samples": 3}, validate=validate)
+
+
+def test_a_rewrite_that_breaks_the_model_is_found_against_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also while control flow is removed, before the first verification."""
+    from passes.simplify.control_flow import branches
+
+    monkeypatch.setattr(branches, "known_flag", lambda *_: False)
+    with pytest.raises(toolkit.NotProven, match="the result, specialized, differs"):
+        optimized(RECURRENT, freeze={"sr": 16000})
+
+
+def test_the_original_as_deployed_is_not_the_specialized_model() -> None:
+    """A wrong model is not excused by the error of the original in optimized runs."""
+    original = Model.from_proto(parse(RECURRENT))
+    model = specialized(RECURRENT, freeze={"sr": 16000})
+    validator = Validator(model, unspecialized=original)
+    wrong = specialized(RECURRENT, freeze={"sr": 8000})
+    assert validator.check(model, EXACT, deployed=True).ok
+    assert not validator.check(wrong, EXACT, deployed=True).ok
+    assert not validator.check(wrong, FLOAT).ok
