@@ -110,7 +110,8 @@ def explain_passes(
     last = max((n for n, item in enumerate(passes, 1) if anchors_of(item)), default=0)
 
     def run(part: Sequence[Pass]) -> list[PassResult]:
-        return Pipeline(part, settings, misses=misses, finish=False).run(model).passes
+        found = Pipeline(part, settings, misses=misses, finish=False).run(model).passes
+        return found[len(found) - len(part) :]  # without the conversion to the opset limit
 
     results = run(passes[:last])
     # before the remaining passes, which may decompose an operator again

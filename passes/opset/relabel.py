@@ -73,12 +73,13 @@ _SEQUENCES = "seq or optional"
 
 def _fixed_types(op_type: str) -> Iterator[str]:
     """Yield the output types that an operator has whatever its inputs."""
+    if op_type == "QuantizeLinear":
+        yield "tensor(uint8)"  # without a zero point
     for output in defs.get_schema(op_type).outputs:
         if len(output.types) == 1:
             yield from (text for text in output.types if text.startswith("tensor"))
-        if any(text.startswith(("seq", "optional")) for text in output.types):
-            # If, Loop and Identity pass sequences on; others make them
-            yield from () if any(t.startswith("tensor") for t in output.types) else (_SEQUENCES,)
+        if not any(text.startswith("tensor") for text in output.types):
+            yield _SEQUENCES
 
 
 def relabel(ctx: AdapterContext, version: int, occurring: frozenset[str]) -> None:
@@ -93,15 +94,14 @@ def relabel(ctx: AdapterContext, version: int, occurring: frozenset[str]) -> Non
         raise CannotConvert("older opsets do not have this operator")
     if old.deprecated and not new.deprecated:
         raise CannotConvert("its older form is deprecated")
-    dropped, written = (
-        ([], [])
-        if _same_attributes(node.op_type, version)
-        else (_attribute_changes(node, old, new))
-    )
+    dropped: list[str] = []
+    written: list[AttributeProto] = []
+    if not _same_attributes(node.op_type, version):
+        dropped, written = _attribute_changes(node, old, new)
     for attribute in node.attribute:
         added = NEW_VALUES.get((version, node.op_type, attribute.name), ())
-        if attribute.s.decode() in added:
-            raise CannotConvert(f"{attribute.name}={attribute.s.decode()} is new")
+        if added and _shown(attribute) in added:
+            raise CannotConvert(f"{attribute.name}={_shown(attribute)} is new")
     _require_operands(ctx, old, new)
     if may_need_types(node.op_type, version, occurring):
         _require_types(ctx, old, new, occurring)

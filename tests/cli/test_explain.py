@@ -167,6 +167,14 @@ def test_a_rule_of_its_own_needs_no_cores(explained):
     assert [miss["root"] for miss in data["misses"]] == ["Mul 'i'", "Mul 'bad'"]
 
 
+def test_a_model_above_the_opset_limit_is_lowered_first(run, tmp_path, rules):
+    path = tmp_path / "model.onnx"
+    onnx.save(parse(model_text(20)), path)
+    done = run("explain", path, "--passes", f"{rules}:Fuse", "--opset", "17", "--json", "-")
+    assert done.code == 0, done.err
+    assert "opset 20 or newer, and the model has 17" in json.loads(done.out)["unfused"][0]["reason"]
+
+
 def test_rules_for_another_opset(run, tmp_path, rules):
     path = tmp_path / "old.onnx"
     onnx.save(parse(model_text(17)), path)

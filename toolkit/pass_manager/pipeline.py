@@ -139,11 +139,12 @@ class Pipeline:
         """Yield the passes with their index, and around them those that the opset demands."""
         yield from ((0, item) for item in opset.conversions(model))
         yield from enumerate(self.passes)
+        if not self.finish:
+            return
         last = max(len(self.passes) - 1, 0)
-        if self.finish and self.settings.runtime is not None:
+        if self.settings.runtime is not None:
             yield from ((last, item) for item in opset.for_release(model))
-        if self.finish:
-            yield from ((last, item) for item in opset.final_passes(model))
+        yield from ((last, item) for item in opset.final_passes(model))
         yield from ((last, item) for item in opset.conversions(model))
 
     # -- setup and final verification
