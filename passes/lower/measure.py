@@ -21,10 +21,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from passes.lower.candidates import COMPUTATIONS, Computation
 from toolkit.errors import RuntimeRefused, one_line
 from toolkit.runtime.cost_table import (
+    Candidate,
     Costs,
     Progress,
     Regime,
-    Spelling,
     cores,
     cpu_name,
     runtime_version,
@@ -84,13 +84,13 @@ def _measured(computation: Computation, regime: Regime, budget: float) -> _Measu
     return {name: (operators, timings[name]) for name, (_, operators) in loaded.items()}
 
 
-def _costs_of(computation: Computation, found: Mapping[Regime, _Measured]) -> tuple[Spelling, ...]:
-    costs: list[Spelling] = []
+def _costs_of(computation: Computation, found: Mapping[Regime, _Measured]) -> tuple[Candidate, ...]:
+    costs: list[Candidate] = []
     for name in computation.candidates:
         runs = {operator for one in found.values() for operator in one[name][0]}
         timings = {regime: one[name][1] for regime, one in found.items()}
         costs.append(
-            Spelling(
+            Candidate(
                 name=name,
                 runs=tuple(sorted(runs)),
                 undone=set(computation.kept.get(name, runs)) != runs,

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from passes.lower import lower
-from tests.passes.lower.tables import spelling, table
+from tests.passes.lower.tables import candidate, table
 from toolkit.runtime.cost_table import Costs, cache_path
 
 PASS = "passes.lower.lower:Lower"
 MEASURED = table(
-    gelu=(spelling("gelu", 1.0), spelling("contrib", 0.5), spelling("erf", 0.1, undone=True)),
-    mish=(spelling("mish", 1.0), spelling("rational", 0.25)),
+    gelu=(candidate("gelu", 1.0), candidate("contrib", 0.5), candidate("erf", 0.1, undone=True)),
+    mish=(candidate("mish", 1.0), candidate("rational", 0.25)),
 )
 
 

@@ -13,7 +13,7 @@ from toolkit.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from toolkit.runtime.cost_table import Costs, Regime, Spelling, Tunable
+    from toolkit.runtime.cost_table import Candidate, Costs, Regime, Tunable
 
 
 def tune(
@@ -91,7 +91,7 @@ def _print_costs(out: Console, costs: Costs) -> None:
     )
 
 
-def _range(form: Spelling, threads: int, is_default: bool) -> str:
+def _range(form: Candidate, threads: int, is_default: bool) -> str:
     """Format the microseconds of the default, or the speedup of another candidate."""
     found: list[Regime] = [regime for regime in form.cost if regime.threads == threads]
     if not found:

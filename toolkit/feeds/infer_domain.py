@@ -74,7 +74,7 @@ def infer_domain(graph: Graph, name: str) -> Domain:
         if _is_mask(uses, name, integer=False):
             return Mask()
         return parameter or _first(uses, _positive) or Anything()
-    compared = _compared(uses)
+    compared = _compared_constants(uses)
     ids = [found for found in map(_ids, uses) if found is not None]
     if ids:
         return _narrowest(ids, compared)
@@ -149,8 +149,8 @@ def _smallest_size(use: Use, from_axis: int) -> Dim | None:
 # -- choices
 
 
-def _compared(uses: Sequence[Use]) -> tuple[int, ...]:
-    """Return the integer constants that the values are compared with, before any offset."""
+def _compared_constants(uses: Sequence[Use]) -> tuple[int, ...]:
+    """Return the integers that uses compare the input with, less the offsets added to it."""
     found: list[int] = []
     for use in uses:
         if use.is_op(*_COMPARISONS):

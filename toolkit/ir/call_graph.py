@@ -52,7 +52,7 @@ def reached(calls: Calls, first: Iterable[Key]) -> set[Key]:
     return found
 
 
-def circle(calls: Calls) -> list[Key]:
+def find_cycle(calls: Calls) -> list[Key]:
     """Return a cycle of calls, callers first; empty if there is none."""
     try:
         TopologicalSorter(calls).prepare()

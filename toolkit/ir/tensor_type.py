@@ -91,7 +91,7 @@ def _named(text: str) -> Expr:
 def to_proto(
     type_: TensorType,
     proto: TypeProto | None = None,
-    spell: Callable[[Expr], str] = lambda size: "" if size.anonymous else size.spelling,
+    spell: Callable[[Expr], str] = lambda size: "" if size.anonymous else size.text,
 ) -> TypeProto:
     """Write `type_` as a TypeProto; `spell` names its dynamic sizes, by default all named ones."""
     proto = proto if proto is not None else TypeProto()

@@ -247,7 +247,7 @@ def _substitute(graph: GraphProto, sizes: Mapping[str, int]) -> None:
                     continue
                 size = substitute(dim, sizes)
                 if isinstance(size, Expr):
-                    declared.dim_param = size.spelling
+                    declared.dim_param = size.text
                 elif size < 0:
                     raise UsageError(f"fix: dimension '{dim}' of '{value.name}' would be {size}")
                 else:

@@ -184,7 +184,7 @@ class _Compiler:
                 return self.compile(pattern.inner, shared=True)
             case _:
                 made = self._composed(pattern, shared)
-                return _once(pattern, made) if self._uses[id(pattern)] > 1 else made
+                return _reused(pattern, made) if self._uses[id(pattern)] > 1 else made
 
     def _operator(self, pattern: dsl.Node, output: int, shared: bool) -> Matcher:
         inputs = [self.compile(part) for part in pattern.inputs]
@@ -331,8 +331,8 @@ def _named(pattern: dsl.Named, inner: Matcher) -> Matcher:
     return Matcher(step, inner.accepts, inner.heads, inner.breadth)
 
 
-def _once(pattern: dsl.Pattern, inner: Matcher) -> Matcher:
-    """Match a pattern object that occurs more than once to the same value everywhere."""
+def _reused(pattern: dsl.Pattern, inner: Matcher) -> Matcher:
+    """Match all occurrences of one pattern object to the same value."""
 
     def step(s: Search, value: str, rest: Goals) -> Goals:
         seen = s.bound.get(pattern)

@@ -59,8 +59,8 @@ class Regime:
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
-    """A form of a computation, and its measured cost.
+class Candidate:
+    """A candidate form of a computation, and its measured cost.
 
     `runs` are its operators after the runtime's load-time optimizations, and `undone` says that
     these revert the choice of form. `microseconds` is the time of one application, `cost` the same
@@ -81,12 +81,12 @@ class Costs:
     runtime: str
     cpu: str
     script: str
-    computations: Mapping[str, tuple[Spelling, ...]]
+    computations: Mapping[str, tuple[Candidate, ...]]
 
     def gain(
         self,
         computation: str,
-        spelling: str,
+        candidate: str,
         tokens: int | None = None,
         width: int | None = None,
         threads: int = 1,
@@ -98,7 +98,7 @@ class Costs:
         these regimes or on one thread, or if the speed-up is within the noise.
         """
         forms = {found.name: found for found in self.computations.get(computation, ())[1:]}
-        form = forms.get(spelling)
+        form = forms.get(candidate)
         if form is None or form.undone:
             return None
         costs = _nearest(form.cost, tokens, width, threads)
@@ -166,7 +166,7 @@ def _distance(one: int, other: int) -> float:
     return abs(math.log(max(one, 1) / max(other, 1)))
 
 
-def _form_to_json(form: Spelling) -> dict[str, Any]:
+def _form_to_json(form: Candidate) -> dict[str, Any]:
     return {
         "runs": list(form.runs),
         "undone": form.undone,
@@ -175,14 +175,14 @@ def _form_to_json(form: Spelling) -> dict[str, Any]:
     }
 
 
-def _form_from_json(name: str, data: Any) -> Spelling:
+def _form_from_json(name: str, data: Any) -> Candidate:
     def numbers(key: str) -> dict[Regime, float]:
         found = {Regime.parse(regime): float(number) for regime, number in data[key].items()}
         if not all(math.isfinite(number) and number > 0 for number in found.values()):
             raise ValueError(f"{key} of '{name}' must be positive numbers")
         return found
 
-    return Spelling(
+    return Candidate(
         name=name,
         runs=tuple(map(str, data["runs"])),
         undone=bool(data["undone"]),

@@ -49,13 +49,13 @@ def parse(text: str) -> Dim:
     """Parse the result of `str`, or a dim_param: `past + 1`, `floor(h/2 - 1/2)`, `Max(1, s0)`.
 
     Other text is the name of a symbol as it stands: `input.1`, `seq-len`, `N/A`. Anonymous integers
-    cannot be parsed: `?3` is a name. The result's `spelling` is `text`.
+    cannot be parsed: `?3` is a name. The result keeps `text`.
     """
     value = None if text.isidentifier() else _expression(text)
     if value is None:
         return symbol(text)
     if isinstance(value, Expr) and str(value) != text:
-        return Expr(value.terms, spelling=text)
+        return Expr(value.terms, text=text)
     return value
 
 

@@ -48,16 +48,16 @@ Terms: TypeAlias = dict[Monomial, int]
 class Expr:
     """An integer that depends on unknown sizes. Immutable; `str` is canonical and can be parsed.
 
-    `spelling` is the text in the model, if it was parsed from one, for writing it back; it is
-    ignored in comparisons.
+    `text` is the text that it was parsed from, if any, for writing it back into a model;
+    comparisons ignore it.
     """
 
-    __slots__ = ("_hash", "_spelling", "_text", "terms")
+    __slots__ = ("_canonical", "_hash", "_text", "terms")
 
-    def __init__(self, terms: Terms, spelling: str = "") -> None:
+    def __init__(self, terms: Terms, text: str = "") -> None:
         self.terms = terms
-        self._spelling = spelling
-        self._text = ""
+        self._text = text
+        self._canonical = ""
         self._hash = 0
 
     def __add__(self, other: Dim) -> Dim:
@@ -92,11 +92,11 @@ class Expr:
         return self._hash
 
     def __str__(self) -> str:
-        if not self._text:
+        if not self._canonical:
             name = self.name
             bare = name is not None and (name.isidentifier() or syntax(name) is None)
-            self._text = name if name is not None and bare else _terms_text(self.terms)
-        return self._text
+            self._canonical = name if name is not None and bare else _terms_text(self.terms)
+        return self._canonical
 
     def __repr__(self) -> str:
         return f"Expr({self})"
@@ -107,7 +107,7 @@ class Expr:
     def __reduce__(self) -> tuple[Callable[[Terms, str], Expr], tuple[Terms, str]]:
         if self.anonymous:
             raise TypeError(f"{self}: an anonymous size has no meaning in another process")
-        return Expr, (self.terms, self._spelling)
+        return Expr, (self.terms, self._text)
 
     @property
     def atom(self) -> Atom | None:
@@ -125,9 +125,9 @@ class Expr:
         return str(atom.key) if atom and atom.kind == SYMBOL else None
 
     @property
-    def spelling(self) -> str:
-        """The text to write for the expression."""
-        return self._spelling or self.name or str(self)
+    def text(self) -> str:
+        """The text to write into a model: that which was parsed, or else the name or `str`."""
+        return self._text or self.name or str(self)
 
     @property
     def symbols(self) -> frozenset[str]:

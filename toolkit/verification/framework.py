@@ -85,7 +85,7 @@ class Proof:
     def failing(self) -> frozenset[str]:
         """The dynamic dimensions whose size decides between success and failure."""
         dims = _dimensions(self.runs)
-        return frozenset(d for d in dims if _explains(d, self.runs) or _unsupported(d, self.runs))
+        return frozenset(d for d in dims if _decides(d, self.runs) or _unsupported(d, self.runs))
 
     def summary(self) -> str:
         """Summarize the proof, as `equal to 1.2e-07 on 8 inputs (batch 1, 2, 5)`."""
@@ -207,7 +207,7 @@ def _findings(draft: Draft, runs: Sequence[CaseResult]) -> Iterable[str]:
     if len(failed) == len(runs):
         yield f"it {_verb(first)} on every input, as with {first}: {reason}"
         return
-    dims = [name for name in _dimensions(runs) if _explains(name, runs)]
+    dims = [name for name in _dimensions(runs) if _decides(name, runs)]
     for name in dims:
         yield _specialized_size(name, runs, draft)
     if not dims:
@@ -247,8 +247,8 @@ def _sizes_by_outcome(name: str, runs: Sequence[CaseResult]) -> tuple[list[int],
     return passed, sorted({run.sizes[name] for run in tried if run.failed})
 
 
-def _explains(name: str, runs: Sequence[CaseResult]) -> bool:
-    """Return whether this dimension explains the failures: no size both passes and fails."""
+def _decides(name: str, runs: Sequence[CaseResult]) -> bool:
+    """Return whether the size decides between success and failure: none has both outcomes."""
     passed, failed = _sizes_by_outcome(name, runs)
     return bool(failed) and bool(passed) and not set(passed) & set(failed)
 

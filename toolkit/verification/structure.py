@@ -27,7 +27,7 @@ from onnx import (
 
 from toolkit.errors import ModelError, one_line
 from toolkit.ir import node as nd
-from toolkit.ir.call_graph import calls_among, circle
+from toolkit.ir.call_graph import calls_among, find_cycle
 from toolkit.ir.graph import CycleError
 from toolkit.storage.placeholders import replace_large_tensors
 from toolkit.storage.weights import is_external, nbytes
@@ -62,7 +62,7 @@ def check_proto(proto: ModelProto) -> None:
     functions = {(nd.plain_domain(f.domain), f.name) for f in proto.functions}
     known = [f"{f.domain}::{f.name}{f.overload and ':' + f.overload}" for f in proto.functions]
     _require_distinct(known, "functions are")
-    _require_no_circle(proto.functions)
+    _require_no_cycle(proto.functions)
     opsets = _opsets(proto.opset_import, "the model")
     if not opsets and proto.ir_version < 3:
         opsets = {"": 1}  # before IR version 3 models did not import opsets
@@ -172,8 +172,8 @@ def _check_function(
         raise ModelError(f"{what}: its output '{min(missing)}' is defined nowhere")
 
 
-def _require_no_circle(functions: Iterable[FunctionProto]) -> None:
-    names = [f"'{name}'" for _, name, _ in circle(calls_among(functions))]
+def _require_no_cycle(functions: Iterable[FunctionProto]) -> None:
+    names = [f"'{name}'" for _, name, _ in find_cycle(calls_among(functions))]
     if names:
         through = f" through {', '.join(names[1:])}" if names[1:] else ""
         raise ModelError(f"function {names[0]} calls itself{through}, which ONNX does not allow")

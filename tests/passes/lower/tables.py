@@ -9,31 +9,31 @@ from onnx import printer, shape_inference
 from passes.lower.cost_query import CostQuery
 from tests.checks import check, parse
 from toolkit.rewriting.rule import Rule, Rules
-from toolkit.runtime.cost_table import Costs, Regime, Spelling
+from toolkit.runtime.cost_table import Candidate, Costs, Regime
 
 HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
 Factory = Callable[[CostQuery], tuple[Rule, ...]]
 
 
-def spelling(name: str, cost: float | dict[str, float], undone: bool = False) -> Spelling:
+def candidate(name: str, cost: float | dict[str, float], undone: bool = False) -> Candidate:
     given = cost if isinstance(cost, dict) else {"128x768@1": cost, "128x768@2": cost}
     costs = {Regime.parse(regime): value for regime, value in given.items()}
-    return Spelling(name, (), undone, costs, dict.fromkeys(costs, 1.0))
+    return Candidate(name, (), undone, costs, dict.fromkeys(costs, 1.0))
 
 
-def table(**computations: tuple[Spelling, ...]) -> Costs:
-    named = {name.replace("_", "-"): spellings for name, spellings in computations.items()}
+def table(**computations: tuple[Candidate, ...]) -> Costs:
+    named = {name.replace("_", "-"): candidates for name, candidates in computations.items()}
     return Costs("1.0", "any", "none", named)
 
 
-class _All(dict[str, tuple[Spelling, ...]]):
+class _All(dict[str, tuple[Candidate, ...]]):
     """Every computation, with one candidate besides the usual form."""
 
     def __init__(self, cost: float, names: tuple[str, ...]) -> None:
         super().__init__()
-        self._found = (spelling("usual", 1.0), *(spelling(name, cost) for name in names))
+        self._found = (candidate("usual", 1.0), *(candidate(name, cost) for name in names))
 
-    def get(self, key: str, default: object = None) -> tuple[Spelling, ...]:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> tuple[Candidate, ...]:  # type: ignore[override]
         return self._found
 
 

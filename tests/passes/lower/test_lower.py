@@ -14,7 +14,7 @@ from passes.lower.cost_query import SHIPPED
 from passes.lower.lower import Lower
 from passes.lower.measure import chain, contents, load, measure
 from tests.checks import check, model, parse
-from tests.passes.lower.tables import spelling, table, typed
+from tests.passes.lower.tables import candidate, table, typed
 from toolkit.errors import UsageError
 from toolkit.pass_manager.pipeline import Pipeline
 from toolkit.pass_manager.protocol import Context
@@ -51,7 +51,7 @@ def test_the_shipped_table_lowers_what_every_processor_is_slow_with() -> None:
 
 
 def test_this_machines_own_table_is_preferred() -> None:
-    own = table(mish=(spelling("mish", 1.0), spelling("rational", 2.0)))
+    own = table(mish=(candidate("mish", 1.0), candidate("rational", 2.0)))
     assert costs_in_use(SHIPPED)[1].startswith("the shipped table")
     own.save(cache_path())
     assert costs_in_use(SHIPPED)[0] == own
@@ -137,7 +137,7 @@ def test_a_negative_number_of_threads_is_rejected() -> None:
 
 def test_a_candidate_leaves_no_factors_beside_a_matmul() -> None:
     """The SiLU of 1.702 x, by 1.702: both factors go into weights, in the same run of the group."""
-    table(quick_gelu=(spelling("quick", 1.0), spelling("silu", 0.5))).save(cache_path())
+    table(quick_gelu=(candidate("quick", 1.0), candidate("silu", 0.5))).save(cache_path())
     weights = ", ".join(str(i % 7 - 3) for i in range(32))
     text = f"""g (float[N, S, 4] x) => (float[N, S, 4] y)
         <float[4, 8] a = {{{weights}}}, float[8] b = {{1, 2, 3, 4, 5, 6, 7, 8}},

@@ -24,7 +24,7 @@ from tests.passes.lower.mask_cases import (
     feeds,
     low_at,
 )
-from tests.passes.lower.tables import HEADER, choice, spelling, table, typed
+from tests.passes.lower.tables import HEADER, candidate, choice, table, typed
 from toolkit.ir.journal import Rewrite
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
@@ -214,7 +214,7 @@ def network() -> Any:
 
 
 def costs(cost: float) -> None:
-    one = (spelling("attention", 1.0), spelling("finite", cost))
+    one = (candidate("attention", 1.0), candidate("finite", cost))
     table(masked_attention=one).save(cache_path())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.checks import parse
-from toolkit.ir.call_graph import Key, calls_among, circle, key_of, reached
+from toolkit.ir.call_graph import Key, calls_among, find_cycle, key_of, reached
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21, "f" : 1]>
 g (float[N] x) => (float[N] y) { y = f.A (x) }
@@ -28,10 +28,10 @@ def test_calls_in_subgraphs_count() -> None:
     assert calls == {key("A"): {key("B")}, key("B"): set(), key("Unused"): {key("B")}}
     assert reached(calls, [key("A")]) == {key("A"), key("B")}
     assert reached(calls, [("", "Relu", "")]) == set()
-    assert circle(calls) == []
+    assert find_cycle(calls) == []
 
 
 def test_a_cycle_is_found() -> None:
     calls = {key("A"): {key("B")}, key("B"): {key("C")}, key("C"): {key("B")}}
-    assert set(circle(calls)) == {key("B"), key("C")}
+    assert set(find_cycle(calls)) == {key("B"), key("C")}
     assert reached(calls, [key("A")]) == {key("A"), key("B"), key("C")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.passes.lower.tables import spelling, table
+from tests.passes.lower.tables import candidate, table
 from toolkit.runtime import cost_table as costs_module
 from toolkit.runtime.cost_table import (
     Costs,
@@ -18,19 +18,19 @@ from toolkit.runtime.cost_table import (
     cores,
     costs_in_use,
     cpu_name,
-    vendor_of,
     nearest_table,
     runtime_version,
     shipped_path,
+    vendor_of,
 )
 
 SHORT_WINS = {"8x768@1": 0.5, "512x768@1": 1.5, "8x768@2": 0.9, "512x768@2": 0.8}
 COSTS = table(
     gelu=(
-        spelling("usual", dict.fromkeys(SHORT_WINS, 1.0)),
-        spelling("other", SHORT_WINS),
-        spelling("noise", dict.fromkeys(SHORT_WINS, 0.99)),
-        spelling("undone", dict.fromkeys(SHORT_WINS, 0.1), undone=True),
+        candidate("usual", dict.fromkeys(SHORT_WINS, 1.0)),
+        candidate("other", SHORT_WINS),
+        candidate("noise", dict.fromkeys(SHORT_WINS, 0.99)),
+        candidate("undone", dict.fromkeys(SHORT_WINS, 0.1), undone=True),
     )
 )
 
@@ -58,7 +58,7 @@ def test_the_regimes_nearest_to_a_shape_decide(
 
 def test_a_size_that_varies_is_the_mean_of_all() -> None:
     varied = {"8x768@1": 0.8, "512x768@1": 1.0, "512x768@2": 0.5}
-    costs = table(gelu=(spelling("usual", dict.fromkeys(varied, 1.0)), spelling("other", varied)))
+    costs = table(gelu=(candidate("usual", dict.fromkeys(varied, 1.0)), candidate("other", varied)))
     assert costs.gain("gelu", "other", None, None, 1) == pytest.approx(0.8**-0.5)
     assert costs.gain("gelu", "other", None, 768, 2) == pytest.approx(2.0)
 

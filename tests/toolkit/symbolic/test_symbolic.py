@@ -154,10 +154,10 @@ def test_a_product_divides_by_its_factors(x, y):
 @example("\\")
 def test_any_symbol_reads_back(name):
     assert parse(str(symbol(name))) == symbol(name)
-    assert symbol(name).spelling == name
+    assert symbol(name).text == name
     assert parse(str(symbol(name) * 2 + 1)) == symbol(name) * 2 + 1
     dim = parse(name)
-    assert isinstance(dim, int) or dim.spelling == name
+    assert isinstance(dim, int) or dim.text == name
 
 
 def test_canonical_polynomials():
@@ -298,7 +298,7 @@ def test_evaluation_names_what_is_missing():
 def test_expressions(text, value):
     assert parse(text) == value
     found = parse(text)
-    assert isinstance(found, int) or found.spelling == text
+    assert isinstance(found, int) or found.text == text
 
 
 @pytest.mark.parametrize(
@@ -315,15 +315,15 @@ def test_other_text_is_one_name(name):
     assert isinstance(dim, Expr)
     assert dim == symbol(name)
     assert dim.symbols == {name}
-    assert dim.spelling == name
+    assert dim.text == name
 
 
-def test_the_spelling_is_kept_but_not_compared():
+def test_the_parsed_text_is_kept_but_not_compared():
     spelled: Any = parse("1+past")
     assert spelled == symbol("past") + 1
     assert hash(spelled) == hash(symbol("past") + 1)
-    assert (str(spelled), spelled.spelling) == ("past + 1", "1+past")
-    assert (spelled + 1).spelling == "past + 2"
+    assert (str(spelled), spelled.text) == ("past + 1", "1+past")
+    assert (spelled + 1).text == "past + 2"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ class _PointwiseWriter:
         codes = coded.weight.codes
         matrix = np.ascontiguousarray(np.transpose(codes.reshape(codes.shape[:2])))
         scale, zero = self._shared.parameters(g, params)
-        inputs = [self._coded(x, codes.ndim, scale, zero), g.constant(matrix, "weight_int8"), scale]
+        operand = self._quantized(x, codes.ndim, scale, zero)
+        inputs = [operand, g.constant(matrix, "weight_int8"), scale]
         inputs += [self._shared.constant(g, coded.weight.params.scale, "scale"), zero]
         if coded.bias is not None:
             inputs += ["", self._shared.constant(g, coded.bias[:], "bias")]
@@ -131,7 +132,7 @@ class _PointwiseWriter:
         for name in old:
             drop_unused(g, name)
 
-    def _coded(self, x: str, rank: int, scale: str, zero: str) -> str:
+    def _quantized(self, x: str, rank: int, scale: str, zero: str) -> str:
         """Return the quantized operand; a Concat used by products alone is computed in 8 bits."""
         if x not in self._codes:
             g, floats = self._g, self.turned.of(x, rank)

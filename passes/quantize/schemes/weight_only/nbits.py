@@ -131,7 +131,7 @@ class BlockWriter:
         fields = (entry.weight, entry.block_size, entry.symmetric, entry.method)
         return (self.form, weight.name, turned, *fields)
 
-    def _coded(
+    def _codes_of(
         self,
         weight: WeightMatrix,
         turned: bool,
@@ -202,7 +202,7 @@ class BlockWriter:
         if key not in self._stored:
             inputs, outputs = weight.shape[::-1] if turned else weight.shape
             sink = NBitsCodes(outputs, -(-inputs // block), block, grid.format)
-            found = self._coded(weight, turned, entry, grid, method, sink)
+            found = self._codes_of(weight, turned, entry, grid, method, sink)
             name = weight.graph.constant(found.codes, f"{weight.name}_{entry.weight}")
             zero = ""
             if not grid.symmetric:
@@ -231,7 +231,7 @@ class BlockWriter:
             return self._dequantized[key]
         g, turned = weight.graph, weight.turned
         sink = SignedCodes(weight.shape, turned, block, grid.format)
-        found = self._coded(weight, turned, entry, grid, method, sink)
+        found = self._codes_of(weight, turned, entry, grid, method, sink)
         codes = _put_codes(g, weight, found.codes, entry)
         inputs = [codes, g.constant(_laid_out(found.fit.scale, turned), f"{codes}_scale")]
         if not grid.symmetric:

@@ -19,9 +19,9 @@ from tests.checks import model, parse, random_feeds
 from toolkit.ir.model import Model
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.runtime.cost_table import (
+    Candidate,
     Costs,
     Regime,
-    Spelling,
     cache_path,
     costs_in_use,
     nearest_table,
@@ -35,10 +35,10 @@ KERNELS = Kernels.of_costs(nearest_table(INT8_SHIPPED, "AMD"))
 def table(**computations: dict[str, dict[str, float]]) -> Kernels:
     made = {
         name.replace("_", "-"): tuple(
-            Spelling(kind, (), False, {}, {Regime.parse(r): t for r, t in times.items()})
-            for kind, times in spellings.items()
+            Candidate(kind, (), False, {}, {Regime.parse(r): t for r, t in times.items()})
+            for kind, times in candidates.items()
         )
-        for name, spellings in computations.items()
+        for name, candidates in computations.items()
     }
     return Kernels.of_costs(Costs("1", "any", "none", made))
 
