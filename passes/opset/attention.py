@@ -23,14 +23,9 @@ def attention(ctx: AdapterContext) -> None:
     q, k, v, mask, past_k, past_v = (ctx.input(i) for i in range(6))
     packed = ctx.known_rank(q) == 3
     size, queries, keys = _heads(ctx, q, k, packed)
-    if mask and element_type(ctx, mask) == element_type(ctx, q):
-        floats = True
-    elif mask and ctx.dtype(mask) == np.bool_:
-        floats = False
-    elif mask:
+    floats = bool(mask) and element_type(ctx, mask) == element_type(ctx, q)
+    if mask and not floats and ctx.dtype(mask) != np.bool_:
         raise CannotConvert("its mask has another type than its queries")
-    else:
-        floats = False
     dtype = ctx.dtype(q)
     count = _lengths(ctx, q, k, past_k, packed)
     if packed:
@@ -73,32 +68,27 @@ def attention(ctx: AdapterContext) -> None:
 
 def _heads(ctx: AdapterContext, q: str, k: str, packed: bool) -> tuple[int, int, int]:
     """Return the size of a head, and the numbers of query heads and of key heads."""
-    wide, narrow = ctx.sizes(q), ctx.sizes(k)
+    size = _size(ctx, q, -1)
     if packed:
         queries, keys = ctx.attr("q_num_heads"), ctx.attr("kv_num_heads")
-        hidden = wide[-1] if wide else None
-        if not queries or not keys or hidden is None:
-            raise CannotConvert("the number or the size of its heads is unknown")
-        return hidden // queries, queries, keys
-    queries, keys = (sizes[1] if sizes else None for sizes in (wide, narrow))
-    size = wide[-1] if wide else None
-    if queries is None or keys is None or size is None:
+    else:
+        queries, keys = _size(ctx, q, 1), _size(ctx, k, 1)
+    if not queries or not keys or size is None:
         raise CannotConvert("the number or the size of its heads is unknown")
-    return size, queries, keys
+    return size // queries if packed else size, queries, keys
 
 
 def _lengths(
     ctx: AdapterContext, q: str, k: str, past: str, packed: bool
 ) -> tuple[int | None, int | None, int | None]:
     """Return the numbers of queries, new keys and cached keys; None if the run determines them."""
-    axis = 1 if packed else 2
-    found = ((ctx.sizes(value), at) for value, at in ((q, axis), (k, axis)))
-    new_queries, new_keys = (sizes[at] if sizes else None for sizes, at in found)
-    cached = 0
-    if past:
-        sizes = ctx.sizes(past)
-        return new_queries, new_keys, sizes[2] if sizes else None
-    return new_queries, new_keys, cached
+    queries, keys = _size(ctx, q, 1 if packed else 2), _size(ctx, k, 1 if packed else 2)
+    return queries, keys, _size(ctx, past, 2) if past else 0
+
+
+def _size(ctx: AdapterContext, value: str, axis: int) -> int | None:
+    sizes = ctx.sizes(value)
+    return sizes[axis] if sizes else None
 
 
 def _unpacked(ctx: AdapterContext, x: str, heads: int) -> str:
@@ -111,8 +101,7 @@ def _repeated(ctx: AdapterContext, x: str, times: int, heads: int) -> str:
     """Repeat every head for the queries of its group: 0 0 1 1 for two groups of two."""
     apart = ctx.op("Unsqueeze", x, ctx.constant([2], hint="axis"))
     wide = ctx.op("Expand", apart, ctx.constant([1, 1, times, 1, 1], hint="repeats"))
-    parts = (ctx.op("Shape", x, start=a, end=b) for a, b in ((0, 1), (2, 4)))
-    first, last = parts
+    first, last = (ctx.op("Shape", x, start=a, end=b) for a, b in ((0, 1), (2, 4)))
     shape = ctx.op("Concat", first, ctx.constant([heads], hint="heads"), last, axis=0)
     return ctx.op("Reshape", wide, shape)
 
