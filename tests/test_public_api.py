@@ -85,6 +85,8 @@ compact
 lower
     threads
     mask
+legalize
+    opset
 smooth
     alpha
     insert
@@ -190,6 +192,7 @@ FuseRotary
 InlineBranches
 InlineFunctions
 Layout
+Legalize
 LiftConstants
 Lower
 MaskOutputs
@@ -218,6 +221,7 @@ explain
     --opset
     --passes
     --rule
+    --runtime
     --target
     model
 export
@@ -248,6 +252,7 @@ export
 inspect
     --custom-ops
     --json
+    --runtime
     --top
     model
 optimize
@@ -270,6 +275,7 @@ optimize
     --plan
     --prefer
     --quiet
+    --runtime
     --sample
     --seed
     --target
@@ -295,6 +301,8 @@ sensitivity
     --tokenizer
     --top
     model
+targets
+    --json
 tune
     --json
     --seconds

@@ -20,6 +20,7 @@ from toolkit.pass_manager.result import count_ops
 from toolkit.runtime.diagnose import find_obstacles
 from toolkit.storage import serialize
 from toolkit.storage.weights import is_external, nbytes, reference
+from toolkit.targets.releases import Needs, find_release, needs_of, obstacles
 
 Dimension = int | str | None
 """A size, the name of a dynamic dimension, or None if unknown."""
@@ -70,15 +71,22 @@ class ModelFacts:
     bytes_by_op: dict[str, int]
     tensors: list[TensorFacts]
     external_files: dict[str, int]
+    loads_on: Needs
+    runtime: str
+    """The runtime that `obstacles` are about."""
     obstacles: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain data for `json.dump`."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"loads_on": self.loads_on.to_json()}
 
 
-def inspect(model: Model, custom_ops: Sequence[str] = ()) -> ModelFacts:
-    """Return the facts about a model; tries to load it in onnxruntime."""
+def inspect(model: Model, custom_ops: Sequence[str] = (), runtime: str | None = None) -> ModelFacts:
+    """Return the facts about a model.
+
+    Tries to load it in onnxruntime; for another release, a table says what that lacks.
+    """
+    release = find_release(runtime) if runtime is not None else None
     shell = model.to_proto()
     graphs = list(model.graphs())
     tensors = sorted(_stored(model, graphs), key=lambda t: (-t.bytes, t.name))
@@ -107,7 +115,9 @@ def inspect(model: Model, custom_ops: Sequence[str] = ()) -> ModelFacts:
         bytes_by_op=_total(tensors, lambda t: t.ops[0] if t.ops else "(unused)"),
         tensors=tensors,
         external_files=external,
-        obstacles=find_obstacles(model, custom_ops),
+        loads_on=needs_of(model),
+        runtime=str(release or "onnxruntime on this machine"),
+        obstacles=obstacles(model, release) if release else find_obstacles(model, custom_ops),
     )
 
 

@@ -151,7 +151,19 @@ def test_what_would_not_run(run, tmp_path, body, reasons):
         assert reason in obstacle
     done = run("inspect", tmp_path / "model.onnx")
     assert done.code == 0
-    assert "not in onnxruntime" in done.out
+    assert "does not load it:" in done.out
+
+
+def test_an_older_release(run, tmp_path):
+    text = '<ir_version: 10, opset_import: ["" : 23]> g (float[n] x) => (y) { y = Relu(x) }'
+    onnx.save(parse(text), tmp_path / "model.onnx")
+    data = json.loads(run("inspect", tmp_path / "model.onnx", "--json", "-").out)
+    assert data["loads_on"] == {"onnxruntime": "1.23", "opset": 23, "ir_version": 10}
+    assert data["obstacles"] == []
+    done = run("inspect", tmp_path / "model.onnx", "--runtime", "1.18.0")
+    assert "loads on   onnxruntime >= 1.23, opset 23, IR 10" in done.out
+    assert "onnxruntime 1.18 does not load it:" in done.out
+    assert "opset 23 is newer than 21, the newest it loads" in done.out
 
 
 def test_too_new():

@@ -5,6 +5,7 @@ as `out.NAME`. Each line of standard output is the largest relative error, or wh
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -17,11 +18,11 @@ def largest_error(model: str, data: str) -> float:
         feed = {key[3:]: arrays[key] for key in arrays.files if key.startswith("in.")}
         expected = {key[4:]: arrays[key] for key in arrays.files if key.startswith("out.")}
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-    found = session.run(list(expected), feed)
-    return max(map(_error, found, expected.values()))
+    found: list[Any] = list(session.run(list(expected), feed))
+    return max(_error(*pair) for pair in zip(found, expected.values()))  # noqa: B905
 
 
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
+def _error(found: Any, expected: Any) -> float:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return float("inf")
     if not expected.size:

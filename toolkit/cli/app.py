@@ -19,6 +19,7 @@ from toolkit.cli.inspect import inspect
 from toolkit.cli.optimize import optimize
 from toolkit.cli.passes import passes
 from toolkit.cli.sensitivity import sensitivity
+from toolkit.cli.targets import targets
 from toolkit.cli.tune import tune
 from toolkit.cli.verify import verify
 
@@ -53,7 +54,7 @@ app = typer.Typer(
 # In the order of the help.
 for _command in (
     *(optimize, export, explain, inspect, verify),
-    *(sensitivity, passes, tune, demo),
+    *(sensitivity, passes, targets, tune, demo),
 ):
     app.command(cls=_Command)(_command)
 

@@ -16,6 +16,12 @@ def inspect(
     top: Annotated[
         int, typer.Option(metavar="N", min=0, help="How many of the largest tensors to list.")
     ] = 10,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="Name what this onnxruntime release lacks, as in 1.18."
+        ),
+    ] = None,
     custom_ops: args.CustomOps = None,
     json_file: args.JsonFile = None,
 ) -> None:
@@ -29,7 +35,7 @@ def inspect(
 
     loaded = read_model(model)
     require_apart(report.files, [loaded], None, custom_ops)
-    facts = look(loaded, args.libraries(custom_ops))
+    facts = look(loaded, args.libraries(custom_ops), runtime)
     report.write(facts.to_json())
     if not report.on_stdout:
         print_facts(console(), facts, top)

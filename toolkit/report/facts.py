@@ -28,7 +28,7 @@ def print_facts(out: Console, facts: ModelFacts, most: int) -> None:
         line(out, "dynamic", f"{name if name != '?' else 'no name'}: {', '.join(places)}")
     _print_ops(out, facts)
     _print_tensors(out, facts.tensors, most)
-    _print_obstacles(out, facts.obstacles)
+    _print_obstacles(out, facts)
 
 
 def _print_head(out: Console, facts: ModelFacts) -> None:
@@ -87,11 +87,12 @@ def _print_tensors(out: Console, tensors: list[TensorFacts], most: int) -> None:
         print_rest(out, f"{text.count(len(rest), 'smaller tensor')}, {size}")
 
 
-def _print_obstacles(out: Console, obstacles: list[str]) -> None:
+def _print_obstacles(out: Console, facts: ModelFacts) -> None:
     out.print()
-    if not obstacles:
-        line(out, "runs", "onnxruntime loads it on this machine", "green")
+    line(out, "loads on", str(facts.loads_on))
+    if not facts.obstacles:
+        line(out, "runs", f"{facts.runtime} loads it", "green")
         return
-    line(out, "runs", "not in onnxruntime on this machine:", "red")
-    for obstacle in obstacles:
+    line(out, "runs", f"{facts.runtime} does not load it:", "red")
+    for obstacle in facts.obstacles:
         out.print(Text(f"  - {obstacle}"))

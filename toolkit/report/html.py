@@ -104,6 +104,16 @@ def _cards(report: _Report, opsets: _Opsets) -> str:
         cards.append(("speed", f"{speed['times']:.2f}x", sure))
     if opsets[0] != opsets[1]:
         cards.append(("opset", str(opsets[1]), f"was {opsets[0]}"))
+    needs = report.get("loads_on")
+    if needs:
+        oldest = needs["onnxruntime"]
+        cards.append(
+            (
+                "onnxruntime",
+                f"{oldest} or newer" if oldest else "none",
+                f"opset {needs['opset']}, IR {needs['ir_version']}",
+            )
+        )
     made = (
         f'<div class="card"><span class="dim">{_safe(name)}</span><b>{_safe(value)}</b>'
         f'<span class="dim">{_safe(note)}</span></div>'

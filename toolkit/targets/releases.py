@@ -106,6 +106,9 @@ class Release:
     def __str__(self) -> str:
         return f"onnxruntime {self.version}"
 
+    def to_json(self) -> dict[str, Any]:
+        return {"version": self.version, "opset": self.max_opset, "ir_version": self.max_ir}
+
     @property
     def number(self) -> tuple[int, int]:
         """The version, for comparison."""
@@ -290,8 +293,8 @@ class Needs:
     ir_version: int
 
     def __str__(self) -> str:
-        oldest = f">= {self.release.version}" if self.release else f"{releases()[-1].version}: no"
-        return f"onnxruntime {oldest}, opset {self.opset}, IR {self.ir_version}"
+        runtime = f"onnxruntime >= {self.release.version}" if self.release else "no onnxruntime"
+        return f"{runtime}, opset {self.opset}, IR {self.ir_version}"
 
     def to_json(self) -> dict[str, Any]:
         return {

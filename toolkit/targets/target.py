@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from toolkit.targets.releases import Release, Use, installed_release
 
@@ -88,6 +89,23 @@ class Target:
     def max_ir(self) -> int:
         """The newest IR version it loads."""
         return self.release.max_ir
+
+    def missing(self) -> str:
+        """Return what this machine lacks to run and time models there, or an empty string."""
+        return "" if find_spec("onnxruntime") else "onnxruntime is not installed"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the capabilities as plain data for `json.dump`."""
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "domains": [domain or "ai.onnx" for domain in self.domains],
+            "opset": self.max_opset,
+            "ir_version": self.max_ir,
+            "number_formats": list(self.number_formats),
+            "has_costs": self.has_costs,
+            "missing": self.missing(),
+        }
 
     @property
     def standard_only(self) -> bool:
