@@ -163,7 +163,8 @@ class QuantizeStatic:
         names = (*tensors, *results_inside)
         by_percent = self.observer == "percentile"
         observer = Percentile(self.percent) if by_percent else observer_named(self.observer)
-        found = ctx.calibration.collect(model, dict.fromkeys(names, observer))
+        observers = dict.fromkeys(names, observer)
+        found = ctx.calibration.collect(model, observers, recorder=ctx.evaluator)
         note_troubles((t for t in range_troubles(found) if t.tensor in tensors), ctx)
         while True:
             missing = [(s, why) for s in region.sites if (why := _without_range(s, region, found))]
