@@ -44,7 +44,7 @@ _MEMORY = 1 << 28
 _FEWEST = 4
 _MOST, _SECONDS, _ENOUGH = 8, 0.5, 4
 """The default number of samples, the CPU seconds that one run of them may take, and the fewest
-samples of a slow model. Each sample runs about ten times."""
+samples of a slow model. Each sample runs about five times."""
 _COMPARED = 16
 """The number of samples on which the noise of the outputs is compared."""
 _TRIES = 3

@@ -9,6 +9,8 @@ from tests.checks import model
 from tests.toolkit.accuracy.nets import FEEDS, RANDOM, W, coarse, linear, net
 from toolkit.accuracy.evaluator import Evaluator, _affordable
 from toolkit.accuracy.requirement import Requirement
+from toolkit.calibrate.data import Calib
+from toolkit.calibrate.observers import MinMax
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
 
@@ -164,6 +166,45 @@ def test_evaluation_stops_far_above_the_budget():
     assert early.samples == 4 < len(FEEDS)
     assert not early.ok
     assert evaluator.evaluate(good, stop_above=3.0) == evaluator.evaluate(good)
+
+
+def test_evaluation_stops_far_below_the_budget():
+    evaluator = Evaluator(linear(W), FEEDS)
+    good, near = linear(coarse(W, 127)), linear(coarse(W, 12))
+    assert evaluator.evaluate(good, stop_below=0.5).samples == 16
+    found = evaluator.evaluate(near, stop_below=0.01)
+    assert found.samples == len(FEEDS)
+
+
+def test_deployed_model_runs_again_only_after_an_edit():
+    evaluator = Evaluator(linear(W), FEEDS)
+    subject = linear(coarse(W, 127))
+    first = evaluator.evaluate(subject, deployed=True)
+    assert evaluator.evaluate(subject, deployed=True) is first
+    subject.commit()
+    assert evaluator.evaluate(subject, deployed=True) is first
+    subject.graph.op("Identity", "x")
+    assert evaluator.evaluate(subject, deployed=True) is not first
+
+
+def test_outputs_of_a_calibration_sweep_are_not_computed_again():
+    other = linear(coarse(W, 127))
+    expected = Evaluator(linear(W), FEEDS).evaluate(other)
+    data = Calib(FEEDS).open(linear(W))
+    evaluator = Evaluator(linear(W), data.feeds)
+    found = data.collect(linear(W), {"x": MinMax()}, recorder=evaluator)
+    assert list(found.statistics) == ["x"]
+    assert evaluator.awaited == []
+    assert evaluator.evaluate(other) == expected
+
+
+def test_outputs_of_another_model_are_not_recorded():
+    other = linear(coarse(W, 127))
+    data = Calib(FEEDS).open(linear(W))
+    evaluator = Evaluator(linear(W), data.feeds)
+    data.collect(other, {"x": MinMax()}, recorder=evaluator)
+    assert evaluator.awaited == ["y"]
+    assert evaluator.evaluate(other) == Evaluator(linear(W), FEEDS).evaluate(other)
 
 
 def test_evaluation_without_a_budget_does_not_stop():
