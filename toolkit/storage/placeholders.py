@@ -16,11 +16,10 @@ _DOMAIN = "toolkit.placeholder"
 def replace_large_tensors(proto: ModelProto) -> None:
     """Turn every external tensor into an input of the main graph.
 
-    In a function, and for a name that is already taken, the placeholder is a node of an unknown
-    domain. The checker accepts it, but cannot infer shapes from it.
+    Tensors of one name, in sibling subgraphs, become inputs of different names. In a function the
+    placeholder is a node of an unknown domain, which the checker accepts without inferring shapes.
     """
-    taken = {value.name for value in proto.graph.input}
-    _replace_in_graph(proto.graph, proto.graph, taken)
+    _replace_in_graph(proto.graph, proto.graph, {value.name for value in proto.graph.input})
     for function in proto.functions:
         large = [node for node in function.node if _large_tensor(node) is not None]
         for node in large:
@@ -40,14 +39,12 @@ def _replace_in_graph(graph: GraphProto, main: GraphProto, taken: set[str]) -> N
         tensor = _large_tensor(node)
         if tensor is None:
             kept.append(node)
-        elif not _make_input(main, node.output[0], tensor, taken):
-            _make_placeholder(node)
-            kept.append(node)
+        else:
+            _make_input(graph, main, node.output[0], tensor, taken)
     inputs = {value.name for value in graph.input}
     for tensor in large:
-        if tensor.name in inputs or _make_input(main, tensor.name, tensor, taken):
-            continue
-        kept.insert(0, NodeProto(op_type="Tensor", domain=_DOMAIN, output=[tensor.name]))
+        if tensor.name not in inputs:
+            _make_input(graph, main, tensor.name, tensor, taken)
     if large or len(kept) < len(graph.node):
         replaced = GraphProto(initializer=small, node=kept)
         for field in ("node", "initializer"):
@@ -61,13 +58,26 @@ def _large_tensor(node: NodeProto) -> TensorProto | None:
     return next((tensor for tensor in held if is_external(tensor)), None)
 
 
-def _make_input(main: GraphProto, name: str, tensor: TensorProto, taken: set[str]) -> bool:
-    """Declare an input of the main graph; return False if the name is taken."""
-    if name in taken:
-        return False
-    taken.add(name)
-    main.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
-    return True
+def _make_input(
+    graph: GraphProto, main: GraphProto, name: str, tensor: TensorProto, taken: set[str]
+) -> None:
+    """Declare an input of the main graph, under another name if `name` is taken."""
+    new = name
+    while new in taken:
+        new += "_"
+    if new != name:
+        _rename_uses(graph, name, new)
+    taken.add(new)
+    main.input.append(helper.make_tensor_value_info(new, tensor.data_type, tensor.dims))
+
+
+def _rename_uses(graph: GraphProto, old: str, new: str) -> None:
+    for node in graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        for inner in nd.graphs_of(node):
+            _rename_uses(inner, old, new)
+    for output in graph.output:
+        output.name = new if output.name == old else output.name
 
 
 def _make_placeholder(node: NodeProto) -> None:

@@ -184,8 +184,13 @@ def _pad(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | Non
 
 
 def _product(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Pass the right operand V of a product P V if its channels vary along columns only."""
+    """Pass the right operand V of a product P V if its channels vary along columns only.
+
+    A vector P would remove the axis of the rows.
+    """
     if slot != 1 or (index.ndim > 1 and index.shape[-2] != 1):
+        return None
+    if index.ndim > 1 and (g.rank(node.input[0]) or 0) < 2:
         return None
     rank = max(index.ndim, g.rank(node.input[1]) or 0)
     return [(node.output[0], index)] if rank > 1 else None

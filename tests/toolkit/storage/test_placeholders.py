@@ -61,3 +61,13 @@ def test_an_initializer_that_is_an_input_stays_one_input() -> None:
     assert [value.name for value in found.graph.input].count("w") == 1
     assert "w" not in {tensor.name for tensor in tensors_of(found)}
     onnx.checker.check_model(found)
+
+
+def test_equal_names_in_sibling_subgraphs_become_different_inputs() -> None:
+    proto = everywhere()
+    [branches] = [node for node in proto.graph.node if node.op_type == "If"]
+    for attribute in branches.attribute:
+        attribute.g.initializer[0].name = attribute.g.node[0].input[1] = "p"
+    found = replaced(proto)
+    assert {"p", "p_"} < set(inputs_of(found))
+    onnx.checker.check_model(found)

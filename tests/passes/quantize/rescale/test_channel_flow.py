@@ -19,7 +19,7 @@ from toolkit.pass_manager.protocol import Context
 
 HEAD = """<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> agraph (
     float[2, 6, 4, 4] image, float[2, 5, 6] rows, float[2, 1, 5, 6] thin,
-    float[2, 5, 5] weights, float[2, 5, 4] others, float[5] vector, float[2, 6, 4, 4] second,
+    float[2, 5, 5] weights, float[2, 5, 4] others, float[5] vector, float[7] seven, float[2, 6, 4, 4] second,
     float[2, 5, 12] queries, float[2, 7, 6] keys, float[2, 7, 6] values,
     float[2, 2, 5, 3] q, float[2, 2, 7, 3] k, float[2, 2, 7, 3] v, float[2, 4, 5, 3] q4,
     float[2, 2, 4, 7] scores, float[2, 5, 32] gq, float[2, 5, 16] gk, float[2, 5, 16] gv
@@ -121,6 +121,7 @@ FROZEN: dict[str, tuple[str, str, Index]] = {
     ),
     "a mask of a Dropout": ("i, y = Dropout (rows) z = Identity (y)", "rows", ROW),
     "the left operand of a product": ("y = MatMul (rows, bias)", "rows", ROW),
+    "a vector in front of heads": ("y = MatMul (seven, v)", "v", HEADS),
     "rows of the right operand": ("y = MatMul (weights, rows)", "rows", np.arange(5)[:, None]),
     "a vector on the right": ("y = MatMul (weights, vector)", "vector", np.arange(5)),
     "a join with rows that lack the factor": ("y = Concat <axis = 1> (rows, rows)", "rows", ROW),
