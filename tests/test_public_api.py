@@ -240,6 +240,7 @@ export
     --passes
     --quantize
     --quiet
+    --runtime
     --seed
     --task
     --tolerance

@@ -15,6 +15,7 @@ from toolkit.cli.interrupts import Interrupted
 from toolkit.cli.outputs import JsonReport, model_files
 from toolkit.errors import NotProven, UsageError
 from toolkit.storage.atomic_write import require_writable, same_file
+from toolkit.targets.releases import find_release
 
 if TYPE_CHECKING:
     from toolkit.frontends.exported import Exported
@@ -64,6 +65,7 @@ def export(
     opset: Annotated[
         int | None, typer.Option(metavar="N", help="The opset of the exported model.")
     ] = None,
+    runtime: args.Runtime = None,
     exporter: Annotated[
         str,
         typer.Option(
@@ -128,6 +130,9 @@ def export(
     report.side_file.require(model_files(Path(output), sidecar=True) if output else ())
     shown = not quiet and not report.on_stdout
     listed = ",".join(filter(None, [passes, _QUANTIZE if quantize else None]))
+    if runtime is not None:
+        find_release(runtime)  # reports an unknown version before the export starts
+        listed = listed or "legalize"
 
     with _progress(shown) as progress, redirect_stdout(sys.stderr):
         from toolkit.frontends.examples import read_examples
@@ -155,7 +160,7 @@ def export(
             progress=progress,
         )
         try:
-            exported = _exported(source, request, listed)
+            exported = _exported(source, request, listed, runtime)
         except NotProven as error:
             report.write({"output": None, "error": str(error)})
             raise
@@ -163,7 +168,7 @@ def export(
     _finish(exported, maps, output, external_data, report, shown)
 
 
-def _exported(source: str, request: Request, passes: str) -> Exported:
+def _exported(source: str, request: Request, passes: str, runtime: str | None) -> Exported:
     from toolkit.frontends.export import export_request
 
     exported = export_request(source, request)
@@ -171,7 +176,9 @@ def _exported(source: str, request: Request, passes: str) -> Exported:
         return exported
     request.progress("optimizing")
     return exported.optimize(
-        passes, progress=lambda where: request.progress(f"{where.name}: {where.stage}".strip(": "))
+        passes,
+        progress=lambda where: request.progress(f"{where.name}: {where.stage}".strip(": ")),
+        runtime=runtime,
     )
 
 

@@ -180,10 +180,12 @@ class Exported:
         passes: str | Sequence[Pass | str],
         target: str = DEFAULT_TARGET,
         progress: Callable[[Progress], None] | None = None,
+        runtime: str | None = None,
     ) -> Exported:
         """Run passes on every graph, verified against the graph as exported.
 
-        Test inputs of the export proof serve as samples. A requested opset is kept.
+        Test inputs of the export proof serve as samples. A requested opset is kept. `runtime` is
+        the oldest onnxruntime that must load and run the result.
         """
         from toolkit.api import optimize
 
@@ -193,6 +195,7 @@ class Exported:
                 graph.result,
                 passes,
                 target,
+                runtime=runtime,
                 opset=self.request.opset,
                 samples=[
                     {n: v for n, v in case.feed.items() if n in graph.result.graph.inputs}
