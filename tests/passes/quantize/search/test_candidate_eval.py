@@ -21,6 +21,8 @@ from toolkit.accuracy.requirement import Requirement, Score
 from toolkit.ir.model import Model
 from toolkit.pass_manager.protocol import Context
 from toolkit.quantization.plan import Plan
+from toolkit.runtime.latency import Effort, Timing
+from toolkit.targets.target import Target
 
 LAYER = typed("g (float[N, 64] x) => (float[N, 8] y)", floats("w", 64, 8), "y = MatMul (x, w)")
 
@@ -120,3 +122,20 @@ def test_drafts_are_freed_during_a_pass() -> None:
     finally:
         gc.enable()
     assert sum(found() is not None for found in alive) <= 1
+
+
+def test_plan_is_timed_again_only_for_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def latency(_: Target, models: dict[str, Model], *__: Any) -> dict[str, Timing]:
+        timed.append(len(models))
+        return dict.fromkeys(models, Timing(1.0, 0.5, 0.5, 0.5, 9))
+
+    monkeypatch.setattr(Target, "latency", latency)
+    trials, plan = tried(Bench())
+    for least in (5, 9):
+        found = trials.times({"a": plan, "b": plan}, Effort(least=least))
+        assert {name: timing.ratio for name, timing in found.items()} == {"a": 0.5, "b": 0.5}
+    assert timed == [2]
+    trials.times({"a": plan}, Effort(least=10))
+    assert timed == [2, 2]
