@@ -44,7 +44,7 @@ FEWEST_STEPS = 8
 FEATURES = 16
 """One in this many channels may be far above the others."""
 _FEWEST_FEATURES = 4
-_SAMPLES = 8
+_SAMPLES = 4
 _ROUNDING = 1e-14
 _MILLION = 1e6
 _PERCENT = 99.9

@@ -43,7 +43,7 @@ _MAX_SECONDS, _MIN_SAMPLES = 12.0, 16
 """The time limit of an evaluation in seconds, which slow models meet with fewer samples, but not
 fewer than _MIN_SAMPLES."""
 
-_KIND_SAMPLES, _KIND_SECONDS = 8, 1.0
+_KIND_SAMPLES, _KIND_SECONDS = 8, 0.3
 """The number of samples whose outputs determine their kinds, or fewer after this many seconds."""
 
 _SAME = 1e-4

@@ -37,7 +37,7 @@ _CLOSE = 0.7
 """Fraction of the error budget above which a plan is evaluated as written, too."""
 _SCREENING_SECONDS = 1.0
 """CPU seconds of a screening, which takes at least `FEW` samples."""
-_TIMED_FEEDS, _SLOW = 2, 0.1
+_TIMED_FEEDS, _SLOW = 2, 0.02
 """The number of feeds to time with; a single one for models that take _SLOW seconds per run."""
 _INTEGER_NOISE = 1e-12
 """The noise that stands for the whole error budget where outputs are integers."""

@@ -19,7 +19,7 @@ from toolkit.pass_manager.result import ModelStats
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.runtime.latency import Effort, Timing
 
-_EFFORT = Effort(seconds=3.0, least=5, most=20, against=1.0)
+_EFFORT = Effort(seconds=1.5, least=5, most=20, against=1.0)
 _CAREFUL = Effort(seconds=6.0, least=21, most=100, against=1.0)
 """A second timing, before noise of a busy machine makes the model three times as large again."""
 _PAYS, _EVEN, _FREE = 0.95, 1.005, 1.03

@@ -19,7 +19,7 @@ from passes.quantize.search.problem import Problem
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.runtime.latency import Effort
 
-_EFFORT = Effort(seconds=2.5, least=3, most=15)
+_EFFORT = Effort(seconds=1.5, least=5, most=15)
 _AS_FAST = 1.01
 """Ratio of times within which two candidates count as equally fast."""
 _REFUSED = float("-inf")
