@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _MEMORY = 1 << 28
 """The most bytes of values to keep for all samples; beyond this, samples are dropped."""
 _FEWEST = 4
-_MOST, _SECONDS, _ENOUGH = 8, 0.5, 4
+_MOST, _SECONDS, _ENOUGH = 12, 0.5, 4
 """The default number of samples, the CPU seconds that one run of them may take, and the fewest
 samples of a slow model. Each sample runs about five times."""
 _COMPARED = 16
@@ -61,7 +61,7 @@ class CorrectBias:
     tolerance: ClassVar[Tolerance] = QUANT
     samples: int | None = field(
         default=None,
-        metadata={"help": "Calibration samples to use; none: 8, or fewer for a slow model."},
+        metadata={"help": "Calibration samples to use; none: 12, or fewer for a slow model."},
     )
 
     def __post_init__(self) -> None:

@@ -72,7 +72,7 @@ def corrected(text: str, floats_: Model, notes: list[str] | None = None) -> Mode
     subject = model(text)
     before = written(subject)
     ctx = Context()
-    Fed(CorrectBias(samples=12), feeds(), floats_).run(subject, ctx)
+    Fed(CorrectBias(), feeds(), floats_).run(subject, ctx)
     subject.graph.verify()
     if notes is not None:
         notes.extend(ctx.notes)
