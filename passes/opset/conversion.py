@@ -102,9 +102,12 @@ class Conversion:
         if version >= 9:  # opset 9 came with IR 4, where initializers need not be inputs
             unit.free_initializers()
         adapters = adapters_of(version)
+        own_kernels = not self._target.standard_only  # other runtimes may have others
         for graph, node in self._standard_nodes(unit):
-            if node.op_type not in adapters and self._target.loses_kernel(
-                node.op_type, version, operand_types(graph, node)
+            if (
+                own_kernels
+                and node.op_type not in adapters
+                and self._target.loses_kernel(node.op_type, version, operand_types(graph, node))
             ):
                 label = nd.label(node)
                 raise CannotConvert(f"{label}: onnxruntime has no kernel from opset {version} on")
