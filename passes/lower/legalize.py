@@ -1,14 +1,14 @@
-"""Write operators that the oldest runtime lacks in a form that it has.
+"""Replace operators that the oldest runtime lacks by equivalents that it has.
 
-Passes fuse in the newest opset they know. Where the user names an older release of the runtime
-(`--runtime 1.18`), its contrib operators take the place of standard ones that it has no kernel for:
+Passes fuse to operators of the newest opset. In an older release (`--runtime 1.18`), contrib
+operators replace the standard ones that it has no kernel for:
 
     Attention    com.microsoft:MultiHeadAttention
     Gelu         com.microsoft:Gelu, or FastGelu for the tanh form
-    MatMulNBits  the same and an Add, where it takes no bias
+    MatMulNBits  the same without a bias, and an Add
 
-Operators without such a form are written out when the model is converted to the opset of the
-release. Its load-time optimizations fuse some of them again, RMSNormalization among them.
+Other operators are decomposed when the model is converted to the opset of the release. Its
+load-time optimizations fuse some of them again, such as RMSNormalization.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ if TYPE_CHECKING:
 
 _BIAS = 5
 """The position of the bias among the operands of MatMulNBits."""
-_BROADCAST_HEADS = (1, 21)
-"""The first release whose MultiHeadAttention takes one bias for all heads; 1.20 takes it, too, and
-computes something else."""
+_ONE_FOR_ALL_HEADS = (1, 21)
+_ONE_FOR_THE_BATCH = (1, 20)
+"""The first releases whose MultiHeadAttention computes the same with a bias of 1 head, or of batch
+1, as with one for each: 1.20 and 1.18 take them, and compute something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Legalize:
-    """Write operators that the oldest runtime lacks in a form that it has."""
+    """Replace operators that the oldest runtime lacks by equivalents that it has."""
 
     name: ClassVar[str] = "legalize"
     tolerance: ClassVar[Tolerance] = FLOAT
     idempotent: ClassVar[bool] = True
     opset: int | None = field(
         default=None,
-        metadata={"help": "the opset to prepare for; none: the newest that the runtime takes"},
+        metadata={"help": "The opset to prepare for; none: the newest that the runtime supports."},
     )
 
     def run(self, model: Model, ctx: Context) -> None:
@@ -90,9 +91,10 @@ def rules_for(target: Target, opset: int) -> tuple[Rule, ...]:
         mask = given(node, 3)
         causal = nd.attr(node, "is_causal", 0)
         if causal and not _equally_long(g, q, k):
-            raise MatchFailure("the causal mask of queries and keys of different lengths differs")
-        each = target.release.number < _BROADCAST_HEADS
-        bias = _bias(g, q, mask, heads if each else 1, node) if mask else ""
+            raise MatchFailure("causal masks differ if queries and keys differ in length")
+        oldest = min(release.number for release in target.releases)
+        each = oldest < _ONE_FOR_ALL_HEADS, oldest < _ONE_FOR_THE_BATCH
+        bias = _bias(g, q, mask, heads, each, node) if mask else ""
         g.require_opset(CONTRIB)
         return g.op(
             "MultiHeadAttention",
@@ -110,7 +112,7 @@ def rules_for(target: Target, opset: int) -> tuple[Rule, ...]:
         bias = given(node, _BIAS)
         kinds = operand_types(g, node)
         if not bias or target.has_kernel(node.op_type, 1, CONTRIB, kinds):
-            raise MatchFailure(f"it has no bias, or {target.release} takes it")
+            raise MatchFailure(f"it has no bias, or {target.release} supports it")
         inputs = nd.without_blanks(node.input[:_BIAS])
         product = g.op(node.op_type, *inputs, at=node, domain=CONTRIB, **nd.attrs(node))
         return g.op("Add", product, bias, at=node)
@@ -122,34 +124,43 @@ def _heads(g: Graph, node: NodeProto) -> int:
     """Return the number of heads of an attention that MultiHeadAttention can compute."""
     heads = nd.attr(node, "q_num_heads", 0)
     if not heads or heads != nd.attr(node, "kv_num_heads", 0):
-        raise MatchFailure("the heads of queries and keys differ in number or are apart")
+        raise MatchFailure("queries and keys differ in heads, or have an axis of heads")
     if any(given(node, i) for i in (4, 5, 6)) or extra_outputs_used(g, node):
         raise MatchFailure("it has a cache, or its scores are an output")
     if nd.attr(node, "softcap", 0.0) or nd.attr(node, "softmax_precision", 0):
-        raise MatchFailure("it has a softcap or a precision of its own")
+        raise MatchFailure("it has a softcap or its own precision")
     if any(g.dtype(value) != TensorProto.FLOAT for value in node.input[:3]):
         raise MatchFailure("MultiHeadAttention has a kernel for float32 only")
     return heads
 
 
-def _bias(g: Graph, q: str, mask: str, heads: int, node: NodeProto) -> str:
-    """Return [batch or 1, heads, queries, keys] from a mask of floats that is broadcast to it."""
+def _bias(g: Graph, q: str, mask: str, heads: int, each: tuple[bool, bool], node: NodeProto) -> str:
+    """Return [batch, heads, queries, keys] from a mask of floats that is broadcast to it.
+
+    `each` tells whether the release needs every head and the whole batch, or takes a 1 for them.
+    """
     rank = g.rank(mask)
     if g.dtype(mask) != TensorProto.FLOAT or rank is None:
-        raise MatchFailure("its mask is not of floats, or has an unknown rank")
+        raise MatchFailure("its mask is not floats, or has an unknown rank")
     if rank < 4:
         mask = g.op("Unsqueeze", mask, _ints(g, "axes", *range(4 - rank)), at=node)
-    elif _fits(g, q, mask, heads):
+    elif _fits(g, q, mask, heads, each):
         return mask
-    length = g.op("Gather", g.op("Shape", q, at=node), _ints(g, "axis", 1), at=node)
-    parts = _ints(g, "heads", 1, heads), length, _ints(g, "keys", 1)
+    shape = g.op("Shape", q, at=node)
+    sizes = [g.op("Gather", shape, _ints(g, "axis", axis), at=node) for axis in (0, 1)]
+    first = sizes[0] if each[1] else _ints(g, "batch", 1)
+    second = _ints(g, "heads", heads if each[0] else 1)
+    parts = first, second, sizes[1], _ints(g, "keys", 1)
     return g.op("Expand", mask, g.op("Concat", *parts, at=node, axis=0), at=node)
 
 
-def _fits(g: Graph, q: str, mask: str, heads: int) -> bool:
-    """Return whether a mask of rank 4 has an entry for each head and query."""
+def _fits(g: Graph, q: str, mask: str, heads: int, each: tuple[bool, bool]) -> bool:
+    """Return whether a mask of rank 4 has the sizes that the release needs."""
     wide, shape = g.shape(q), g.shape(mask)
-    return wide is not None and shape is not None and shape[1:3] == (heads, wide[1])
+    if wide is None or shape is None or shape[2] != wide[1]:
+        return False
+    all_heads = shape[1] == heads or (shape[1] == 1 and not each[0])
+    return all_heads and (shape[0] == wide[0] or (shape[0] == 1 and not each[1]))
 
 
 def _equally_long(g: Graph, q: str, k: str) -> bool:

@@ -48,15 +48,24 @@ def test_causal_self_attention_is_unidirectional() -> None:
     assert nd.attr(node, "unidirectional") == 1
 
 
-@pytest.mark.parametrize(("runtime", "heads"), [("1.18", 2), ("1.20", 2), ("1.21", 1)])
-@pytest.mark.parametrize("mask", ["float[N,1,1,S] m", "float[N,1,S,S] m", "float[S,S] m"])
-def test_a_mask_gets_the_heads_and_rows_that_the_release_needs(
-    mask: str, runtime: str, heads: int
+@pytest.mark.parametrize(
+    ("mask", "expanded_for"),
+    [
+        ("float[N,1,1,S] m", "1.18 1.20 1.21"),
+        ("float[S,S] m", "1.18 1.20 1.21"),
+        ("float[N,1,S,S] m", "1.18 1.20"),
+        ("float[1,2,S,S] m", "1.18"),
+        ("float[N,2,S,S] m", ""),
+    ],
+)
+@pytest.mark.parametrize("runtime", ["1.18", "1.20", "1.21"])
+def test_a_mask_gets_the_sizes_that_the_release_needs(
+    mask: str, expanded_for: str, runtime: str
 ) -> None:
     subject = model(f"y = {ATTENTION.format('')} (x, x, x, m)", f"float[N,S,8] x, {mask}")
     found = ops(written(subject, runtime))
     assert found["com.microsoft::MultiHeadAttention"] == 1
-    assert found["Expand"] == (0 if heads == 1 and "1,S,S" in mask else 1)
+    assert (found["Expand"] == 1) == (runtime in expanded_for.split())
 
 
 @pytest.mark.parametrize(
