@@ -80,7 +80,12 @@ def test_results_load_and_agree(version: str, name: str, tmp_path: Path) -> None
         check=True,
     )
     answers = zip(tried, done.stdout.splitlines(), strict=True)
-    failed = [(p, answer) for (p, *_), answer in answers if not _within(answer, STAGES[p])]
+    loosest = STAGES["fuse,quantize:reduce_range=false"] if name == "qdq" else 0.0  # rounds itself
+    failed = [
+        (passes, answer)
+        for (passes, *_), answer in answers
+        if not _within(answer, max(STAGES[passes], loosest))
+    ]
     assert not failed
 
 
