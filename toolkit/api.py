@@ -57,7 +57,7 @@ def optimize(
     The source is not modified. Raises `NotProven` if the result differs from the original by more
     than the tolerance of its passes.
 
-    `max_drop` is the largest loss allowed to quantization, such as 0.01, by the `metric`: sqnr,
+    `max_drop` is the largest loss of accuracy allowed, such as 0.01, by the `metric`: sqnr,
     cosine, top1, error, or a function of the outputs. By default, the error budgets of
     `toolkit.accuracy.budgets` apply; `max_drop="off"` sets no limit. With `prefer="size"`, layers
     may be slower quantized than in float; `measure=False` disables timing on this machine.

@@ -19,7 +19,7 @@ Validate = Literal["each", "final", "off"]
 """When a model is verified: after each pass, once at the end, or not at all."""
 
 Prefer = Literal["speed", "size"]
-"""The goal of quantization; with size, layers may be slower than in float."""
+"""The goal of quantization; for size, layers may be slower than in float."""
 
 OpsetLimit: TypeAlias = int | Literal["keep"] | None
 """The newest opset that the result may need; "keep": the original's; None: as the passes need."""
@@ -32,13 +32,13 @@ class Settings:
     - `target`: the name of the runtime that the model is written for (see `toolkit.targets`).
     - `runtime`: the oldest onnxruntime that must load and run the result; None: the installed one.
     - `validate`: when the model is verified against the original.
-    - `opset`: the newest opset that the result may need; a newer model is lowered, or refused.
+    - `opset`: the newest opset that the result may need; a newer model is lowered, or rejected.
     - `samples`: real inputs to verify with, in addition to synthetic ones.
     - `seed`: the seed of synthetic inputs.
     - `custom_ops`: custom-operator libraries that onnxruntime loads.
     - `calib`: the source of calibration data, for passes that quantize by measured ranges.
     - `max_drop`, `metric`: the error budget of quantization (see `accuracy.requirement`).
-    - `prefer`: whether a quantized layer has to be faster, or may only be smaller.
+    - `prefer`: whether a quantized layer must be faster, or only smaller.
     - `measure`: whether passes may time candidates on this machine.
     - `fix`: sizes of dimensions, by name or as `input:axis` (see `pass_manager.specialize`).
     - `freeze`: values of inputs that become constants.
@@ -71,7 +71,7 @@ class Settings:
                 )
 
     def find_target(self) -> Target:
-        """Return the target, limited to the onnxruntime release that is asked for."""
+        """Return the target, limited to the onnxruntime release in `runtime`."""
         target = find_target(self.target)
         if self.runtime is None:
             return target
@@ -95,7 +95,7 @@ def _require_opset(limit: OpsetLimit, target: Target) -> None:
     if limit is None or limit == "keep":
         return
     if not isinstance(limit, int) or isinstance(limit, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"opset {limit!r} is not valid: give a number, or 'keep' for no lift")
+        raise UsageError(f"opset {limit!r} is not valid: give a number or 'keep'")
     if not 1 <= limit <= target.max_opset:
         raise UsageError(
             f"opset {limit} is out of range: {target.release} loads opsets 1 to {target.max_opset}"

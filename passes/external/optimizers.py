@@ -35,7 +35,7 @@ class OnnxSim:
         library = ctx.settings.custom_ops[0] if ctx.settings.custom_ops else None
 
         def simplify(proto: ModelProto) -> ModelProto:
-            # The pipeline verifies the result, so onnxsim's own checks are off.
+            # The pipeline verifies the result, so onnxsim's own checks stay off.
             return onnxsim.simplify(proto, check_n=0, custom_lib=library, certify=False)[0]
 
         _run(self.name, simplify, model, ctx)
@@ -51,7 +51,7 @@ class OrtOptimizer:
         default="basic",
         metadata={
             "help": "basic: standard operators; extended: also onnxruntime's own operators; "
-            "all: also layouts for the machine it runs on."
+            "all: also layouts for this machine."
         },
     )
 

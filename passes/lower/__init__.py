@@ -1,1 +1,1 @@
-"""Choose the form of a computation that costs least on the target."""
+"""Choose the candidate of each computation that is fastest on the target."""

@@ -19,7 +19,7 @@ from toolkit.rewriting.rule import Rule, rewrite
 
 x = var("x")
 _MISH_IS_LINEAR = 20.0
-"""From this x on, tanh(softplus(x)) is 1 in float32; exp(x)^2 does not overflow yet."""
+"""From this x on, tanh(softplus(x)) is 1 in float32, and exp(x)^2 does not overflow."""
 
 
 def rules(costs: CostQuery) -> tuple[Rule, ...]:
@@ -49,7 +49,7 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
         require_float(g, x)
         alpha = float(nd.attr(node, "alpha", 1.0))
         if not 0 < alpha <= 1:
-            raise MatchFailure("the maximum of the two is Elu for 0 < alpha <= 1 only")
+            raise MatchFailure("the maximum equals Elu for 0 < alpha <= 1 only")
         costs.require("elu", "exp", g, x)
         e = g.op("Exp", g.op("Min", x, _number(g, 0), at=node), at=node)
         low = g.op("Sub", e, _number(g, 1), at=node)

@@ -1,7 +1,7 @@
 """Keep the runtime from fusing the bias into a Gelu where two nodes are faster.
 
 At load time the runtime fuses Add + Gelu to BiasGelu (FastGelu for the tanh form). On some
-processors the two separate kernels are faster on one thread; with `Sum` they are not fused.
+processors the two kernels are faster apart on one thread; `Sum` is not fused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
     def bias_gelu_apart(g: Graph, x: str, add: NodeProto, node: NodeProto) -> str:
         """Gelu(x + bias) as Gelu(Sum(x, bias)).
 
-        A MatMul of known shape absorbs the bias as a Gemm before that fusion, which is faster
-        still.
+        The runtime fuses the bias into a MatMul of known shape first, as a Gemm: faster still.
         """
         total = add.output[0]
         if g.dtype(total) != TensorProto.FLOAT:

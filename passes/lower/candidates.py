@@ -1,9 +1,9 @@
 """The computations that lowering has candidates for, in ONNX's text format.
 
-A candidate computes `y` from `x` of the same shape, so it can be applied repeatedly. The first one
-is the usual form, to which costs are relative. {T}, {D} and {H} are tokens, width, and heads of
-size 64; {half} is half the width, {side} the height and width of an image. The names of inputs and
-weights determine their contents, see `measure.contents`.
+A candidate computes `y` from an `x` of the same shape, and can thus be applied repeatedly. The
+first one is the usual form, to which costs are relative. {T}, {D} and {H} are tokens, width, and
+heads of size 64; {half} is half the width, {side} the height and width of an image. The names of
+inputs and weights determine their contents, see `measure.contents`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 TOKENS = "float[1, {T}, {D}]"
 HIDDEN = ((8, 768), (128, 384), (128, 768))
-"""Tokens and width between the blocks of a transformer."""
+"""Pairs of tokens and width between the blocks of a transformer."""
 INNER = ((8, 3072), (128, 1536), (128, 3072))
-"""Tokens and width within its feed-forward part."""
+"""Pairs within its feed-forward part."""
 LENGTHS = ((8, 768), (32, 768), (128, 768), (512, 768))
-"""Tokens and width of attention."""
+"""Pairs of attention."""
 PROMPTS = LENGTHS[2:]
-"""Those for which the quadratic part dominates: for shorter ones it takes microseconds."""
+"""Sizes at which the quadratic part dominates; at shorter lengths it takes microseconds."""
 IMAGE = ((196, 64), (784, 64))
-"""Pixels and channels of a convolution."""
+"""Pairs of pixels and channels of a convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Computation:
     regimes: tuple[tuple[int, int], ...] = HIDDEN
     """Pairs of tokens and width."""
     stages: int = 6
-    """How many times a candidate is applied in a timed run."""
+    """The applications of a candidate per timed run."""
     positive: bool = False
     """Whether `x` must be positive."""
     result: str = ""
-    """The type of `y` if it differs from that of `x`; then there is one stage only."""
+    """The type of `y` if it differs from that of `x`; `stages` is 1 then."""
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The operators of a candidate after load-time optimization, unless the runtime undoes it."""
 

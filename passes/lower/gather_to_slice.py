@@ -1,4 +1,4 @@
-"""Replace a Gather of neighbours, which copies single elements, by a Slice, which copies blocks."""
+"""Replace a Gather of consecutive elements by a Slice, which copies blocks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
         if indices != list(range(first, last + 1)) or (first < 0 <= last):
             raise MatchFailure("the indices are not consecutive")
         if not isinstance(size, int) or not -size <= first <= last < size:
-            raise MatchFailure("an index may be out of range, where a Slice does not fail")
+            raise MatchFailure("an index may be out of range; a Slice would not fail")
         if axes[0] != len(shape) - 1 and len(indices) == 1:
-            raise MatchFailure("one entry of an outer axis is copied as one block already")
+            raise MatchFailure("a Gather of one index along an outer axis copies a block already")
         costs.require("half-split", "slice", g, x)
         first, last = first % size, last % size
         return g.op(

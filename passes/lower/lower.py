@@ -1,11 +1,11 @@
 """Lowering: replace operators by the equivalent candidate that the target's kernels run fastest.
 
-The rules say which candidates exist and when they are equivalent. A cost table decides which one is
+The rules define the candidates and when they are equivalent. A cost table decides which one is
 fastest: a shipped one for the runtime and processor (`data`, measured by
 `benchmarks/kernel_forms.py`) or this machine's own, measured by `toolkit tune`. A candidate that
 the runtime rewrites at load time is never chosen.
 
-No candidate was faster on any measured processor for Gelu (the contributed operators run the same
+No candidate was faster on any measured processor for Gelu (its contrib operators run the same
 kernel), SiLU (the runtime fuses x * sigmoid(x) to QuickGelu itself), RMSNormalization,
 RotaryEmbedding, HardSwish, Attention without a mask (MultiHeadAttention takes up to twice as long)
 and Conv with an activation (the runtime fuses it itself), so they have no rule.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def rules_for(costs: CostQuery) -> tuple[Rule, ...]:
-    """Return the rules that replace operators where `costs` says that this is faster."""
+    """Return the rules that replace operators where this is faster according to `costs`."""
     return (
         *residual.rules(costs),
         *bias_gelu.rules(costs),
@@ -52,7 +52,7 @@ def rules_for(costs: CostQuery) -> tuple[Rule, ...]:
 
 
 def _lower_masks(model: Model, ctx: Context, costs: CostQuery) -> None:
-    """Give masks a floor where that is faster and trial runs show the same outputs."""
+    """Give masks a floor where it is faster and keeps the outputs of trial runs."""
     if ctx.holds is None:
         if mask_trials.candidates(model, costs):
             ctx.note(f"{_FASTER}; check it with --validate each, {_UNCHECKED}")
@@ -61,7 +61,7 @@ def _lower_masks(model: Model, ctx: Context, costs: CostQuery) -> None:
     trials = mask_trials.MaskTrials(model, costs, ctx.holds)
     apply_rules(model, mask_floor.rules(costs, only=trials.passed()), ctx)
     if trials.unmasked:
-        ctx.note(f"{_FASTER}, but no feed masks anything: check it with --sample, {_UNCHECKED}")
+        ctx.note(f"{_FASTER}, but the feeds mask no scores: check it with --sample, {_UNCHECKED}")
 
 
 _FASTER = "attention with masks can be faster here"

@@ -6,12 +6,12 @@ on some processors arithmetic with denormals takes a hundred times as long: caus
 
     max(mask, max(row of mask) - 50)
 
-the weight of a masked score is a normal number, yet only exp(-50) = 2e-22 of that of an equal score
-that is not masked. A fully masked row, whose maximum is far below 0, stays as it is.
+the weight of a masked score is a normal number, but only exp(-50) = 2e-22 of that of an equal
+unmasked score. A fully masked row, whose maximum is far below 0, does not change.
 
-The result is the same unless a masked score is far above the largest one that is not masked: if it
-is 34 above, its weight is 1e-7. The graph gives no bound on scores, so trial runs with a margin
-decide: see `mask_trials`.
+The result is the same unless a masked score is far above the largest unmasked one: at 34 above, its
+weight is 1e-7. The graph does not bound the scores; trial runs with a margin decide (see
+`mask_trials`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ TRIAL_DEPTH = 25.0
 
 _LOWEST = float(np.finfo(np.float32).min)
 _FAR_BELOW = -1e3
-"""Mask values up to this one mask a score."""
+"""A mask value up to this one masks its score."""
 _VIEWS = (*VIEWS, "Identity")
 _SCORES, _REAL_KEYS = 3, 6
-"""The output of Attention with the scores, and the input with the number of real keys."""
+"""The output of Attention with the scores, and the input with the lengths of keys."""
 
 
 def rules(
@@ -57,7 +57,7 @@ def rules(
     """Return the rule that adds floors at `depth` where they are faster according to `costs`.
 
     `only` restricts it to the attentions with these outputs. Without a depth, the rule unmasks all
-    scores below the floor, to see whether there are any.
+    scores below the floor: a test for such scores.
     """
 
     @rewrite(op.Attention(var("q"), var("k"), var("v"), ...), opset=23)
@@ -82,7 +82,7 @@ def rules(
 
 
 def require_gain(costs: CostQuery, g: Graph, node: NodeProto) -> None:
-    """Raise MatchFailure unless a floor is faster; the query may have heads as an axis."""
+    """Raise MatchFailure unless a floor is faster."""
     query = g.shape(node.input[0])
     heads: Shape = () if query is None else (query[1], query[-1]) if len(query) == 4 else query[-1:]
     widths = [size for size in heads if isinstance(size, int)]
@@ -109,7 +109,7 @@ class AttentionMask:
         """Return the mask; raise MatchFailure if a floor is useless or changes the result."""
         mask, is_causal = given(node, 3), nd.attr(node, "is_causal", 0)
         if not mask and not is_causal:
-            raise MatchFailure("nothing is masked")
+            raise MatchFailure("no scores are masked")
         for value in node.input[:3]:
             require_float(g, value)
         if nd.attr(node, "softcap", 0.0):
@@ -117,7 +117,7 @@ class AttentionMask:
         if len(node.output) > _SCORES and node.output[_SCORES]:
             raise MatchFailure("its scores are an output")
         if given(node, _REAL_KEYS):
-            raise MatchFailure("it also has a number of real keys")
+            raise MatchFailure("it also has the lengths of keys")
         if not is_causal:
             return cls(mask, _is_constant(g, mask))
         if mask or any(node.input[4:]):
@@ -127,19 +127,19 @@ class AttentionMask:
 
 
 def _is_constant(g: Graph, mask: str) -> bool:
-    """Whether a mask is the same at every run; raise MatchFailure if a floor does not help."""
+    """Whether a mask is the same in all runs; raise MatchFailure if a floor does not help."""
     chain = _mask_chain(g, mask)
     part = chain[-1]
     if _has_floor(g, part) or _is_bias(g, part):
         raise MatchFailure("no element is far below the maximum of its row")
     shape, stored = g.shape(part), g.const(part)
     if g.dtype(part) not in (TensorProto.FLOAT, TensorProto.BOOL):
-        raise MatchFailure("the mask is neither known to be boolean nor float32")
+        raise MatchFailure("the mask is not known to be boolean or float32")
     if not shape:
         raise MatchFailure("the rank of the mask is unknown")
     by_heads = len(shape) == 4 and shape[1] != 1
     if by_heads and stored is None and all(g.use_count(value) == 1 for value in chain):
-        raise MatchFailure("the mask has heads and one user: its floor takes as long as it saves")
+        raise MatchFailure("a mask with heads and one user: the floor costs what it saves")
     return stored is not None and g.parent is None
 
 
@@ -152,8 +152,8 @@ def _mask_chain(g: Graph, mask: str) -> list[str]:
 def _mask_operand(g: Graph, mask: str) -> tuple[NodeProto, int] | None:
     """Return the producer of a mask, and the operand that has the masked rows.
 
-    The producer is a view that keeps rows as they are, or adds a bias or a lower limit, which make
-    no difference where a score is masked.
+    The producer is a view that keeps rows, or adds a bias or a lower limit, which do not affect
+    masked scores.
     """
     producer = g.producer(mask)
     if producer is None:
@@ -175,7 +175,7 @@ def _has_same_rows(g: Graph, view: NodeProto) -> bool:
 
 
 def _is_bias(g: Graph, value: str) -> bool:
-    """Whether all elements of a value are close to each other at every run."""
+    """Whether all elements of a value are close to each other in all runs."""
     stored, producer = g.const(value), g.producer(value)
     if stored is not None:
         return stored.dtype.kind == "f" and (not stored.size or bool(np.ptp(stored) <= TRIAL_DEPTH))
@@ -188,7 +188,7 @@ def _is_limit(g: Graph, value: str) -> bool:
 
 
 def _own_length(g: Graph, node: NodeProto) -> Dim:
-    """Return the number of queries, which is also that of keys."""
+    """Return the number of queries, which equals that of keys."""
     query, key = (g.shape(value) for value in node.input[:2])
     if query is None or key is None or query[-2] != key[-2]:
         raise MatchFailure("it may have more keys than queries")
@@ -199,10 +199,10 @@ def _own_length(g: Graph, node: NodeProto) -> Dim:
 
 
 def _floored(g: Graph, mask: str, node: NodeProto, depth: float | None) -> str:
-    """Return the mask with a floor, shared with the attentions that have it already.
+    """Return the mask with a floor, shared with other attentions.
 
-    The part that masks gets the floor. If it is a constant, the runtime folds the floor when it
-    loads the model, so the file need not store it.
+    The value that masks gets the floor. If it is a constant, the runtime folds the floor at load
+    time: the file need not store it.
     """
     step = _mask_operand(g, mask)
     if step is not None:
@@ -258,7 +258,7 @@ def _axis_of_length(g: Graph, node: NodeProto, length: Dim) -> tuple[str, int]:
         if length in shape:
             return value, shape.index(length)
     rank = g.rank(node.input[0])
-    assert rank is not None  # its length is known
+    assert rank is not None  # since its length is known
     return node.input[0], rank - 2
 
 
@@ -267,7 +267,7 @@ def _number(value: float) -> Array:
 
 
 def _has_floor(g: Graph, mask: str) -> bool:
-    """Whether no element of a mask is far below the maximum of its row, at any run."""
+    """Whether the elements of a mask are close to the maximum of their row in all runs."""
     stored, producer = g.const(mask), g.producer(mask)
     if stored is not None:
         return _is_shallow(stored)

@@ -1,8 +1,8 @@
 """Trial runs that show which masks may have a floor.
 
-A mask may have a floor if the outputs stay the same with a floor of 25 below the row's maximum; the
-one that is written, 50, leaks exp(-25) = 1e-11 of that. And if scores below the floor are not
-masked at all, the outputs must differ: otherwise the feeds mask nothing, and show nothing.
+A mask may have a floor if the outputs stay the same with a floor 25 below the row's maximum; the
+final floor, at 50, leaks exp(-25) = 1e-11 of that. If scores below the floor are not masked at all,
+the outputs must differ: otherwise the feeds do not test the mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import apply_rules
 
 _MOST_TRIALS = 32
-"""Limits the runs per model; masks that are not tried stay."""
+"""The most runs per model; masks beyond stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TrialGroup:
 
 
 def candidates(model: Model, costs: CostQuery) -> list[TrialGroup]:
-    """Return the attentions for which a floor is possible and faster."""
+    """Return the attentions for which a floor is valid and faster."""
     found: dict[tuple[int, AttentionMask], list[str]] = {}
     for g, node in model.places():
         if not nd.is_op(node, "Attention"):
@@ -48,14 +48,14 @@ def candidates(model: Model, costs: CostQuery) -> list[TrialGroup]:
 
 @dataclass(slots=True)
 class MaskTrials:
-    """Finds the attentions whose floors leave the outputs of the model as they are."""
+    """Finds the attentions whose floors keep the outputs of the model."""
 
     model: Model
     costs: CostQuery
     holds: Callable[[Model], bool]
-    """Runs a model; returns whether its outputs are the original's."""
+    """Runs a model; returns whether its outputs equal the original's."""
     unmasked: int = 0
-    """The number of attentions for which the feeds mask nothing."""
+    """The number of attentions whose masks the feeds do not test."""
     _left: int = _MOST_TRIALS
     """The number of runs that are left."""
 
@@ -71,7 +71,7 @@ class MaskTrials:
         return self._bisected(masked)
 
     def _bisected(self, outputs: list[str]) -> list[str]:
-        """Return the attentions that may have a floor all at once."""
+        """Return a subset of the attentions that may all have a floor, by bisection."""
         kept: list[str] = []
         parts = [outputs] if outputs else []
         while parts:

@@ -35,7 +35,7 @@ SCRIPT = "benchmarks/kernel_forms.py"
 _CONSTANTS = {"quarter": 0.25, "scale": 1 / 32, "zero": 128, "ws": 1 / 2048, "wz": 0}
 """Contents of inputs and weights, by name."""
 _MASKS = {"mask_lowest": float(np.finfo(np.float32).min), "mask_finite": -50.0}
-"""Masked scores in causal masks, by name."""
+"""The values of masked scores in causal masks, by name."""
 _HEADER = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
 _FEWEST_ROUNDS = 3
 
@@ -46,7 +46,7 @@ def measure(
     threads: Sequence[int] = (),
     computations: Sequence[Computation] = COMPUTATIONS,
 ) -> Costs:
-    """Measure all candidates of these computations, on one thread and on two if there are two."""
+    """Measure all candidates of these computations, on one thread and, if available, on two."""
     counts = tuple(threads) or ((1,) if cores() == 1 else (1, 2))
     plan = [
         (computation, Regime(*size, count))
@@ -59,7 +59,7 @@ def measure(
     found: dict[str, dict[Regime, _Measured]] = {}
     for done, (computation, regime) in enumerate(plan):
         progress(done, len(plan), f"{computation.name} {regime}")
-        # Time that earlier computations overran is taken from the later ones.
+        # Overruns of earlier computations shorten the later ones.
         budget = (end - time.perf_counter()) * len(computation.candidates) / left
         left -= len(computation.candidates)
         found.setdefault(computation.name, {})[regime] = _measured(computation, regime, budget)

@@ -23,7 +23,7 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
         """
         require_float(g, x)
         if _is_in_runtime_fusion(g, node.output[0], exponent):
-            raise MatchFailure("it is part of a pattern with Pow that the runtime may fuse")
+            raise MatchFailure("the runtime may fuse it into a norm or a GELU")
         costs.require(f"pow{exponent:g}", _CANDIDATES[exponent], g, x)
         if exponent == -1:
             return g.op("Reciprocal", x, at=node)
@@ -39,7 +39,7 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
 
 
 def _is_in_runtime_fusion(g: Graph, power: str, exponent: float) -> bool:
-    """Whether it may be the variance of an unfused norm, or the cube in an unfused tanh GELU."""
+    """Whether a power may be the variance of an unfused norm, or the cube of an unfused GELU."""
     if exponent not in (2, 3):
         return False
     fused_with = "ReduceMean" if exponent == 2 else "Mul"

@@ -1,7 +1,7 @@
 """Keep the runtime from fusing a residual sum into a LayerNormalization.
 
-At load time the runtime fuses Add + LayerNormalization to SkipLayerNormalization, whose kernel
-takes several times as long as the two. It does not fuse `Sum`, which is as fast as `Add`.
+At load time the runtime fuses Add + LayerNormalization to SkipLayerNormalization, whose kernel is
+several times as slow. It does not fuse `Sum`, which is as fast as `Add`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
     def residual_sum(g: Graph, a: str, b: str, add: NodeProto, node: NodeProto) -> str:
         """LayerNormalization(a + b) as LayerNormalization(Sum(a, b)).
 
-        The runtime does not fuse a sum with other users, as in pre-norm blocks, of a rank other
-        than 3, normalized along another axis than the last, or with operands that broadcast.
+        The runtime fuses only sums of rank 3 without broadcasting and other users (as in pre-norm
+        blocks), normalized along the last axis.
         """
         total = add.output[0]
         if TensorProto.FLOAT not in (g.dtype(total), g.dtype(node.input[1])):

@@ -2,8 +2,8 @@
 
     softmax(cap * tanh(scale / cap * Q K^T) + mask) V
 
-The kernel of Attention caps one score at a time; that of Tanh is vectorized. For grouped queries,
-those of one key get an axis of their own, along which keys and values are broadcast:
+The kernel of Attention caps one score at a time; that of Tanh is vectorized. The grouped queries of
+one key get their own axis, along which keys and values are broadcast:
 
     tokens [batch, length, groups * queries * size]  =  [batch, groups, queries, length, size]
 """
@@ -42,7 +42,7 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
         if attributes.get("softcap", 0.0) <= 0:
             raise MatchFailure("it has no softcap")
         if not set(attributes) <= _KNOWN or "scale" not in attributes:
-            raise MatchFailure("it is causal or has another attribute without a decomposition")
+            raise MatchFailure("it is causal, or has an attribute without a decomposition")
         if any(node.input[4:]) or len(nd.outputs_of(node)) != 1:
             raise MatchFailure("it has a cache or several outputs")
         heads = GroupedHeads.of(g, (q, k, v), attributes)
@@ -54,7 +54,7 @@ def rules(costs: CostQuery) -> tuple[Rule, ...]:
 
 
 def _mask(g: Graph, node: NodeProto, heads: GroupedHeads) -> str:
-    """Return the mask, with the additional axis of grouped queries; blank without one."""
+    """Return the mask with the additional axis of grouped queries, or blank."""
     mask = node.input[3] if len(node.input) > 3 else ""
     if not mask:
         return mask

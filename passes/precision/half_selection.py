@@ -4,7 +4,7 @@ A node stays in float32 if
 
 - its ONNX operator does not support float16, or an attribute sets the type of its output;
 - it computes sums or powers, or the user excludes it;
-- one of its constants exceeds 65504, or would become zero (the 1e-12 under a root);
+- one of its constants exceeds 65504, or would underflow (the 1e-12 under a root);
 - onnxruntime crashes when it loads the node in float16;
 - an operand or a result may exceed 65504, according to calibration data. Without such data, results
   of large constants, exponentials and squares may, up to the next operator with bounded results.
@@ -30,9 +30,9 @@ from toolkit.ir.op_traits import MOVEMENT, ONE_FLOAT_TYPE, has_trait
 
 MAX_HALF = float(np.finfo(np.float16).max)
 _MAX_UNDERFLOW = 0.01
-"""Largest share of the non-zero elements of a weight that may become zero."""
+"""Largest fraction of the nonzero elements of a weight that may underflow to zero."""
 _FEW = 64
-"""In a constant with fewer elements (an epsilon, a factor), none may become zero."""
+"""In a constant with fewer elements (an epsilon, a factor), none may underflow."""
 
 _KEPT = frozenset(
     (
@@ -42,7 +42,7 @@ _KEPT = frozenset(
         *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     )
 )
-"""Operators that lose too much precision in float16, or must not change."""
+"""Operators that lose too much precision in float16, or whose types must not change."""
 _GROWS = frozenset(("Pow", "Exp", "ReduceSumSquare", "ReduceProd"))
 """Operators whose results may exceed the range of float16."""
 _BOUNDS = frozenset(
@@ -53,7 +53,7 @@ _BOUNDS = frozenset(
         *("Clip", "Softsign", "Reciprocal"),
     )
 )
-"""Operators whose results usually are within the range of float16."""
+"""Operators whose results are usually within the range of float16."""
 _MOVES = MOVEMENT | {"Concat", "Pad", "Shape", "Size"}
 
 
@@ -67,7 +67,7 @@ class Slots:
 
 @dataclass(slots=True)
 class HalfNodes:
-    """The float16 nodes by identity, and the labels of the others with their reasons."""
+    """The slots of float16 nodes by node id, and the labels and reasons of other nodes."""
 
     halves: dict[int, Slots] = field(default_factory=dict[int, Slots])
     kept: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -106,7 +106,7 @@ class _Wide:
         return name in self.names
 
     def propagate(self, node: NodeProto, from_wide: bool) -> None:
-        """Record the results of a node with a wide operand, or of one whose results grow."""
+        """Record the results of a node with a wide operand, or with results that grow."""
         grows = self.ranges is None and nd.is_op(node, *_GROWS)
         if (from_wide and node.op_type not in _BOUNDS) or grows:
             self.names.update(nd.outputs_of(node))
@@ -114,14 +114,14 @@ class _Wide:
 
 def _crashes(g: Graph, node: NodeProto) -> bool:
     """Whether onnxruntime 1.31 crashes: on a Transpose of batch and sequence before a MatMul, as in
-    torch's attention, it inserts a Cast between the two and swaps them in the wrong order."""
+    torch's attention, it inserts a Cast between them and swaps them incorrectly."""
     if not nd.is_op(node, "Transpose") or list(nd.attr(node, "perm", ())) != [1, 0, 2]:
         return False
     return any(nd.is_op(user, "MatMul") for user in g.users(node.output[0]))
 
 
 def _decide(g: Graph, node: NodeProto, keep: Sequence[str], wide: _Wide) -> Slots | str:
-    """Return the float16 slots of a node, or the reason for float32; blank if it has no floats."""
+    """Return the float16 slots of a node, or why it stays in float32; blank without floats."""
     values = [*nd.inputs_of(node), *nd.outputs_of(node)]
     if not any(g.dtype(name) == TensorProto.FLOAT for name in values) or nd.is_op(node, "Constant"):
         return ""
@@ -140,7 +140,7 @@ def _decide(g: Graph, node: NodeProto, keep: Sequence[str], wide: _Wide) -> Slot
     if bad:
         return bad
     if _crashes(g, node):
-        return "onnxruntime crashes when it loads it in 16 bits"
+        return "onnxruntime crashes when loading it in 16 bits"
     if from_wide or any(map(wide.may_exceed, nd.outputs_of(node))):
         return f"its values may exceed {MAX_HALF:.0f}"
     if any(not g.dtype(name) for name in values):
@@ -172,7 +172,7 @@ def _slots(g: Graph, node: NodeProto) -> Slots | None:
 
 
 def _unfit_constant(g: Graph, node: NodeProto) -> str:
-    """Return why a constant of the node cannot be float16, or blank."""
+    """Return why a constant of the node does not fit float16, or blank."""
     for name in nd.inputs_of(node):
         tensor = g.tensor(name)
         if tensor is None or tensor.data_type != TensorProto.FLOAT:
@@ -185,7 +185,7 @@ def _unfit_constant(g: Graph, node: NodeProto) -> str:
 
 
 def unfit(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
-    """Return why a float32 array cannot be float16, or blank. Infinities can."""
+    """Return why a float32 array does not fit float16, or blank. Infinities fit."""
     nonzero = lost = 0
     flat = array.reshape(-1)
     for start in range(0, flat.size, 1 << 20):
@@ -196,7 +196,7 @@ def unfit(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
         nonzero += int(np.count_nonzero(sizes))
         lost += int(np.count_nonzero((sizes > 0) & (sizes <= 2.0**-25)))
     if lost > (_MAX_UNDERFLOW * nonzero if flat.size >= _FEW else 0):
-        return "that would be zero in 16 bits" if flat.size < _FEW else "with too much underflow"
+        return "that underflows in 16 bits" if flat.size < _FEW else "with too much underflow"
     return ""
 
 

@@ -1,8 +1,8 @@
 """Convert nodes to float16, one at a time; the graph is valid after each.
 
-A float16 value gets a new name, and a Cast back to float32 defines the old name. So all other users
-of that name (float32 nodes, subgraphs, outputs) are unaffected. Dead Casts are removed at the end.
-A value cast from float16 or an integer is cast again from there: no Cast follows a Cast.
+A float16 value gets a new name, and a Cast back to float32 defines the old name: its other users
+(float32 nodes, subgraphs, outputs) are unaffected. Dead Casts are removed at the end. A value cast
+from float16 or an integer is cast again from there: no Cast follows a Cast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 class Halves:
-    """The values that exist in float16 so far, by graph and the name in float32."""
+    """The float16 versions of values so far, by graph and float32 name."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -62,7 +62,7 @@ class Halves:
         g.set_interface(inputs=[retyped(v, half) if v.name in floats else v for v in declared])
 
     def give_outputs(self) -> list[str]:
-        """Declare the model's outputs as float16; return those that stay in float32."""
+        """Declare the model's outputs as float16; return the outputs that stay in float32."""
         g = self._model.graph
         declared = g.interface_outputs()
         halved: set[str] = set()
@@ -130,7 +130,7 @@ def _as_half(g: Graph, name: str) -> str:
 
 
 def store_weights(model: Model, keep: Sequence[str], at_least: int) -> Iterator[tuple[str, str]]:
-    """Store weights in float16, with a Cast after each; yield exceptions with their reason."""
+    """Store weights in float16, each before a Cast; yield skipped weights with the reason."""
     for g in list(model.graphs()):
         for name, tensor in list(g.initializers.items()):
             elements = int(np.prod(tensor.dims))

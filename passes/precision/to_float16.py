@@ -1,9 +1,8 @@
 """Convert a model to float16: half the bytes, and half the memory traffic on hardware with float16.
 
-Nodes are converted one by one. `half_selection` keeps nodes in float32 that would overflow or lose
-precision, and `half_writer` inserts Casts between the two kinds. On most CPUs onnxruntime has no
-float16 kernels and casts back and forth: there, `storage=true` gives the smaller file without the
-slowdown.
+`half_selection` keeps nodes in float32 that would overflow or lose precision, and `half_writer`
+converts the others one by one, with Casts in between. On most CPUs onnxruntime has no float16
+kernels and casts back and forth: there, `storage=true` shrinks the file without the slowdown.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Float16:
-    """Convert to 16-bit floats, or only store weights in them."""
+    """Convert to float16, or only store the weights in float16."""
 
     name: ClassVar[str] = "fp16"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -45,12 +44,12 @@ class Float16:
         default=(), metadata={"help": "Patterns of operators, nodes or outputs to keep in 32 bits."}
     )
     min_elements: int = field(
-        default=1024, metadata={"help": "storage: smaller weights stay as they are."}
+        default=1024, metadata={"help": "storage: the fewest elements of a converted weight."}
     )
 
     def __post_init__(self) -> None:
         if self.storage and self.io == "fp16":
-            raise UsageError("fp16: storage=true converts weights only, it excludes io=fp16")
+            raise UsageError("fp16: storage=true converts weights only and excludes io=fp16")
 
     @property
     def incomparable(self) -> str:
@@ -77,7 +76,7 @@ class Float16:
         halves.settle()
         if self.io == "fp16":
             for name in halves.give_outputs():
-                ctx.note(f"output '{name}' stays in 32 bits, as its node does")
+                ctx.note(f"output '{name}' stays in 32 bits, like its node")
 
 
 def _ranges(model: Model, ctx: Context) -> dict[str, Range] | None:

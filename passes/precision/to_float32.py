@@ -1,8 +1,8 @@
 """Convert a 16-bit model to float32, which CPUs compute faster and which can be quantized.
 
 All stored tensors, type attributes and declarations of 16 bits become float32. Casts at the inputs
-and outputs keep the interface. The result is more precise than the original: nothing is rounded in
-between.
+and outputs keep the interface. The result is more precise than the original: intermediate values
+are not rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NAMES_A_TYPE = frozenset(
         *("stash_type", "softmax_precision", "precision"),
     )
 )
-"""Attributes that set the type of a result or of an intermediate computation."""
+"""Attributes that set the type of a result or of the computation."""
 _READS_BITS = ("BitCast",)
-"""Operators whose result depends on how numbers are encoded."""
+"""Operators whose result depends on the encoding of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _obstacle(model: Model) -> str:
                 return f"'{declared.name}' is not a tensor"
         for node in g.nodes:
             if nd.is_op(node, *_READS_BITS):
-                return f"{nd.label(node)} uses the bits of numbers"
+                return f"{nd.label(node)} depends on the encoding of numbers"
             if any(a.type == AttributeProto.TYPE_PROTO for a in node.attribute):
                 return f"the result of {nd.label(node)} is not a tensor"
     return ""
@@ -95,7 +95,7 @@ def _narrow_interface(g: Graph) -> dict[str, int]:
 
 
 def _is_cast(g: Graph, name: str) -> bool:
-    """Whether all users of an input are Casts, or an output without users is that of a Cast."""
+    """Whether an input is used by Casts only, or an unused output is produced by a Cast."""
     producer, users = g.producer(name), g.users(name)
     if producer is None:
         return all(nd.is_op(user, "Cast") for user in users)
@@ -103,7 +103,7 @@ def _is_cast(g: Graph, name: str) -> bool:
 
 
 def _cast_interface(g: Graph, interface: Iterable[tuple[str, int]]) -> dict[str, str]:
-    """Insert Casts after inputs and before outputs; map old names to names of float32 values."""
+    """Insert Casts after inputs and before outputs; map old names to float32 names."""
     renamed: dict[str, str] = {}
     for name, kind in interface:
         producer = g.producer(name)
@@ -140,7 +140,7 @@ def _use_wide(g: Graph, main: Graph, renamed: dict[str, str]) -> None:
 def _first_narrow(
     model: Model, interface: Container[str], cast: frozenset[str]
 ) -> NodeProto | None:
-    """Return the first node to convert; None if there are only Casts at inputs and outputs."""
+    """Return the first node to convert; None if all are Casts at inputs and outputs."""
     for g in model.graphs():
         main = g is model.graph
         stored = any(

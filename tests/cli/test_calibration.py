@@ -260,7 +260,7 @@ def test_the_usual_cache_is_done_without(run, net, samples, tmp_path, monkeypatc
         (("--calib-option", "size=3"), "without --calib"),
         ((*DYNAMIC, "--max-drop", "much"), "a number"),
         ((*DYNAMIC, "--max-drop", "-1"), "0 or more"),
-        ((*DYNAMIC, "--max-drop", "5"), "no fraction"),
+        ((*DYNAMIC, "--max-drop", "5"), "not a fraction"),
         ((*DYNAMIC, "--metric", "top2"), "did you mean 'top1'"),
         (
             (*DYNAMIC, "--max-drop", "0.1", "--validate", "off"),
@@ -333,7 +333,7 @@ def test_options_that_a_plan_stands_in_place_of(run, net, tmp_path, passes, idle
         (("--passes", "fuse", "--no-measure"), "--no-measure has no effect"),
         (("--passes", "quantize-static:percent=99", "--calib", "random"), "observer=percentile"),
         (("--passes", "fp16:io=fp16"), "it takes --validate off"),
-        (("--passes", "fp16:io=fp16:storage=true"), "converts weights only"),
+        (("--passes", "fp16:io=fp16:storage=true"), "storage=true converts weights only"),
         (("--passes", "quantize", "--max-drop", "inf"), "0 or more, as 0.01, or off"),
     ],
 )

@@ -90,8 +90,8 @@ def test_samples_with_the_frozen_input_are_timed(run, model, tmp_path):
         (("--fix", "=1"), "is not valid"),
         (("--fix", "batch=1", "--fix", "batch=2"), "'batch' is given twice, 1 and 2"),
         (("--fix", "batch=1,x:0=2"), "'batch' is given two sizes, 1 and 2"),
-        (("--fix", "batch=0"), "a size is a whole number from 1 on"),
-        (("--fix", "batch=big"), "a size is a whole number from 1 on"),
+        (("--fix", "batch=0"), "a size is an integer, 1 or more"),
+        (("--fix", "batch=big"), "a size is an integer, 1 or more"),
         (("--fix", "width=1"), ("no dimension 'width'", "x float32[batch, length], sr int64[]")),
         (("--fix", "scale:0=3"), "this dimension is 2 in the model"),
         (("--fix", "scale:0=2", "--freeze", "scale=[1,2]"), "'scale' is frozen"),
@@ -127,7 +127,7 @@ def test_a_sample_with_another_value_is_refused(refused, model, tmp_path):
     np.savez(tmp_path / "s.npz", x=x, scale=np.ones(2, np.float32), sr=np.array(1))
     refused(
         *("optimize", model, "--freeze", "sr=2", "--sample", tmp_path / "s.npz"),
-        says="'sr' differs from the value at which it is frozen",
+        says="'sr' differs from its frozen value",
     )
 
 

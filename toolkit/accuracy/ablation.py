@@ -1,7 +1,7 @@
 """Ablation: variants of a model in which a pass quantizes a single layer.
 
-A pass that returns a plan and takes one (its option `plan`) gets its own plan with all other layers
-in float, so that nothing is calibrated again. For any other pass, all rewrites but one are vetoed.
+A pass with the option `plan` gets its own plan with all other layers in float, without a second
+calibration. For any other pass, all rewrites but one are vetoed.
 """
 
 from __future__ import annotations

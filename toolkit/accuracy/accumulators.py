@@ -26,10 +26,10 @@ from toolkit.accuracy.quality_report import Figure
 from toolkit.accuracy.requirement import Requirement, Score
 
 _COUNTED: tuple[Measure, ...] = ("top1", "answers", "decisions", "agreement")
-"""Measures that count changed predictions: few samples leave them to chance."""
+"""Measures that count changed predictions, which are noisy on few samples."""
 
 _REAL_ONLY: tuple[Measure, ...] = ("variance", "answers")
-"""Measures that are meaningless on synthetic inputs, where a model's predictions are unsure."""
+"""Measures that are meaningless on synthetic inputs, where predictions have small margins."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class GroupAccumulator:
 
     def __post_init__(self) -> None:
         for limit in self.limits:
-            if limit.measure not in ("sqnr", "variance"):  # both are read from the noise
+            if limit.measure not in ("sqnr", "variance"):  # both are computed from the noise
                 self.accumulators[limit.measure] = _accumulator(limit.measure, self.built_in)
 
     def add(self, reference: Array, actual: Array | None) -> None:
@@ -62,7 +62,7 @@ class GroupAccumulator:
         if self.group.channels is not None:
             reference, actual = self.kind.gated(reference), self.kind.gated(actual)
             if self.group.kind != "scores" and self.kind.scores:
-                # positions where a detector finds no object do not matter
+                # positions where a detector finds no object count little
                 weights = reference[:, self.kind.scores].max(axis=1)
             reference, actual = (rows[:, self.group.channels] for rows in (reference, actual))
         if self.group.kind == "text" and not are_probabilities(reference):
@@ -122,10 +122,10 @@ def _groups(kind: OutputKind, requirement: Requirement) -> tuple[ChannelGroup, .
 
 
 def _limits(kind: Kind, requirement: Requirement, real: bool, counted: bool) -> list[Limit]:
-    """Return the measures of a kind and their limits; `counted`: some output has predictions."""
+    """Return the limits of a kind's measures; `counted`: some output has predictions."""
     budget = kind if real or kind != "text" else "classes"  # synthetic inputs contain no text
     built_in = [limit for limit in BUDGETS[budget] if real or limit.measure not in _REAL_ONLY]
-    if isinstance(requirement.metric, Score):  # the user's function decides; the rest is reported
+    if isinstance(requirement.metric, Score):  # the others are only reported
         return [Limit(limit.measure, np.inf, "") for limit in built_in]
     measure: Measure = requirement.metric or built_in[0].measure
     allowed = requirement.allowed(measure)

@@ -2,7 +2,7 @@
 
 Losses are fractions: the fraction of changed predictions for classes and integers, 1 - cosine for
 embeddings, and noise power over signal power for numbers (0.01 is an SQNR of 20 dB). For small
-noise 1 - cosine is half of the latter, so that one number means much the same for each kind.
+noise 1 - cosine is half of the latter: budgets of different kinds are comparable.
 
 The budgets accept every good int8 model and reject every collapsed one. Measured on real samples,
 with the loss of accuracy in percentage points where there are labels:
@@ -43,40 +43,40 @@ class Limit:
 BUDGETS: dict[Kind, tuple[Limit, ...]] = {
     "classes": (
         Limit("top1", 0.01, "weighted flips: 0.6 % cost no accuracy, 2.4 % cost 3 points"),
-        Limit("answers", 0.1, "if all margins are small, weights say little: 90 % must be equal"),
-        Limit("sqnr", 0.1, "flips say nothing if all samples are of one class: 10 dB"),
+        Limit("answers", 0.1, "weighted flips are blind if all margins are small: 90 % must agree"),
+        Limit("sqnr", 0.1, "flips are blind if all samples are of one class: 10 dB"),
     ),
     "text": (
         Limit("top1", 0.01, "as for classes"),
-        Limit("sqnr", 0.01, "20 dB of probabilities cost 0.4 points of lines, 19 dB cost 0.9"),
+        Limit("sqnr", 0.01, "of probabilities; 20 dB loses 0.4 % of the lines, 19 dB 0.9 %"),
     ),
     "scores": (
         Limit("decisions", 0.01, "each score is a decision at 0.5, as for classes"),
-        Limit("sqnr", 0.012, "at 17 dB 8 % of the detections differ from float, at 20 dB 5 %"),
+        Limit("sqnr", 0.012, "detections that differ from float: 8 % at 17 dB, 5 % at 20 dB"),
         Limit("variance", 0.2, "the differences between samples must remain"),
     ),
     "embedding": (
-        Limit("cosine", 0.02, "similarities move by about its square root: rankings hold"),
-        Limit("variance", 0.2, "nearly parallel vectors differ by the remainder only"),
+        Limit("cosine", 0.02, "similarities change by about its square root, and rankings hold"),
+        Limit("variance", 0.2, "nearly parallel vectors differ only by small components"),
     ),
     "regression": (
-        Limit("sqnr", 0.01, "20 dB: a tenth of the signal's amplitude, as working int8 keeps"),
-        Limit("variance", 0.1, "a constant has a high SQNR if the values hardly vary"),
+        Limit("sqnr", 0.01, "20 dB, a tenth of the signal's amplitude: good int8 models meet it"),
+        Limit("variance", 0.1, "if values hardly vary, even a constant has a high SQNR"),
     ),
-    "state": (Limit("sqnr", 0.1, "10 dB after several steps: a growing error is far above it"),),
+    "state": (Limit("sqnr", 0.1, "10 dB after several steps: a growing error far exceeds it"),),
     "exact": (Limit("agreement", 0.02, "integers are decisions of the model, as for classes"),),
 }
 
 _REAL_DEVIATIONS, _SYNTHETIC_DEVIATIONS = 1.0, 3.0
-"""Standard deviations of chance by which flips may exceed their budget, on real samples and on
-synthetic inputs, where predictions are unsure."""
+"""Flips may exceed their budget by this many standard deviations of chance, on real samples and on
+synthetic inputs, where margins are small."""
 
 DECIDED = 0.5
-"""The margin, relative to the spread of all classes, from which a flip counts fully; smaller
-margins count in proportion. Random numbers have a mean margin of 0.25."""
+"""From this margin on, relative to the spread of all classes, a flip counts fully; smaller margins
+count in proportion. Random numbers have a mean margin of 0.25."""
 
 MIN_VARYING = 1e-8
-"""The variance, relative to the signal's power, below which it is rounding noise."""
+"""Below this variance, relative to the signal's power, variation is rounding noise."""
 
 
 def decibels(loss: float) -> float:

@@ -31,7 +31,7 @@ Doubles: TypeAlias = NDArray[np.float64]
 _TINY = 1e-30
 _MIN_PROBABILITY = 1e-9
 _SPREAD_ROWS = 1024
-"""The number of rows of a sample from which the spread of channels is estimated."""
+"""The spread of channels is estimated from this many rows per sample."""
 
 
 class MeanLoss:
@@ -49,7 +49,7 @@ class MeanLoss:
         self.count += losses.size
 
     def add_incomparable(self) -> None:
-        """Add a sample whose outputs cannot be compared: all of it is lost."""
+        """Add a sample whose outputs cannot be compared, as a total loss."""
         self.count += 1
         self._sum += 1
 
@@ -77,7 +77,7 @@ def cosine_losses(reference: Array, actual: Array) -> Array:
 
 
 class WeightedFlips:
-    """Changed predictions, weighted by the margin that they had in the reference.
+    """Changed predictions, weighted by their margins in the reference.
 
     Margins are relative to the spread of a row's channels, averaged over all rows.
     """
@@ -98,7 +98,7 @@ class WeightedFlips:
         some = _logits(reference[:: math.ceil(flipped.size / _SPREAD_ROWS)], probabilities)
         self._spread += float(_spreads(some).mean()) * flipped.size
         two = np.partition(_logits(reference[flipped], probabilities), -2, axis=1)[:, -2:]
-        differ = two[:, 1] != two[:, 0]  # two infinities have no margin
+        differ = two[:, 1] != two[:, 0]  # the margin of two infinities is NaN
         self._margins.append(np.subtract(two[:, 1], two[:, 0], np.zeros(len(two)), where=differ))
 
     def add_incomparable(self) -> None:
@@ -124,7 +124,7 @@ def _predictions(rows: Array) -> Array:
 
 
 def _logits(rows: Array, probabilities: bool) -> Doubles:
-    """Return numbers whose differences are margins; one channel gets its complement beside it."""
+    """Return logits, whose differences are margins; a single channel gets its complement."""
     doubles = np.asarray(rows, np.float64)
     if doubles.shape[1] == 1:
         doubles = np.hstack([doubles, 1 - doubles])
@@ -153,7 +153,7 @@ def softmax(logits: Array) -> Doubles:
 
 
 def _power(rows: Doubles) -> float:
-    """Return the sum of squares, without BLAS, whose threads are slow on a busy machine."""
+    """Return the sum of squares, without BLAS threads, which are slow on a busy machine."""
     return float(np.einsum("ij,ij->", rows, rows))
 
 
@@ -184,7 +184,7 @@ class Noise:
             a, off = roots * a, roots * off
         self._noise += _power(off)
         self._power += _power(a)
-        # rows of different lengths have different channels, as with positions in a text
+        # the number of channels may vary, as with positions in a text
         before = self._channels.get(a.shape[1])
         so_far = (total, sums) if before is None else (before[0] + total, before[1] + sums)
         self._channels[a.shape[1]] = so_far

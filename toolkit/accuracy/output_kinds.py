@@ -8,8 +8,8 @@
     state       fed back as an input: see `toolkit.accuracy.recurrent_state`
     exact       integers, booleans, strings
 
-Channels of different scales in one output, such as boxes and scores, form groups: measured by a
-common scale, the smaller ones could be anything. The default is regression.
+Channels of different scales in one output, such as boxes and scores, form groups: a common scale
+would not constrain the smaller ones. The default is regression.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EMBEDDING = re.compile(r"embed|hidden|feature|pool|repr|encod|vector")
 _REGRESSION = re.compile(r"box|coord|landmark|keypoint|depth|mask|flow|regress|offset|loc\b")
 
 _THROUGH = (*VIEWS, "Identity", "Cast", "Dropout", "Div")
-"""Operators that keep the order of the values and change at most their unit."""
+"""Operators that keep the order of the values, up to their unit."""
 
 _LINEAR = LINEAR | {"Add"}
 """Matrix products, with or without a bias."""
@@ -45,16 +45,16 @@ _POOLED, _MIN_POOLED = ("ReduceSum", "ReduceMax"), 32
 """Operators that pool vectors, and the smallest length of an embedding."""
 
 _VOCABULARY = 1000
-"""The number of channels of a sequence from which it is a vocabulary, whatever its name."""
+"""From this many channels on, a sequence is over a vocabulary, whatever its name."""
 
 _MAX_NUMBERS, _MIN_SAMPLES = 256, 4
-"""The largest width of linear outputs that may be numbers, and the samples needed to decide."""
+"""The largest width of a linear output that may be regression, and the samples to decide."""
 
 _MIN_TEXT, _BLANK = 8, 0.5
 """The smallest number of positions of a text, and the smallest fraction of blanks among them."""
 
 _APART = 10.0
-"""The ratio of scales from which channels are different quantities."""
+"""From this ratio of scales on, channels are different quantities."""
 
 _MAX_GROUPS = 4
 
@@ -141,7 +141,7 @@ def _one(name: str, kind: Kind, axis: int | None = -1) -> OutputKind:
 
 
 def _source(graph: Graph, name: str, rank: int) -> NodeProto | None:
-    """Return the node that computes the values of an output, without data movement.
+    """Return the node that computes the values of an output, before data movement.
 
     GatherND restores padded tokens in outputs of rank 3; elsewhere it selects values, such as the
     detections to keep, and is not skipped.
@@ -279,7 +279,7 @@ def _by_size(channels: Array, sizes: Doubles, whole: bool = False) -> tuple[Chan
     ordered = np.maximum(sizes[order], 1e-12)
     cuts = np.flatnonzero(ordered[1:] > _APART * ordered[:-1]) + 1
     if len(cuts) >= _MAX_GROUPS:
-        cuts = cuts[:0]  # too many scales to be different quantities
+        cuts = cuts[:0]  # too many scales for different quantities
     parts = [np.sort(part) for part in np.split(order, cuts)]
     if whole and len(parts) == 1:
         return (ChannelGroup("regression"),)
@@ -294,7 +294,7 @@ def _label(channels: Array) -> str:
 
 
 def real_rows(kind: OutputKind, shape: Sequence[int], feed: Mapping[str, Array]) -> Array | None:
-    """Return the positions of a sequence that are not padding; None if there is no padding."""
+    """Return the positions of a sequence that are not padding; None without padding."""
     if kind.axis != -1 or len(shape) != 3:
         return None
     for name, value in feed.items():

@@ -18,9 +18,9 @@ _SHOWN = 3
 class Figure:
     """One measure of an output, or of a group of its channels.
 
-    `loss` and `allowed` are losses as in `toolkit.accuracy.metrics`. `scores` are those of a user's
-    metric, for the model and for the float model. `plain` is the fraction of changed predictions if
-    the loss weights them.
+    `loss` and `allowed` are losses as in `toolkit.accuracy.metrics`. `scores` are those of the
+    model and of the float model by a user's metric. `plain` is the unweighted fraction of changed
+    predictions if `loss` is weighted.
     """
 
     output: str
@@ -125,7 +125,7 @@ class Quality:
     """The accuracy of a model relative to the float model.
 
     `noise` is the largest noise power relative to signal power of any output; it ranks models that
-    all meet their budgets. `off`: the budget is reported but not enforced.
+    meet their budgets. `off`: the budget is reported but not enforced.
     """
 
     outputs: tuple[OutputQuality, ...]
@@ -168,7 +168,7 @@ class Quality:
     def summary(self) -> str:
         """Summarize the worst figure of each output in one line."""
         if not self.outputs:
-            return "no output can be compared"
+            return "no outputs can be compared"
         ordered = sorted(self.outputs, key=lambda o: -o.worst.used)[:_SHOWN]
         several = len(self.outputs) > 1
         shown = [f"'{o.name}' {o.text()}" if several and o.name else o.text() for o in ordered]

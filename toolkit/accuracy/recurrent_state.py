@@ -1,8 +1,8 @@
-"""Recurrent state: outputs that are fed back as inputs, and chains of feeds that do so.
+"""Recurrent state: outputs that are fed back as inputs, and chains of such feeds.
 
 A pair is recognized by its names (`state` and `stateN`, `h0` and `hn`, `mem_in` and `mem_out`) and
-by equal shapes on a sample. Errors of a state accumulate from step to step, so that recurrent
-models are compared over chains of several steps, each model with its own state.
+by equal shapes on a sample. Errors of a state accumulate from step to step. Recurrent models are
+therefore compared over chains of steps, each model with its own state.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def state_pairs(feed: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str
             same = fitting
         if len(same) == 1:
             pairs[name] = same[0]
-    return pairs if len(pairs) < len(feed) else {}  # a model has inputs other than its state
+    return pairs if len(pairs) < len(feed) else {}  # a model has other inputs besides its state
 
 
 def _alike(given: Any, value: Any) -> bool:

@@ -1,8 +1,8 @@
 """The user's accuracy requirement: a metric, and the largest loss that it allows.
 
 By default, the error budgets of `toolkit.accuracy.budgets` apply to each output. A loss is a
-fraction: `max_drop=0.01` is 1 % of the predictions changed, 1 - cosine of 0.01, or noise of 1 % of
-the signal's power (20 dB), depending on the output. An SQNR may be given in decibels, as `"30dB"`.
+fraction: `max_drop=0.01` allows 1 % changed predictions, a cosine of 0.99, or noise of 1 % of the
+signal's power (20 dB), depending on the output. An SQNR may be given in decibels, as `"30dB"`.
 
 A user's metric is a function of all outputs, in the order of the samples:
 
@@ -35,10 +35,10 @@ _DEFAULT_SCORE_DROP = 0.01
 """The default drop of a user's metric, relative to the float model's score."""
 
 _ROUNDING: Mapping[Measure, float] = {"sqnr": 1e-10, "cosine": 1e-10, "error": 1e-5}
-"""Losses caused by a different summation order alone, which are always allowed."""
+"""The loss by reordered sums alone, which is always allowed."""
 
 _MIN_DECIBELS = 1.0
-"""With the metric `sqnr`, numbers from here on are decibels rather than fractions."""
+"""With the metric `sqnr`, numbers from this one on are decibels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Score:
     function: Function
 
     def __call__(self, outputs: Outputs) -> float:
-        """Return the score; raises UsageError, in one line, if the function does not return one."""
+        """Return the score; raises UsageError, in one line, if the function fails."""
         found = call(lambda: self.function(outputs), f"metric {self.name}")
         try:
             if found is None or isinstance(found, (str, bytes)):
@@ -131,5 +131,5 @@ def _fraction(given: float | str, metric: Named | Score | None) -> float:
     if decibels or (metric == "sqnr" and number >= _MIN_DECIBELS):
         return 10 ** (-number / 10)
     if number >= 1 and not isinstance(metric, Score):
-        raise UsageError(f"max-drop {given} is no fraction: write 0.01 for 1 %, 20dB for decibels")
+        raise UsageError(f"max-drop {given} is not a fraction: 0.01 is 1 %, 20dB is decibels")
     return number

@@ -2,7 +2,7 @@
 
 `layer_noise` measures the noise at the outputs with a single layer quantized. `value_noise`
 measures the noise of every value that both models have, with all layers quantized. Both are noise
-power relative to signal power on a few samples; each layer costs one session.
+power relative to signal power on a few samples; each layer takes one session.
 """
 
 from __future__ import annotations

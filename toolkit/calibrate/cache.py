@@ -2,7 +2,7 @@
 
 The file is an .npz of plain arrays (no pickles) with an index in JSON, and is written atomically.
 An unreadable file counts as absent. A second file holds an unfinished sweep over the data, with the
-number of feeds counted, so that an interruption does not lose it.
+number of feeds counted, and survives an interruption.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Store:
         self._states = _read(self._path)[0]
 
     def load(self, statistic: Statistic) -> bool:
-        """Restore a statistic from the cache; return whether it was cached."""
+        """Restore a statistic; return whether it was cached."""
         state = self._states.get(_name(statistic))
         if state is not None:
             statistic.restore(state)
@@ -97,7 +97,7 @@ def _write(path: Path, states: Mapping[str, State], feeds: int) -> None:
 
 
 def _read(path: Path | None) -> tuple[dict[str, State], int]:
-    """Return the states in a file and the number of feeds counted; nothing if it is unreadable."""
+    """Return the states in a file and the number of feeds counted, both empty if unreadable."""
     if path is None or not path.exists():
         return {}, 0
     try:
@@ -124,7 +124,7 @@ def calibration_digest(model: Model, data: str) -> str:
             digest.update(model.weights.raw(tensor))
         else:
             locations.add(reference(tensor)[0])
-    # For external weights, the size and time of the file: reading gigabytes takes too long.
+    # External weights count by the size and time of their file: reading gigabytes takes too long.
     for location in sorted(locations):
         found = ((model.weights.folder or Path()) / location).stat()
         digest.update(f"{location} {found.st_size} {found.st_mtime_ns}\n".encode())

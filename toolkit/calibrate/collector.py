@@ -1,7 +1,7 @@
 """The collector: run the float model on every feed and update the statistics of its tensors.
 
 Observed tensors become additional outputs of a copy of the model. All outputs of a run are in
-memory at once, so that the tensors are split into sweeps over the data that each fit a budget of
+memory at once. The tensors are therefore split into sweeps over the data, each within a budget of
 bytes, as measured on the first feed. Memory does not grow with the number of feeds.
 
 Values in subgraphs of If, Loop and Scan are observed at each execution of the subgraph (see
@@ -41,9 +41,9 @@ _DEFAULT_ITEM_SIZE = 4
 """Bytes per element of a tensor of unknown type; most are float32."""
 
 _UNSIZED = 64
-"""The number of tensors per sweep if sizes cannot be measured, since some values are sequences."""
+"""The number of tensors per sweep if sizes cannot be measured because some values are sequences."""
 
-_UNEVEN = "changes its shape between iterations of a Scan: it has no range to calibrate"
+_UNEVEN = "changes its shape between iterations of a Scan: it cannot be calibrated"
 
 PAUSE_SECONDS = 20.0
 """The interval at which a sweep is saved: the most that an interruption loses."""
@@ -53,11 +53,11 @@ Progress = Callable[[int, "int | None", str], None]
 
 
 _Outputs = tuple[Feed, Mapping[str, Any]]
-"""A feed, and the awaited outputs on it."""
+"""A feed, and the outputs that the recorder needs."""
 
 
 class Feeds(Protocol):
-    """Feeds that can be read repeatedly, as those of `toolkit.calibrate.readers.Reader`."""
+    """Feeds that can be read repeatedly, such as a `toolkit.calibrate.readers.Reader`."""
 
     def __iter__(self) -> Iterator[Feed]: ...
 
@@ -67,7 +67,7 @@ class Feeds(Protocol):
 
 
 class Recorder(Protocol):
-    """A user of the model's own outputs, which a sweep computes too."""
+    """A consumer of the model's own outputs, which a sweep computes too."""
 
     @property
     def awaited(self) -> Sequence[str]:
@@ -75,7 +75,7 @@ class Recorder(Protocol):
         ...
 
     def record(self, runs: Iterable[_Outputs]) -> None:
-        """Take every feed, with the awaited outputs on it."""
+        """Take every feed with these outputs."""
         ...
 
 
@@ -195,7 +195,7 @@ def _sweep(
     store: Store,
     resumed: int,
 ) -> Iterator[_Outputs]:
-    """Update statistics with every feed from `resumed` on; yield feeds with awaited outputs."""
+    """Update statistics with every feed from `resumed` on; yield the feeds with their outputs."""
     written = time.monotonic()
     for index, feed in enumerate(feeds):
         outputs: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def _sweep(
 
 
 def _update(statistic: Statistic, value: Any) -> None:
-    if not statistic.failure and not isinstance(value, (list, dict)):  # those have no range
+    if not statistic.failure and not isinstance(value, (list, dict)):  # sequences and maps
         try:
             for piece in pieces_of(value):
                 statistic.update(piece)
@@ -248,16 +248,16 @@ class Run:
         try:
             outputs = self._session.run(feed, self._wanted)
         except RuntimeRefused as refusal:
-            raise UsageError(f"the model refuses calibration feed {index}: {refusal}") from refusal
+            raise UsageError(f"the model fails on calibration feed {index}: {refusal}") from refusal
         outputs.reverse()
         for name in self._made:
-            yield name, outputs.pop()  # to free each one after use
+            yield name, outputs.pop()  # frees each one after use
         for name, found in self._inner.items():
             yield name, found.pieces(outputs.pop())
 
 
 def pieces_of(value: Any) -> list[Array]:
-    """Return the tensor, or its values at each execution, that a Run yields."""
+    """Return the values that a Run yields for a tensor: one, or one per execution."""
     found = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
     return [np.asarray(piece) for piece in found]
 
@@ -278,7 +278,7 @@ def sweeps_of(
 ) -> list[list[str]]:
     """Split tensors into sweeps whose size on the first feed fits the budget.
 
-    Values of a Scan whose shape differs between iterations are in none.
+    Values of a Scan whose shape differs between iterations are left out.
     """
     if not names:
         return []
@@ -287,7 +287,7 @@ def sweeps_of(
     outer = [name for name in names if name not in inner]
     try:
         sizes = _sizes(model, first, outer, ops)
-    except RuntimeRefused:  # a value is no tensor
+    except RuntimeRefused:  # a value is a sequence or a map
         sizes = dict.fromkeys(outer, budget // _UNSIZED)
     sizes |= _sizes(model, first, [name for name in names if name in inner], ops)
     sweeps: list[list[str]] = [[]]
@@ -302,7 +302,7 @@ def sweeps_of(
 
 
 def _sizes(model: Model, feed: Feed, names: Sequence[str], ops: Sequence[str]) -> dict[str, int]:
-    """Return the sizes of tensors in bytes on one feed, without those that a Scan cannot stack."""
+    """Return the sizes in bytes on one feed, except of tensors that a Scan cannot stack."""
     copy = model.copy()
     inner = inner_values(copy)
     shapes: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Calibration data: the user's description of the samples, and the feeds for one model.
 
-A user gives `Calib`; a pass gets `CalibrationData` in its context. Passes may change the graph but
-not the model's inputs, so that the feeds of the original serve all passes.
+A user gives `Calib`; a pass gets `CalibrationData` in its context. Passes never change the model's
+inputs: the feeds of the original serve all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A histogram whose bins double in width, so that shards merge to exactly the whole's histogram.
+"""A histogram whose bins double in width: shards merge to exactly the histogram of the whole.
 
 Bin k of a histogram with exponent e counts the values in [k 2^e, (k + 1) 2^e). Since
 floor(floor(x / w) / 2) = floor(x / 2w), adding up pairs of bins gives exactly the counts of bins of
@@ -58,7 +58,7 @@ class Histogram(Statistic):
     def edges(self) -> Doubles:
         """Return the edges of the bins of `counts`, one more than there are bins."""
         numbers = np.arange(self.first, self.first + self.counts.size + 1, dtype=np.float64)
-        with np.errstate(over="ignore"):  # the last edge of the largest doubles
+        with np.errstate(over="ignore"):  # the last edge may overflow
             edges = np.ldexp(numbers, self.exponent)
         limit = sys.float_info.max
         return np.clip(edges, -limit, limit)
@@ -103,7 +103,7 @@ def _bin_of(value: float, exponent: int) -> int:
 
 def _exponent_for(low: float, high: float) -> int:
     """Return the smallest exponent at which [low, high] spans at most BINS bins."""
-    # A lower bound: the wider side alone spans at least 2 BINS bins.
+    # At lower exponents the wider side alone spans at least 2 BINS bins.
     spread = max(high, -low)
     guess = math.frexp(spread)[1] - BINS.bit_length() - 1 if spread else _MIN_EXPONENT
     exponent = max(guess, _MIN_EXPONENT)
@@ -113,7 +113,7 @@ def _exponent_for(low: float, high: float) -> int:
 
 
 def _coarsened(counts: NDArray[np.int64], first: int, steps: int) -> tuple[NDArray[np.int64], int]:
-    """Return the counts of bins that are 2^steps times as wide, and the number of the first."""
+    """Return the counts of bins 2^steps times as wide, and the number of the first bin."""
     if not steps:
         return counts, first
     last = first + counts.size - 1

@@ -1,8 +1,7 @@
 """Observers: each names a statistic of a tensor and selects a range from it.
 
-Percentile, entropy and MSE read the same histogram, so that a second observer needs no second run.
-`Range` has the rules that all ranges obey. A new observer is a class here, its name in
-`ObserverName` and its row in `OBSERVERS`.
+Percentile, entropy and MSE share one histogram, and thus one run. `Range` has the rules that all
+ranges obey. A new observer is a class here, its name in `ObserverName` and its row in `OBSERVERS`.
 
     observer                    statistic            range
     minmax                      extremes             all values seen
@@ -87,7 +86,7 @@ class Collect:
         return self.statistic(tensor, *self.arguments)
 
     def range(self, statistic: Statistic) -> Range:
-        raise NotImplementedError(f"a range of {statistic.key}")
+        raise NotImplementedError(f"{statistic.key} does not select a range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +152,6 @@ def observer_named(name: str) -> Observer:
     """Return the observer of this name, with its defaults."""
     if name not in OBSERVERS:
         known = list(OBSERVERS)
-        hint = suggestion(name, known) or f"; there are {', '.join(known)}"
+        hint = suggestion(name, known) or f"; choose one of {', '.join(known)}"
         raise UsageError(f"no observer is called '{name}'{hint}")
     return OBSERVERS[name]()

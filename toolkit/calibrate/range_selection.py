@@ -1,7 +1,7 @@
 """Range selection: clip the range of a histogram.
 
-All ranges are functions of the counts alone, so that they inherit the histogram's exactness under
-merging. Candidates are [max(low, -t), min(high, t)] for multiples t of 1/128 of the wider side.
+Ranges depend on the counts alone: like the histogram, they are exact under merging. Candidates are
+[max(low, -t), min(high, t)] for multiples t of 1/128 of the wider side.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def least_squares(histogram: Histogram, levels: int) -> tuple[float, float]:
     exact zeros have none, since zero is a level; values outside have their squared distance. Both
     ends are clipped independently, among all pairs of 128 candidates each.
     """
-    # in units of the wider side, so that no square overflows
+    # in units of the wider side: squares cannot overflow
     unit = max(histogram.high, -histogram.low) or 1.0
     low, high = histogram.low / unit, histogram.high / unit
     lows = np.unique(low * np.arange(1, _STEPS + 1) / _STEPS)
@@ -64,7 +64,7 @@ def least_squares(histogram: Histogram, levels: int) -> tuple[float, float]:
     step = (highs[None, :] - lows[:, None]) / (levels - 1)
     inside = counts.sum() - histogram.zeros - outside_low[:, None] - outside_high[None, :]
     error = clipped_low[:, None] + clipped_high[None, :] + inside * step**2 / 12
-    # the widest of equal ones
+    # of equal ones the widest
     order = np.argwhere(error == error.min())
     widths = [highs[j] - lows[i] for i, j in order]
     i, j = order[int(np.argmax(widths))]
@@ -101,12 +101,12 @@ def least_divergence(histogram: Histogram, levels: int) -> tuple[float, float]:
     reach = max(histogram.high, -histogram.low)
     for step in range(_STEPS, 0, -1):
         limit = reach * step / _STEPS
-        # The bins of the limits are inside: the many results of a Clip lie on an edge.
+        # The bins of the limits count as inside: many results of a Clip lie exactly on a limit.
         start = int(np.searchsorted(edges, max(histogram.low, -limit), side="right")) - 1
         stop = int(np.searchsorted(edges, min(histogram.high, limit), side="right"))
         stop = min(stop, counts.size)
         if stop - start < levels:
-            break  # each bin is a level: nothing is lost, and nothing can be compared
+            break  # each bin is a level: the divergence is 0
         divergence = _divergence(counts, start, stop, levels)
         if divergence < best:
             best, chosen = divergence, (float(edges[start]), float(edges[stop]))

@@ -28,7 +28,7 @@ _CHUNK = 1 << 18
 """Elements converted to doubles at once, to bound memory."""
 
 _SAMPLED = 1 << 13
-"""The number of values of a batch whose magnitudes are counted."""
+"""The most values of a batch whose magnitudes are counted."""
 _EXPONENTS = (-149, 128)
 """The exponents of 32-bit floats; values beyond count as the nearest."""
 
@@ -37,19 +37,18 @@ NARROWEST = 255 * 2.0**-126
 
 
 class NotFinite(ToolkitError):
-    """A tensor that holds NaN or infinity: it has no range."""
+    """A tensor holds NaN or infinity and cannot be calibrated."""
 
 
 class Mismatch(ToolkitError):
-    """Two statistics, or a statistic and a tensor, of different channels or kinds."""
+    """Two statistics, or a statistic and a tensor, differ in channels or kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
     """The interval that a quantized tensor represents; it always contains zero.
 
-    A range that is empty, all zeros or too narrow for a float32 scale becomes [0, 1], so that zero
-    stays exact and no scale is zero.
+    An empty range, or one too narrow for a float32 scale, becomes [0, 1]: scales are never zero.
     """
 
     low: float
@@ -109,7 +108,7 @@ class Statistic:
 class Extremes(Statistic):
     """The smallest and largest value, and the number of values below each power of two.
 
-    Magnitudes are counted at regular distances in large batches, without zeros.
+    Magnitudes are counted without zeros; large batches are subsampled at regular distances.
     """
 
     fields = ("low", "high", "counts")
@@ -138,7 +137,7 @@ class Extremes(Statistic):
         self.counts = self.counts + other.counts
 
     def below(self, percent: float) -> float:
-        """Return the smallest power of two above `percent` of the magnitudes; 0 without any."""
+        """Return the smallest power of two above `percent` of the magnitudes; 0 without values."""
         if not self.counts.any():
             return 0.0
         reached = np.cumsum(self.counts) >= percent / 100 * self.counts.sum()
@@ -216,7 +215,7 @@ class Average(Statistic):
         self.batches += other.batches
 
     def bounds(self) -> tuple[float, float]:
-        """Return the average smallest and largest value, or (0, 0) without any."""
+        """Return the average smallest and largest value, or (0, 0) without batches."""
         if not self.seen:
             return 0.0, 0.0
         low, high = self.sums / (1 - self.momentum**self.batches)
@@ -237,7 +236,7 @@ def chunks_of(values: Array) -> Iterator[Doubles]:
 
 
 def finite_bounds(values: Array, tensor: str) -> tuple[float, float] | None:
-    """Return the smallest and largest element, or None for no floats; raises NotFinite."""
+    """Return the smallest and largest element, or None without floats; raises NotFinite."""
     if not values.size or not is_float(values):
         return None
     if values.dtype.isbuiltin == 1:
@@ -247,5 +246,5 @@ def finite_bounds(values: Array, tensor: str) -> tuple[float, float] | None:
         low, high = float(bounds.min()), float(bounds.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         what = "NaN" if math.isnan(low) or math.isnan(high) else "infinity"
-        raise NotFinite(f"tensor '{tensor}' holds {what}: it has no range to calibrate")
+        raise NotFinite(f"tensor '{tensor}' holds {what} and cannot be calibrated")
     return low, high

@@ -1,15 +1,14 @@
 """Expose values of subgraphs of If, Loop and Scan in the main graph.
 
-A subgraph may run any number of times in a run of the model, and its values may have a different
-shape each time. Therefore the values are inserted into a sequence, which each enclosing node passes
-on:
+A subgraph may run any number of times per run of the model, and the shapes of its values may vary.
+The values are therefore inserted into a sequence, which each enclosing node passes on:
 
     If      the branch of the value inserts it; the other branch inserts an empty tensor
     Loop    carries the sequence from iteration to iteration
     Scan    cannot carry a sequence: a scan output stacks the iterations into one tensor
 
-A scan output has one shape for all iterations, unlike a sequence, so that values of subgraphs
-nested in a Scan cannot be observed.
+Unlike a sequence, a scan output has one shape for all iterations: values of subgraphs nested in a
+Scan cannot be observed.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Surfaced:
 
 
 def surface(graph: Graph, value: str, dtype: int, rank: int | None) -> Surfaced:
-    """Expose a value of a subgraph, of this type and rank (if known), in the main graph."""
+    """Expose a value of a subgraph, with this type and rank (if known), in the main graph."""
     if dtype not in (*_PLAIN, TensorProto.INT64):
         value, dtype = graph.op("Cast", value, to=TensorProto.FLOAT), TensorProto.FLOAT
     stacked = nd.is_op(graph.owner, "Scan")
@@ -154,7 +153,7 @@ def _after_scan(subgraph: Graph, value: str, dtype: int, rank: int | None) -> st
 
 
 def _after_if(subgraph: Graph, before: str, sequence: str, dtype: int) -> str:
-    """Return the sequence from an If: with the value in its branch, unchanged in the other."""
+    """Return the sequence after an If: its branch inserts the value, the other passes it on."""
     parent, owner = _enclosing(subgraph)
     count = len(subgraph.outputs)
     for branch in parent.subgraphs(owner):

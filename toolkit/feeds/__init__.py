@@ -24,7 +24,7 @@ class FeedSet:
 
     runs: list[RecordedRun] = field(default_factory=list[RecordedRun])
     refusal: str = ""
-    """Why there is no feed."""
+    """Why the set is empty."""
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -86,4 +86,4 @@ def _try_sample(model: Model, sample: Sample, run: RunModel) -> RecordedRun:
         return RecordedRun(feed, run(feed))
     except RuntimeRefused as refusal:
         what = "the sample" if isinstance(sample, Mapping) else f"sample '{os.fspath(sample)}'"
-        raise UsageError(f"the model refuses {what}: {refusal}") from refusal
+        raise UsageError(f"the model fails on {what}: {refusal}") from refusal

@@ -1,9 +1,9 @@
 """Candidate sizes for dynamic dimensions.
 
-Each symbol gets several sizes, and different symbols different ones, so that nothing fits by
-accident. Many graphs accept only some sizes (multiples of 32, squares, constants of an exporter),
-which only a run shows: `first_sizes` yields candidates until one is accepted, the most natural ones
-first, and `more_sizes` yields variations of accepted sizes.
+Each symbol gets several sizes, and different symbols different ones: nothing fits by accident. Many
+graphs accept only some sizes (multiples of 32, squares, constants of an exporter), which only a run
+shows: `first_sizes` yields candidates until one is accepted, the most natural ones first, and
+`more_sizes` yields variations of accepted sizes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LADDER = {
     Role.SEQUENCE: (1, 4, 32, 64, 77, 128, 256, 512, 1024, 3000, 4096, 16000),
     Role.SPATIAL: (32, 224, 256, 320, 416, 512, 640, 28, 16, 8, 1),
 }
-"""Sizes for graphs that refuse the natural ones: typical training sizes, tried in order."""
+"""Sizes for graphs that fail at natural ones: typical training sizes, tried in order."""
 
 
 def find_symbols(shapes: Mapping[str, Sequence[Dim]], graph: Graph) -> dict[str, Role]:
@@ -90,7 +90,7 @@ def _role(symbol: str, shape: Sequence[Dim], axis: int, image: bool) -> Role:
 
 
 def first_sizes(roles: Mapping[str, Role], fixed: Mapping[str, int]) -> Iterator[Sizes]:
-    """Yield sizes to try on a graph, the most revealing ones first."""
+    """Yield sizes to try on a graph, the most natural ones first."""
     if not roles:
         yield {}
         return
@@ -149,7 +149,7 @@ def _sums(roles: Mapping[str, Role], variation: int) -> Iterator[Sizes]:
     """Yield sizes in which one is the sum of two: a decoder's mask covers its cache and its input.
 
     All symbols of the cache, often one for each tensor, get the same size. The input may be one
-    token, whose length is no symbol.
+    token, whose length is a constant.
     """
     lengths = [symbol for symbol, role in roles.items() if role is Role.SEQUENCE]
     tied = _natural(roles, variation, tied=True)
@@ -186,7 +186,7 @@ def _complete(sizes: Mapping[str, int], fixed: Mapping[str, int]) -> Sizes:
 
 
 def sizes_from_weights(graph: Graph, name: str) -> tuple[int | None, dict[int, int]]:
-    """Return (rank, {axis: size}) of an input as far as the weights of its users fix them.
+    """Return (rank, {axis: size}) of an input, where the weights of its users determine them.
 
     Axes may be negative. Values are followed through element-wise operators only.
     """
@@ -209,7 +209,7 @@ def sizes_from_weights(graph: Graph, name: str) -> tuple[int | None, dict[int, i
 
 
 _SAME_SIZES = ELEMENTWISE | {"Dropout", "Add", "Sub", "Mul", "Div", "Pow"}
-"""Operators whose result usually has the shape of the operand that is followed."""
+"""Operators whose result usually has the shape of their operand."""
 
 
 def _fixed_by(graph: Graph, node: nd.NodeProto, slot: int) -> tuple[int | None, dict[int, int]]:

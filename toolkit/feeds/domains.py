@@ -1,8 +1,8 @@
 """Domains: the values that an input may take, and how to draw from them.
 
-The settings of one feed are a `FeedVariant`. Its `variation` numbers the feeds of a model, so that
-they pad on the right and on the left in turn, and take each branch of a switch in turn. A `calm`
-variant avoids values that a model might reject: no padding, the first choice, id 0.
+The settings of one feed are a `FeedVariant`. Its `variation` numbers the feeds of a model: they
+alternate between padding on the right and on the left, and between the branches of a switch. A
+`calm` variant avoids values that a model might reject: no padding, the first choice, id 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Dtype = np.dtype[Any]
 
 _WORDS = ("a", "cat", "sat", "on", "the", "mat", "and", "purred", "softly", "")
 _UNKNOWN_ROWS = 2
-"""The number of rows of a table of unknown size."""
+"""The assumed number of rows of a table of unknown size."""
 
 
 @dataclass(frozen=True, slots=True)

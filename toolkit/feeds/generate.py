@@ -37,12 +37,12 @@ _HEAVY_BYTES = 1 << 19
 """The size in bytes (a photograph) from which two feeds of a dynamic model suffice."""
 _MAX_REFUSALS = 60
 _OTHER_SIDE = 101
-"""The odd step to a variation that pads on the other side."""
+"""The step, odd, to a variation that pads on the other side."""
 _LIKELY_RANKS = (2, 4, 3, 1, 0)
 """The ranks to try for inputs without a declared shape."""
 _SEQUENCE_LENGTH = 3
 _LARGE_GRAPH = 5000
-"""The number of nodes from which garbage collection of the analyzed graph pays off."""
+"""From this many nodes on, collecting the analyzed graph at once pays off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class _Layout:
 class FeedGenerator:
     """A generator of feeds for one model.
 
-    The graph is analyzed at once in the constructor, so that its copy, as large as the model's own
-    graph, is freed before a session is opened.
+    The constructor analyzes the graph: its copy, as large as the model's own graph, is freed before
+    a session is opened.
     """
 
     def __init__(self, model: Model, seed: int) -> None:
@@ -84,7 +84,7 @@ class FeedGenerator:
         self._seed = seed
         self._refusals = 0
         self.refusal = ""
-        """Why the model refused the first feed."""
+        """Why the model failed on the first feed."""
         self._inputs = list(_inputs(graph))
         known = {i.name for i in self._inputs}
         unknown = next((name for name in graph.feeds if name not in known), None)
@@ -92,7 +92,7 @@ class FeedGenerator:
             self.refusal = f"input '{unknown}' is neither a tensor nor a sequence of tensors"
         self._layouts: list[_Layout] = [] if unknown else list(_layouts(graph, self._inputs))
         if len(graph) > _LARGE_GRAPH:
-            # a model and its graph refer to each other
+            # a model and its graph are a reference cycle
             del graph
             gc.collect()
 
@@ -138,8 +138,8 @@ class FeedGenerator:
     ) -> RecordedRun | None:
         """Return a run with these sizes, preferably one whose outputs have no NaN.
 
-        NaNs cannot be compared. A causal model may return them for padding on the left, where there
-        is no key to attend to.
+        NaNs cannot be compared. A causal model may return them for padding on the left, where all
+        keys are masked.
         """
         found = self._attempt(run, layout, sizes, variation, calm)
         if found is None or not _has_nan(found):

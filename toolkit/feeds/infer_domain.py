@@ -40,7 +40,7 @@ _POSITIVE: dict[str, tuple[int, ...]] = {
     "NonMaxSuppression": (3, 4),
     **dict.fromkeys(("QLinearMatMul", "QLinearConv"), (1, 4, 6)),
 }
-"""Operators and operands that need numbers above 0 (some also at most 1)."""
+"""Operands that must be above 0 (some also at most 1), by operator."""
 
 _PARAMETERS: dict[tuple[str, int], Pattern] = {
     ("Reshape", 1): "reshape",
@@ -97,7 +97,7 @@ def _first(uses: Sequence[Use], rule: Callable[[Use], Domain | None]) -> Domain 
 
 
 def _ids(use: Use) -> Ids | None:
-    """Return the ids of the table that the values index, if they do."""
+    """Return the ids of the table that the values index, or None."""
     indexed = INDICES.get(nd.qualified(use.node), {}).get(use.slot)
     if indexed is not None:
         return Ids(_size(use, *indexed), use.offset)
@@ -178,7 +178,7 @@ def _boolean(uses: Sequence[Use], name: str, rank: int | None) -> Domain:
 
 
 def _is_mask(uses: Sequence[Use], name: str, integer: bool) -> bool:
-    """Return whether the values are a mask; floats only if no other use is possible."""
+    """Return whether the values are a mask; floats only if all uses agree."""
     named = "mask" in name.lower()
     for use in uses:
         if PADDING_MASKS.get(nd.qualified(use.node)) == use.slot:
@@ -201,7 +201,7 @@ def _inverts(use: Use) -> bool:
 
 
 def _scaled_hugely(use: Use) -> bool:
-    """Return whether the result is multiplied by a large negative number, as -10000."""
+    """Return whether the result is multiplied by a large negative number, such as -10000."""
     for user in use.graph.users(use.node.output[0]):
         if nd.is_op(user, "Mul"):
             numbers = (scalar(use.graph, name) for name in user.input)

@@ -1,4 +1,4 @@
-"""The uses of an input's values: the operators that read them, unchanged or with an offset.
+"""The uses of an input's values: the operators that take them, unchanged or with an offset.
 
 Values are followed forward through operators that only move or select them (Reshape, Slice, Concat,
 Cast, ...), integer offsets are added up, and subgraphs are entered by inputs and captures.
@@ -26,7 +26,7 @@ _PASSED_ON: dict[str, tuple[int, ...]] = {
     "Concat": (_ALL,),
     "Where": (1, 2),
 }
-"""Operators whose result holds values of these operands, and otherwise only constants."""
+"""The operands whose values an operator's result holds, besides constants, by operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _onward(at: _At, use: Use) -> Iterator[_At]:
         moved = replace(at, cast_to=int(nd.attr(node, "to", 0)))
     elif use.is_op("Concat"):
         moved = replace(at, joined=True)
-    # the second result of TopK and Dropout does not hold them
+    # the second result of TopK and Dropout holds indices or a mask
     outputs = node.output if use.is_op("Split") else node.output[:1]
     for output in outputs:
         if output:

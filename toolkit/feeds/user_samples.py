@@ -44,10 +44,10 @@ def read_sample(sample: Sample, graph: Graph) -> Feed:
 
 
 def without_frozen(given: Mapping[str, Any], frozen: Feed, what: str = "the feed") -> Feed:
-    """Return a sample without frozen inputs; raises UsageError if it has another value for one."""
+    """Return a sample without frozen inputs; raises UsageError if it contradicts one."""
     for name, value in frozen.items():
         if name in given and not np.array_equal(given[name], value):
-            raise UsageError(f"{what}: '{name}' differs from the value at which it is frozen")
+            raise UsageError(f"{what}: '{name}' differs from its frozen value")
     return {name: value for name, value in given.items() if name not in frozen}
 
 

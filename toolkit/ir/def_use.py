@@ -146,7 +146,7 @@ class DefUse(Generic[Scope]):
         for name, users in self._users.items():
             if self.scope_of(name) is None:
                 user = next(iter(users.values()))
-                raise ModelError(f"{nd.label(user)} reads '{name}', which is defined nowhere")
+                raise ModelError(f"{nd.label(user)} uses '{name}', which is not defined")
         try:
             self._sorted = self._sorted or self._topological()
         except CycleError as error:
@@ -349,4 +349,4 @@ class DefUse(Generic[Scope]):
         assert self._output_names == kept._output_names, "outputs are stale"
         for node in kept.nodes:
             for name in nd.inputs_of(node):
-                assert kept.scope_of(name) is not None, f"'{name}' is read but defined nowhere"
+                assert kept.scope_of(name) is not None, f"'{name}' is used but not defined"

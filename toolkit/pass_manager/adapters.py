@@ -8,10 +8,10 @@
     @from_function
     def tidy(proto): ...                            # onnx.ModelProto, edited in place or returned
 
-Each of these is a pass, for a list of passes in Python or as `./my.py:drop_dropout` on the command
-line. The tool gets the whole model including its weights, which protobuf limits to 2 GiB. Its
-result replaces the model as one edit, which is kept or undone as a whole. Weights with unchanged
-name and contents remain references to the original file.
+Each of these is a pass, usable in Python and as `./my.py:drop_dropout` on the command line. The
+tool gets the whole model including its weights, which protobuf limits to 2 GiB. Its result replaces
+the model as one edit, which is kept or undone as a whole. Weights with unchanged name and contents
+remain references to the original file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AdapterPass:
 
 
 def from_function(function: Editor, *, name: str = "", tolerance: Tolerance = FLOAT) -> AdapterPass:
-    """Make a pass of a function on an `onnx.ModelProto`; also usable as a decorator.
+    """Wrap a function on an `onnx.ModelProto` as a pass; also a decorator.
 
     The function edits the model in place and returns None, or returns another one.
     """
@@ -60,7 +60,7 @@ def from_function(function: Editor, *, name: str = "", tolerance: Tolerance = FL
 def from_graphsurgeon(
     function: Callable[[Any], Any], *, name: str = "", tolerance: Tolerance = FLOAT
 ) -> AdapterPass:
-    """Make a pass of a function on an `onnx_graphsurgeon.Graph`; also usable as a decorator.
+    """Wrap a function on an `onnx_graphsurgeon.Graph` as a pass; also a decorator.
 
     The function edits the graph in place, or returns another one. It must clean up and sort the
     graph itself, if necessary.
@@ -82,7 +82,7 @@ def from_graphsurgeon(
 def from_onnxscript(
     rules: Any, *, name: str = "onnxscript", tolerance: Tolerance = FLOAT
 ) -> AdapterPass:
-    """Make a pass of onnxscript rewrite rules: one, a sequence of them, or a RewriteRuleSet."""
+    """Wrap onnxscript rewrite rules as a pass: one, a sequence, or a RewriteRuleSet."""
 
     def run(proto: ModelProto) -> ModelProto | None:
         rewriter = require("onnxscript.rewriter", "adapters", "onnxscript is not installed")
@@ -106,14 +106,14 @@ def apply(rewriter: Rewriter, model: Model) -> None:
 
 
 def observed(function: Editor) -> Rewriter:
-    """Make a rewriter of an editor by detecting whether it changed the model."""
+    """Wrap an editor as a rewriter, which detects whether the model changed."""
 
     def run(proto: ModelProto) -> ModelProto | None:
         before = _fingerprint(proto)
         returned = function(proto)
         result = proto if returned is None else returned
         if not isinstance(result, ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"a ModelProto or None must be returned, not {type(result).__name__}")
+            raise TypeError(f"expected a ModelProto or None, not {type(result).__name__}")
         return None if _fingerprint(result) == before else result
 
     return run

@@ -1,7 +1,7 @@
 """Run one pass, verify the result, and keep or undo it.
 
 If a pass fails verification, its journal is bisected for the first rewrite that breaks the model.
-That rewrite is vetoed and the pass runs again, so that the other rewrites are kept.
+That rewrite is vetoed, and the pass runs again to keep the others.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from toolkit.verification.validator import Validator, Verdict
 
 _MOST_VETOES = 12
-"""The number of vetoed rewrites from which the whole pass is undone."""
+"""From this many vetoed rewrites on, the whole pass is undone."""
 _TOO_LATE = "it redefines outputs, which must happen before anything is quantized"
 _RULE_VETO_AFTER = 3
-"""The number of vetoed rewrites from which their rule is vetoed."""
+"""From this many vetoed rewrites on, their rule is vetoed."""
 
 
 def run_pass(item: Pass, model: Model, ctx: Context, validator: Validator | None) -> PassResult:
-    """Run the pass on `model`, in place, until its remaining rewrites pass verification.
+    """Run the pass on `model` in place until its remaining rewrites pass verification.
 
     Without a validator, all rewrites are kept.
     """
@@ -45,7 +45,7 @@ def run_pass(item: Pass, model: Model, ctx: Context, validator: Validator | None
     while outcome is None:
         outcome = _run_once(item, model, ctx, validator, vetoes)
     if outcome.status == "unchanged" and vetoes.undone:
-        outcome = PassResult(item.name, "reverted", reason="none of its rewrites held")
+        outcome = PassResult(item.name, "reverted", reason="all its rewrites failed verification")
     model.journal.clear_vetoes()
     model.commit()
     return replace(
@@ -81,7 +81,7 @@ def _run_once(
         return PassResult(
             item.name, "applied", error=verdict.error, quality=verdict.quality, places=places
         )
-    if ctx.redefined:  # a part of it would compute neither meaning
+    if ctx.redefined:  # half of the rewrites would compute neither definition
         return _undone_whole(item, model, ctx, verdict.reason, verdict.error)
     ctx.progress("finding the rewrite that breaks it", 0.0)
     culprit, its_verdict = _first_bad(model, validator, item.tolerance, verdict)
@@ -119,7 +119,7 @@ class _Vetoes:
         if sum(u.rule == culprit.rule for u in self.undone) >= _RULE_VETO_AFTER:
             journal.veto_rule(culprit.rule)
             self.given_up.append(
-                f"{culprit.rule} given up after {_RULE_VETO_AFTER} that did not hold"
+                f"{culprit.rule} disabled after {_RULE_VETO_AFTER} failed rewrites"
             )
         return True
 
@@ -173,7 +173,7 @@ def _collector_paused() -> Generator[None]:
 def _first_bad(
     model: Model, validator: Validator, tolerance: Tolerance, verdict: Verdict
 ) -> tuple[Rewrite, Verdict]:
-    """Return the first rewrite after which verification fails, and its verdict.
+    """Return the first rewrite after which verification fails, and the verdict.
 
     Binary search over prefixes of the journal; `verdict` is that of the whole.
     """

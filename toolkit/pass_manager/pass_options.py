@@ -36,7 +36,7 @@ _SEQUENCES: tuple[Any, ...] = (tuple, list, frozenset)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """One option of a pass. `default` is the text that a user would type; None: it is required."""
+    """One option of a pass. `default` is its text on the command line; None: it is required."""
 
     name: str
     type: str
@@ -63,7 +63,7 @@ def describe_options(target: object) -> list[OptionInfo]:
 
 
 def read_options(target: object, texts: Mapping[str, str], label: str) -> dict[str, object]:
-    """Parse the texts of options of `target`, which `label` names in errors."""
+    """Parse options of `target`; `label` names it in errors."""
     values: dict[str, object] = {}
     for name, text in texts.items():
         annotation = _annotation(target, name)

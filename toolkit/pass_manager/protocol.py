@@ -56,12 +56,12 @@ class ClassPass(Protocol):
 
 
 AnyPass: TypeAlias = Pass | ClassPass
-"""The type of a pass that users write, for parameters."""
+"""A pass as users may write it, for type annotations."""
 
 
 @runtime_checkable
 class Idempotent(Protocol):
-    """A pass that may say that a second run in a row changes nothing: the pipeline skips it."""
+    """A pass of which the pipeline may skip a second run in a row, which would change nothing."""
 
     @property
     def idempotent(self) -> bool: ...
@@ -92,7 +92,7 @@ class Guarded(Protocol):
     """A pass with a precondition."""
 
     def requires(self, model: Model, ctx: Context) -> None:
-        """Raise PreconditionFailed when the pass does not apply to the model: it is skipped."""
+        """Raise PreconditionFailed if the pass does not apply to the model; it is then skipped."""
         ...
 
 
@@ -101,13 +101,13 @@ class Checked(Protocol):
     """A pass with a postcondition."""
 
     def ensures(self, model: Model, ctx: Context) -> None:
-        """Raise PostconditionFailed when the pass did not do what it promises: it is undone."""
+        """Raise PostconditionFailed if the pass broke its guarantee; it is then undone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The opset and IR version that a model came with; opset 0 if that is unknown."""
+    """The original opset and IR version of a model; opset 0 if unknown."""
 
     opset: int = 0
     ir_version: int = 3
@@ -118,9 +118,9 @@ class PassReport:
     """The findings of a pass besides its edits.
 
     `notes` appear in the report; `plans` are the quantization plans that were applied. `redefined`
-    holds the outputs whose meaning the pass changes on purpose: the new value, given a feed and the
-    old one. The result is verified against that, and undone as a whole. Such a pass must run before
-    anything is quantized.
+    holds the outputs that the pass redefines on purpose: functions of a feed and the old value. The
+    result is verified against these, and undone as a whole. Such a pass must run before
+    quantization.
     """
 
     notes: list[str] = field(default_factory=list[str])
@@ -132,7 +132,7 @@ class PassReport:
 class Context:
     """The inputs of a pass besides the model, and the report it fills in.
 
-    - `calibration`: the user's samples; None without any.
+    - `calibration`: the calibration data; None without any.
     - `reference`: the model before the first pass that quantizes.
     - `evaluator`: compares a quantized model with `reference`; None if nothing can be run.
     - `holds`: runs a candidate and returns whether it is within the pass's tolerance of the
@@ -172,9 +172,9 @@ class Context:
 
 
 class Redefinition(Protocol):
-    """The new meaning of an output, given a feed and the original output."""
+    """The new definition of an output, as a function of a feed and the original output."""
 
-    def __call__(self, feed: Feed, answer: Any, /) -> Any: ...
+    def __call__(self, feed: Feed, output: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

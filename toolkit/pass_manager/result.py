@@ -38,10 +38,9 @@ class Undone:
 class PassResult:
     """The outcome of one pass.
 
-    `rules` counts the rewrites that were kept, by rule, and `places` are the values at their sites;
-    `undone` are the rewrites that failed verification; `reason` explains why a pass was reverted or
-    skipped; `notes` are those of the pass; `quality` is the accuracy of a model that the pass has
-    quantized.
+    `rules` counts the kept rewrites by rule, and `places` are the values at their sites; `undone`
+    are the rewrites that failed verification; `reason` explains why a pass was reverted or skipped;
+    `notes` are remarks of the pass; `quality` is the accuracy of a model that it has quantized.
     """
 
     name: str

@@ -4,7 +4,7 @@
 
 A fixed dimension becomes a number in the declared types of all graphs, wherever its symbol occurs.
 A frozen input becomes an initializer and leaves the interface; if its shape has symbols, the value
-fixes them too. Passes fold what follows from that.
+fixes them too. Passes fold the consequences.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _MOST_SHOWN = 4
-"""The number of elements up to which a frozen value is shown in reports."""
+"""Reports show frozen values of up to this many elements."""
 
 
 def specialize(model: Model, fix: Mapping[str, Any], freeze: Mapping[str, Any]) -> str:
@@ -65,7 +65,7 @@ def specialize(model: Model, fix: Mapping[str, Any], freeze: Mapping[str, Any]) 
 
 
 def specialized(model: Model, fix: Mapping[str, Any], freeze: Mapping[str, Any]) -> Model:
-    """Return a specialized copy, or the model itself if there is nothing to choose."""
+    """Return a specialized copy, or the model itself without choices."""
     if not (fix or freeze):
         return model
     copy = model.copy()
@@ -76,7 +76,7 @@ def specialized(model: Model, fix: Mapping[str, Any], freeze: Mapping[str, Any])
 def require_valid(model: Model, chosen: str, original: Model) -> None:
     """Raise UsageError if the choices make a valid model invalid.
 
-    Branches that are never taken may be: remove them first.
+    Branches that are never taken may be invalid: remove them first.
     """
     try:
         check_output(model, strictest_level(original))
@@ -85,7 +85,7 @@ def require_valid(model: Model, chosen: str, original: Model) -> None:
 
 
 def require_runs(validator: Validator, chosen: str, original: Model, settings: Settings) -> None:
-    """Raise UsageError if the original runs, but not with the choices of its specialization."""
+    """Raise UsageError if the original runs, but its specialization does not."""
     if len(validator.feeds) or not validator.feeds.refusal:
         return
     try:
@@ -284,7 +284,7 @@ def _size(name: str, size: Any) -> int:
     except (TypeError, ValueError):
         number = 0
     if number < 1 or isinstance(size, bool):
-        raise UsageError(f"fix {name}={size}: a size is a whole number from 1 on")
+        raise UsageError(f"fix {name}={size}: a size is an integer, 1 or more")
     return number
 
 

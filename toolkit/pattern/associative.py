@@ -26,7 +26,7 @@ _PRODUCT = frozenset(("Mul", "Div", "Reciprocal", "Neg"))
 _TOTAL = frozenset(("Add", "Sub", "Sum", "Neg"))
 _DIVIDING = ("Div", "Reciprocal")
 _MOST_LEVELS = 12
-"""The largest number of operators above a cut: enough for any formula, and a bound on the work."""
+"""The most operators above a cut: enough for any formula, and a bound on the work."""
 
 
 _MOST_HEADS = 32
@@ -36,7 +36,7 @@ _MOST_HEADS = 32
 def heads_above(graph: Graph, node: NodeProto) -> set[str] | None:
     """Return the operators that produce the operands of `node`, or of its product or sum.
 
-    None: there are too many.
+    None beyond the limit.
     """
     flat = frozenset[str]().union(*(ops for ops in (_PRODUCT, _TOTAL) if node.op_type in ops))
     heads: set[str] = set()
@@ -58,7 +58,7 @@ def heads_above(graph: Graph, node: NodeProto) -> set[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class FlatSpec:
-    """The cuts that match a product or sum. `absorbs`: scalar constants join the constant."""
+    """The cuts that match a product or sum; `absorbs`: scalars join the constant."""
 
     is_product: bool
     direct: int
@@ -68,7 +68,7 @@ class FlatSpec:
     absorbs: bool
     operators: frozenset[str]
     may_be_bare: bool
-    """Whether a value without an operator matches: one operand, times 1 or plus 0."""
+    """Whether any value matches, as one operand times 1 or plus 0."""
 
     @classmethod
     def of(cls, pattern: dsl.Flat) -> FlatSpec:
@@ -137,7 +137,7 @@ def cuts(s: Search, value: str, spec: FlatSpec) -> Iterator[Cut]:
 
 
 def enter(s: Search, value: str, cut: Cut, shared: bool) -> bool:
-    """Record the nodes above a cut as matched; return False if one cannot be."""
+    """Record the nodes above a cut as matched; return False if one must not be."""
     if cut.nodes and not shared and not s.is_inner(value):
         return False
     for index, node in enumerate(cut.nodes):
@@ -192,7 +192,7 @@ def _through(cut: Cut, level: _Level, spec: FlatSpec, inverted: bool) -> Cut:
 
 
 def _open(s: Search, value: str, spec: FlatSpec, top: bool = False) -> _Level | None:
-    """Return the producer of `value`, if it may lie above a cut."""
+    """Return the producer of `value` as a level, if it may lie above a cut."""
     node = s.producer(value)
     if node is None or node.op_type not in spec.operators:
         return None

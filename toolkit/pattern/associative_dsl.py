@@ -76,13 +76,13 @@ class _Collection:
         what = "product" if self.is_product else "total"
         neutral = 1.0 if self.is_product else 0.0
         if not self.direct and not self.inverse:
-            raise ValueError(f"a {what} of constants only is a constant: use a number")
+            raise ValueError(f"a {what} needs an operand that is not a number")
         if not math.isfinite(self.constant) or (self.is_product and not self.constant):
             raise ValueError(
                 f"the constant of a {what} is {self.constant}: it must be finite and nonzero"
             )
         if self.scalar is not None and self.constant != neutral:
-            raise ValueError(f"a {what} either names its constants, with number(), or states them")
+            raise ValueError(f"a {what} either binds its constants by number() or contains numbers")
         direct, inverse = tuple(self.direct), tuple(self.inverse)
         return Flat(self.is_product, direct, inverse, self.constant, self.scalar)
 

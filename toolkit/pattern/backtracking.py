@@ -26,7 +26,7 @@ Goals: TypeAlias = Goal | Literal[False] | None
 Step: TypeAlias = Callable[["Search", str, Goals], Goals]
 
 MAX_STEPS = 2000
-"""The largest number of steps of an attempt; rules need dozens, adversarial graphs more."""
+"""The most steps of an attempt; rules need dozens, adversarial graphs more."""
 
 UNBOUND: Any = object()
 
@@ -55,8 +55,8 @@ class MatchedNode:
 class Stop:
     """A failure: the number of nodes matched before, the value, and the reason.
 
-    Of two with the same number, the one of larger `weight` counts: 2 for an exact reason, 1 for the
-    wrong operator, 0 for a constant or an input instead of an operator.
+    At equal numbers, the larger `weight` wins: 2 for an exact reason, 1 for the wrong operator, 0
+    for a constant or an input instead of an operator.
     """
 
     matched: int
@@ -108,7 +108,7 @@ class Search:
         self.trail.append(key)
 
     def undo(self, mark: int) -> None:
-        """Undo the bindings since the trail had the length `mark`."""
+        """Undo the bindings made since the trail had length `mark`."""
         trail, bound = self.trail, self.bound
         while len(trail) > mark:
             del bound[trail.pop()]
@@ -131,7 +131,7 @@ class Search:
             return self.recording and self.fail(value, f"'{value}' is a graph output", exact=True)
         if self.graph.is_captured(value):
             return self.recording and self.fail(
-                value, f"'{value}' is read by a subgraph", exact=True
+                value, f"'{value}' is used by a subgraph", exact=True
             )
         return True
 
@@ -143,13 +143,13 @@ class Search:
                 continue
             for value in nd.outputs_of(item.node):
                 if not self.recording and graph.user_count(value) > len(bound):
-                    return False  # without examining thousands of users
+                    return False  # before examining thousands of users
                 outside = [user for user in graph.users(value) if id(user) not in bound]
                 if outside or graph.is_output(value) or graph.is_captured(value):
                     user = f" by {nd.label(outside[0])}" if outside else ""
                     return self.recording and self.fail(
                         value,
-                        f"{nd.label(item.node)} is read outside the match{user}",
+                        f"{nd.label(item.node)} is used outside the match{user}",
                         exact=True,
                     )
         return True
@@ -157,7 +157,7 @@ class Search:
     # -- near misses
 
     def fail(self, value: str, reason: str, exact: bool = False) -> Literal[False]:
-        """Record a failure, if it is the deepest, and return False.
+        """Record a failure if it is the deepest so far; return False.
 
         `exact` reasons (a constant, a guard) are more specific than a wrong operator. Steps check
         `recording` before the call, to avoid formatting the reason.
@@ -182,7 +182,7 @@ class Search:
     # -- constants
 
     def scalar(self, value: str) -> tuple[float, float] | None:
-        """Return the number in a constant of one element, and its relative tolerance, or None."""
+        """Return the number in a one-element constant and its relative tolerance, or None."""
         node = self.producer(value)
         if not value or (node is not None and node.op_type != "Constant"):
             return None

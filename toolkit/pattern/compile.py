@@ -1,7 +1,7 @@
 """Compile patterns into matchers, closures that examine one value.
 
-The operators of a pattern's root are the index keys of a rule. Those of the values below the root
-reject most nodes early.
+The operators of a pattern's root are the index keys of its rule. The operators of the root's
+operands reject most nodes early.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Root:
 
 
 def compile_roots(pattern: dsl.Pattern) -> list[Root]:
-    """Return a root for every alternative; raises ValueError if a root matches any value."""
+    """Return a root per alternative; raises ValueError if one matches any value."""
     compiler = _Compiler(pattern)
     return [_root(option, compiler) for option in _alternatives(pattern)]
 
@@ -127,7 +127,7 @@ def _root(pattern: dsl.Pattern, compiler: _Compiler) -> Root:
 
 
 def _below(pattern: dsl.Pattern, compiler: _Compiler) -> tuple[frozenset[str], ...]:
-    """Return the operators of the root's operands, as far as the pattern determines them."""
+    """Return the operators of the root's operands where the pattern determines them."""
     match pattern:
         case dsl.Output():
             parts = pattern.node.inputs
@@ -153,12 +153,12 @@ class _Compiler:
         self._never_bare: set[int] = set()
 
     def forbid_bare(self, root: dsl.Flat) -> None:
-        """Require a product at the root: any value is 1 times itself."""
+        """Require an operator for the product at the root: any value is 1 times itself."""
         if root.direct and self.compile(root.direct[0]).heads is None:
             self._never_bare.add(id(root))
 
     def compile(self, pattern: dsl.Pattern, shared: bool = False) -> Matcher:
-        """Compile a part; a `shared` value, as the root's, may have users outside the match."""
+        """Compile a part; a `shared` value, like the root's, may have users outside the match."""
         key = id(pattern), shared
         if key not in self._made:
             self._made[key] = self._compile(pattern, shared)
@@ -236,7 +236,7 @@ def _flat(
         def compare(s: Search, value: str, rest: Goals) -> Goals:
             return rest if associative.constant_fits(s, value, spec, cut) else False
 
-        if s.recording:  # the constant last, so that a near miss counts the matched operands
+        if s.recording:  # the constant last: a near miss counts the matched operands
             rest = (compare, value, rest)
         elif not associative.constant_fits(s, value, spec, cut):
             return False
@@ -275,7 +275,7 @@ def _either(options: list[Matcher]) -> Matcher:
 
 
 def _optional(pattern: dsl.Optional, inner: Matcher, bare: Matcher, shared: bool) -> Matcher:
-    """Try the wrapper first, so that `maybe_cast(x)` binds the operand of the Cast."""
+    """Try the wrapper first: `maybe_cast(x)` binds the operand of the Cast."""
     wrappers = frozenset(op_matchers.keys(pattern.wrapper))
 
     def through(s: Search, value: str, rest: Goals) -> Goals:

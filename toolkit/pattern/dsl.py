@@ -1,7 +1,7 @@
 """The pattern language.
 
-    op.Erf(x)                   the result of an Erf of ONNX's own domain
-    op("com.microsoft").Gelu(x) the same of another domain
+    op.Erf(x)                   the result of an Erf of the standard domain
+    op("com.microsoft").Gelu(x) an operator of another domain
     op.any("Relu", "Clip")(x)   one of several operators
     op.Split(x, ...)[1]         the second result; a final `...` allows further operands
     op.Clip(x, None, 6)         None is an omitted operand, a number a constant by value
@@ -11,7 +11,7 @@
     a + b, a * b, a - b, a / b, -a, a ** b
                                 Add, Mul, Sub, Div, Neg, Pow; commutative operators in either order
     product(a, b, 0.5)          factors in any order and association, see below
-    total(a, -b, 1)             terms likewise
+    total(a, -b, 1)             terms of a sum in any order
     var("x")                    any value; the same name twice is the same value
     const("w")                  a constant; number("s") a scalar constant, bound as a float
     a | b                       either; `a | None` is an optional operand
@@ -55,7 +55,7 @@ Some = int | Sequence[int] | None
 
 
 def _binary(op_type: str) -> tuple[_Method, _Method]:
-    """Return the method of a binary operator, and that for a pattern on the right."""
+    """Return the methods of a binary operator for a pattern on the left and on the right."""
 
     def on_left(self: Pattern, other: Operand) -> Pattern:
         return _node(op_type, self, other)
@@ -67,7 +67,7 @@ def _binary(op_type: str) -> tuple[_Method, _Method]:
 
 
 class Pattern:
-    """A pattern of a value. Made by the functions of this module and by operators."""
+    """A pattern of a value. Built by the functions and operators of this module."""
 
     __slots__ = ()
     __array_ufunc__ = None  # a numpy number on the left defers to the pattern
@@ -250,7 +250,7 @@ class Ops:
         return OpType((name,), self.domain)
 
     def any(self, *names: str) -> OpType:
-        """Return the alternative of these operators."""
+        """Return a pattern of one of these operators."""
         if not names:
             raise TypeError("op.any needs the names of operators")
         return OpType(names, self.domain)
@@ -304,7 +304,7 @@ def optional(wrapper: OpType | Sequence[OpType], inner: Operand) -> Pattern:
         return Optional(wrapper, lift(inner))
     domains = {one.domain for one in wrapper}
     if len(domains) != 1:
-        raise ValueError("optional() needs operators of one domain: nest it for two")
+        raise ValueError("optional() takes operators of one domain; nest it for several")
     names = tuple(name for one in wrapper for name in one.names)
     return Optional(OpType(names, domains.pop()), lift(inner))
 
@@ -320,7 +320,7 @@ def lift(operand: Operand) -> Pattern:
         return operand
     if operand is None:
         return Absent()
-    if isinstance(operand, (int, float, Real)):  # numpy numbers are Real, but no floats
+    if isinstance(operand, (int, float, Real)):  # numpy numbers are Real, not float
         return Number(float(operand))
     if isinstance(operand, (str, bytes)) or not hasattr(operand, "__iter__"):
         raise TypeError(

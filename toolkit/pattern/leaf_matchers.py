@@ -31,7 +31,7 @@ Heads = frozenset[str] | None
 
 
 class Breadth(enum.IntEnum):
-    """How many values match a pattern: of several operands, the narrowest is assigned first."""
+    """How many values match a pattern; the narrowest operand is assigned first."""
 
     NUMBER = enum.auto()
     CONSTANT = enum.auto()
@@ -152,7 +152,7 @@ def absent() -> Matcher:
 
 
 def _literal(accepts: _Test, wanted: str, is_near: _Test) -> Matcher:
-    """Match the values that `accepts` allows; the failure of a near one is an exact reason."""
+    """Match the values that `accepts` allows; failure is an exact reason if `is_near`."""
 
     def step(s: Search, value: str, rest: Goals) -> Goals:
         if accepts(s, value):

@@ -16,7 +16,7 @@ from toolkit.pattern.backtracking import UNBOUND, Goals, Search
 from toolkit.pattern.leaf_matchers import Breadth, Matcher, close_enough
 
 _ANY_ORDER = COMMUTATIVE | COMMUTATIVE_VARIADIC
-"""Operators whose operands are matched in any order; a rule's tolerance allows for rounding."""
+"""Operators whose operands are matched in any order, up to rounding."""
 
 
 head = nd.qualified
@@ -117,8 +117,8 @@ def _keeps_rank(s: Search, value: str, values: list[str]) -> bool:
 class UnorderedOperands:
     """Patterns of operands in any order, sorted for speed or for near misses.
 
-    The narrowest pattern first fails soonest. While near misses are recorded, operators come first,
-    so that a wrong constant is reported with all the operators that matched.
+    The narrowest pattern fails soonest. While near misses are recorded, operators come first: the
+    report of a wrong constant then has all the operators that matched.
     """
 
     __slots__ = ("_fast", "_recorded")
@@ -133,7 +133,7 @@ class UnorderedOperands:
 
 
 def assign(s: Search, patterns: Sequence[Matcher], values: tuple[str, ...], rest: Goals) -> Goals:
-    """Assign each pattern a different value, in every possible way; values may remain."""
+    """Assign each pattern a different value, in every possible way; some may be left over."""
     if not patterns:
         return rest
     first, others = patterns[0], patterns[1:]
@@ -166,7 +166,7 @@ def assign_goal(patterns: Sequence[Matcher], values: tuple[str, ...], rest: Goal
 def _plausible(
     s: Search, patterns: Sequence[Matcher], values: tuple[str, ...], choices: list[int]
 ) -> list[int]:
-    """Return the values that the first pattern accepts; of two, the second the other."""
+    """Return the values that the first pattern accepts; of two, the other must fit the second."""
     choices = [i for i in choices if patterns[0].accepts(s, values[i])]
     if len(patterns) == len(values) == 2:
         choices = [i for i in choices if patterns[1].accepts(s, values[1 - i])]

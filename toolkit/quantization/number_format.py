@@ -7,7 +7,8 @@
     int4     -8..7          0
     int32    biases and sums of products
 
-To add a format, add its row; the scheme that writes it is the only other file to change.
+To add an integer format, add its row; the scheme that writes it is the only other file to change. A
+floating-point format (fp8) is a subclass of `NumberFormat` with its own codes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from toolkit.ir.graph import Array
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """An integer format of `bits` bits, named as in plans and in numpy."""
+    """A format of `bits` bits, named as in plans and in numpy; integers unless overridden."""
 
     name: str
     bits: int
@@ -53,7 +54,7 @@ class NumberFormat:
 
     @property
     def limit(self) -> int:
-        """The most steps that fit on both sides of `middle`."""
+        """The most steps on both sides of `middle`."""
         return self.high - self.middle
 
     @property

@@ -1,6 +1,6 @@
 """The quantization plan: the number format in which each node computes.
 
-As JSON a user can print it, edit it and feed it back:
+As JSON, it can be printed, edited and applied:
 
     {"version": 1, "nodes": [
       {"node": "MatMul_3", "output": "y", "op": "MatMul", "scheme": "dynamic", "axis": 1},
@@ -11,9 +11,9 @@ As JSON a user can print it, edit it and feed it back:
       {"tensor": "x", "low": -1.5, "high": 2.0},
       {"tensor": "c", "dtype": "int8", "scale": 0.02, "zero": -5}]}
 
-A node is identified by its first output, which is unique, or by its name. Nodes that a plan does
-not mention stay float. The tensors of a static node have a range here; with `tied`, its operands
-and results share the least range that covers all of theirs.
+A node is identified by its first output, which is unique, or by its name. Nodes missing from the
+plan stay float. The tensors of a static node have a range here; with `tied`, its operands and
+results share the least range that covers all their ranges.
 
 One plan can have entries of several schemes; each pass applies those of its own.
 """
@@ -128,7 +128,7 @@ class Plan:
     ) -> Plan:
         """Return the plan with other schemes for some nodes, given by entry, output or node name.
 
-        The other fields of an entry stay, so that a node set to float can be set back.
+        Other fields stay: a node set to float can be set back.
         """
         keys = {entry.key: entry for entry in self.entries}
         chosen: set[str] = set()
@@ -153,7 +153,7 @@ class Plan:
         return Plan(tuple(entries.values()), tuple(tensors.values()))
 
     def to_json(self) -> str:
-        """Return JSON with one entry per line, without fields that have their default."""
+        """Return JSON with one entry per line, without default fields."""
         usual = asdict(Entry())
         lines = [
             json.dumps({k: v for k, v in asdict(e).items() if k == "scheme" or v != usual[k]})
@@ -232,14 +232,14 @@ def as_applied(model: Model, plan: Plan) -> Plan:
         return done or _has_dequantized_operands(model, entry.output)
 
     entries = [
-        e if is_done(e) else replace(e, scheme="float", reason="it could not be kept")
+        e if is_done(e) else replace(e, scheme="float", reason="the rewrite was undone")
         for e in plan.entries
     ]
     return replace(plan, entries=tuple(entries))
 
 
 def _has_dequantized_operands(model: Model, output: str) -> bool:
-    """Return whether other nodes had all operands dequantized, and the node needs no change."""
+    """Return whether all operands are dequantized already: the node needs no rewrite."""
     for graph in model.graphs():
         node = graph.producer(output)
         if node is not None:

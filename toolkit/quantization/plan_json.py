@@ -91,7 +91,7 @@ def _require_once(names: Iterable[str], source: str) -> None:
     counted = Counter(names)
     if counted and max(counted.values()) > 1:
         kind, _, name = counted.most_common(1)[0][0].partition(" ")
-        raise UsageError(f"{source}: {kind} '{name}' is there twice")
+        raise UsageError(f"{source}: {kind} '{name}' occurs twice")
 
 
 def _items(listed: Any, what: str) -> list[Any]:
@@ -121,7 +121,7 @@ def _tensor(item: Any, where: str) -> TensorEntry:
     if found.scale is not None:
         fmt = FORMATS[found.dtype]
         if not _SMALLEST <= found.scale <= _LARGEST:
-            raise UsageError(f"{where}: scale {found.scale} is no positive 32-bit float")
+            raise UsageError(f"{where}: scale {found.scale} is not a positive 32-bit float")
         if found.zero is None or not fmt.low <= found.zero <= fmt.high:
             raise UsageError(f"{where}: zero {found.zero} is not in {fmt.low}..{fmt.high}")
     return found

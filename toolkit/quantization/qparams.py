@@ -6,8 +6,8 @@
     symmetric   scale = max |x| / limit,                 zero_point = middle of the format
 
 A range is widened to contain zero, and a degenerate one becomes [0, 1] (see `Range`): zero always
-has a code, so that padding and Relu are exact. A scale is computed in double precision and rounded
-to float32 once; the zero point follows from the rounded scale.
+has a code, and padding and Relu are exact. A scale is computed in double precision and rounded to
+float32 once; the zero point follows from the rounded scale.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class QParams:
     def of(
         cls, scale: Array | float, zero_point: int, fmt: NumberFormat, axis: int | None = None
     ) -> QParams:
-        """Return parameters with the same zero point for every scale."""
+        """Return parameters with one zero point for all scales."""
         scales = np.asarray(scale, np.float32)
         zeros = np.full(scales.shape, zero_point, fmt.dtype)
         return cls(scales, zeros, fmt, axis if scales.ndim else None)
@@ -99,7 +99,7 @@ class QParams:
         return QParams(self.scale[rows], self.zero_point[rows], self.format, 0)
 
     def laid_along(self, rank: int) -> tuple[Array, Array]:
-        """Return scale and zero point so that they broadcast against a tensor of this rank."""
+        """Return scale and zero point in shapes that broadcast against a tensor of this rank."""
         zeros = self.zero_point.astype(self._floats)
         if self.axis is None:
             return self.scale, zeros

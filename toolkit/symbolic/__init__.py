@@ -2,7 +2,7 @@
 
     parse("floor((h - 1)/2) + 1") == ceildiv(symbol("h"), 2)
 
-The ring is in `toolkit.symbolic.polynomial`, division and order are in `toolkit.symbolic.division`.
+The ring is in `toolkit.symbolic.polynomial`, division and order in `toolkit.symbolic.division`.
 """
 
 from __future__ import annotations

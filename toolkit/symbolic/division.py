@@ -1,7 +1,6 @@
 """Arithmetic on `Dim`s beyond the ring: division, order, substitution.
 
-Named sizes are assumed to be >= 0, and divisors to be nonzero: a graph that divided by 0 would not
-run.
+Named sizes are assumed to be >= 0, and divisors nonzero: a graph that divides by 0 does not run.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
     exact = _exact_quotient(a, b) if isinstance(b, Expr) else None
     if exact is not None:
         return exact
-    # The first form is that of exporters, but only correct for positive divisors.
+    # The first form, that of exporters, is correct for positive divisors only.
     return floordiv(a + b - 1, b) if is_nonneg(b) else 0 - floordiv(0 - a, b)
 
 
@@ -148,7 +147,7 @@ def _constant_floor(a: Dim, b: Dim) -> int | None:
 
 
 def _lead(terms: Terms) -> Monomial:
-    """Return the leading monomial in a graded order, by which long division terminates."""
+    """Return the leading monomial in a graded order, under which long division terminates."""
     return min(terms, key=lambda monomial: (-len(monomial), monomial))
 
 

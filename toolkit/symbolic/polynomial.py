@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias, Union
 
 Dim: TypeAlias = Union[int, "Expr"]
 
-# Repeated squaring in a graph grows terms without bound: beyond these limits a result is unknown.
+# Repeated squaring grows terms without bound: beyond these limits, a result is unknown.
 MAX_TERMS = 512
 MAX_DEGREE = 32
 MAX_TEXT = 2000

@@ -27,7 +27,7 @@ class Difference:
     absolute: float
     """max |a - b|"""
     relative: float
-    """The error that tolerances bound, relative to the scale; inf when not comparable."""
+    """The error relative to the scale, which tolerances limit; inf when not comparable."""
     reason: str = ""
     """Why the two are not comparable."""
     finite: bool = True
@@ -60,7 +60,7 @@ def worst(differences: Sequence[Difference]) -> Difference:
 def compare_typed(reference: Any, actual: Any) -> Difference:
     """Compare two outputs as `compare` does, and require equal element types."""
     expected, found = (getattr(value, "dtype", None) for value in (reference, actual))
-    # strings are objects on one side and fixed-width text on the other
+    # one side may hold strings as objects, the other as fixed-width text
     if expected != found and not {"O", "U"} >= {np.dtype(d).kind for d in (expected, found) if d}:
         return _unequal(f"{found} instead of {expected}")
     return compare(reference, actual)
@@ -72,7 +72,7 @@ def worst_violation(found: Mapping[str, Difference], limits: Mapping[str, float]
     if not over:
         return ""
     name, bad = max(over.items(), key=lambda item: item[1].relative)
-    figures = f"off by {bad.relative:.1e} of its scale, {limits[name]:.0e} is allowed"
+    figures = f"off by {bad.relative:.1e} of its scale, {limits[name]:.0e} allowed"
     return f"output '{name}': {bad.reason or figures}"
 
 
@@ -116,7 +116,7 @@ def _compare_arrays(reference: Array, actual: Array) -> Difference:
 
 
 def _is_float(array: Array) -> bool:
-    # bfloat16 and fp8 are not numpy's own types: only their names tell that they are floats
+    # bfloat16 and fp8 are not numpy's own types: recognize them by name
     return array.dtype.kind in "fc" or str(array.dtype).startswith(("bfloat", "float"))
 
 

@@ -2,7 +2,7 @@
 
 The error is max |onnxruntime - framework| relative to the output's scale, over test inputs at
 several sizes of each dynamic dimension. If only some sizes or values fail, tracing has specialized
-the graph to the example: `Proof.findings` says to which dimension.
+the graph to the example: `Proof.findings` names the dimension.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from toolkit.verification.structure import check_input
 from toolkit.verification.tolerance import UNSTABLE, allowed_for
 
 Outcome = Literal["equal", "differs", "refused", "skipped"]
-"""`refused`: onnxruntime fails on an input that the framework supports. `skipped`: the framework
-itself fails, which does not count against the graph."""
+"""`refused`: onnxruntime fails where the framework does not. `skipped`: the framework fails, which
+does not count against the graph."""
 
 _REASON_LENGTH = 200
 """Characters of an error message quoted inside a finding."""
@@ -65,7 +65,7 @@ class Proof:
     """Defects of the graph, one per line; empty if it matches the framework."""
     notes: tuple[str, ...] = ()
     loads: bool = True
-    """Whether onnxruntime loads the graph at all."""
+    """Whether onnxruntime loads the graph."""
 
     @property
     def ok(self) -> bool:
@@ -137,7 +137,7 @@ def prove(draft: Draft, request: Request) -> Proof:
 
 
 def _nondeterminism(draft: Draft) -> str:
-    """Return why the framework's outputs cannot be compared, if two runs of it differ."""
+    """Return why the framework's outputs cannot be compared: it fails, or two runs differ."""
     feed = draft.cases[0].feed
     try:
         first, again = draft.reference(feed), draft.reference(feed)
@@ -149,7 +149,7 @@ def _nondeterminism(draft: Draft) -> str:
         return ""
     return (
         f"output '{random[0]}' of the model itself differs from run to run (random numbers, or "
-        "dropout that ignores eval mode), so that nothing can be compared with it"
+        "dropout that ignores eval mode): nothing can be compared with it"
     )
 
 
@@ -226,7 +226,7 @@ def _static_dimensions(runs: Sequence[CaseResult]) -> Iterable[str]:
         if unsupported:
             size = next(run.sizes[name] for run in runs if run.outcome != "skipped")
             reason = unsupported[0].reason
-            yield f"dimension '{name}': the model itself supports no size but {size} ({reason})"
+            yield f"dimension '{name}': the model itself supports only size {size} ({reason})"
 
 
 def _unsupported(name: str, runs: Sequence[CaseResult]) -> list[CaseResult]:

@@ -34,7 +34,7 @@ class OutputComparison:
     """The shape on the first feed; None for sequences, maps and optionals."""
     max_abs: float
     max_rel: float
-    """Relative to the output's scale; inf when the two are not comparable."""
+    """Relative to the output's scale; inf when not comparable."""
     ok: bool
     reason: str = ""
 
@@ -81,18 +81,18 @@ def verify(
     _require_same_interface(first.graph, second.graph)
     reference = Reference.of(first, samples, seed, custom_ops=custom_ops)
     if not len(reference.feeds):
-        raise RuntimeRefused(f"no feed was found that A runs on: {reference.feeds.refusal}")
+        raise RuntimeRefused(f"A runs on none of the feeds: {reference.feeds.refusal}")
     session = Session(second, custom_ops=custom_ops)
     common = _for_second(reference, second.graph)
     try:
         found = common.differences(session)
     except RuntimeRefused as refusal:
-        return Comparison(False, math.inf, [], len(common.feeds), f"B refuses a feed: {refusal}")
+        return Comparison(False, math.inf, [], len(common.feeds), f"B fails on a feed: {refusal}")
     shown = [_output(common, name, found[name], tolerance) for name in found]
     error = max((output.max_rel for output in shown), default=0.0)
     notes = [f"not compared, it differs from run to run: '{name}'" for name in common.unstable]
     if len(common.feeds) < len(reference.feeds):
-        notes.append("B takes only some of the sizes that A takes")
+        notes.append("B accepts only some of the sizes A accepts")
     ok = all(output.ok for output in shown)
     return Comparison(ok, error, shown, len(common.feeds), "; ".join(notes))
 
@@ -121,14 +121,14 @@ def _require_same_interface(a: Graph, b: Graph) -> None:
 
 
 def _for_second(reference: Reference, graph: Graph) -> Reference:
-    """Cast the feeds to the second model's types and drop the sizes that it does not declare."""
+    """Cast the feeds to the second model's types; drop those of sizes that it does not declare."""
     runs: list[RecordedRun] = []
     for run in reference.feeds.runs:
         feed: Feed = {name: _cast(value, graph, name) for name, value in run.feed.items()}
         if all(_fits(value, graph, name) for name, value in feed.items()):
             runs.append(replace(run, feed=feed))
     if not runs:
-        raise UsageError("B takes none of the input sizes that A was run with; give a --sample")
+        raise UsageError("B accepts none of the input sizes A ran with; give a --sample")
     return replace(reference, feeds=FeedSet(runs))
 
 

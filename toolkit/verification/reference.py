@@ -1,4 +1,4 @@
-"""Reference outputs: the outputs of a model on a set of feeds, to compare other models with."""
+"""Reference outputs: the outputs of a model on feeds, to compare other models with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reference:
     changes: tuple[Mapping[str, Redefinition], ...] = ()
     """The redefinitions applied to the model's outputs, in order."""
     frozen: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The values that the original of a specialized model is fed, besides the feeds."""
+    """The frozen values, which the original of a specialized model takes besides the feeds."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Reference:
         try:
             generator = FeedGenerator(model, seed)
         except Exception:
-            # Malformed operators may break the analysis: prefer the runtime's error message.
+            # Malformed operators may break the analysis; the runtime's error message is better.
             Session(model, custom_ops=custom_ops)
             raise
         session = Session(original or model, custom_ops=custom_ops)
@@ -79,7 +79,7 @@ class Reference:
     def _changed(
         self, feed: Feed, outputs: Sequence[Any], changes: Mapping[str, Redefinition]
     ) -> list[Any]:
-        """Apply the redefinitions to outputs; raises ToolkitError where one of them fails."""
+        """Apply the redefinitions to outputs; raises ToolkitError if one fails."""
         changed = list(outputs)
         for index, name in enumerate(self.outputs):
             if name in changes:

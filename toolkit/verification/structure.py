@@ -2,8 +2,8 @@
 
 `check_proto` and `check_input` find defects of a user's file (names, domains, opsets, tensors,
 external data) and report them in one line. `check_output` runs onnx's own checker, with type and
-shape inference, on a snapshot whose large tensors are replaced by typed placeholders, so that no
-weights are read from disk.
+shape inference, on a snapshot with typed placeholders for large tensors: it reads no weights from
+disk.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _Scopes = tuple[set[str], ...]
 def check_proto(proto: ModelProto) -> None:
     """Raise ModelError, in one line, for invalid names, domains, opsets or tensors.
 
-    It checks the protobuf, because an index over it would keep only one of two equal names.
-    Operators unknown to ONNX pass: a runtime may have them.
+    It checks the protobuf: an index over it would keep only one of two equal names.
+    Unknown operators pass: a runtime may have them.
     """
     if proto.ir_version > IR_VERSION:
         raise ModelError(
@@ -69,14 +69,14 @@ def check_proto(proto: ModelProto) -> None:
     if not opsets:
         raise ModelError("the model imports no operator set: 'opset_import' is empty")
     if not proto.graph.output:
-        raise ModelError("the graph has no output: there is nothing to compute")
+        raise ModelError("the graph has no outputs")
     _check_graph(proto.graph, (), opsets, functions)
     for function in proto.functions:
         _check_function(function, functions, opsets)
 
 
 def check_input(model: Model) -> None:
-    """Raise ModelError for cycles and invalid external data, which need a loaded model."""
+    """Raise ModelError for cycles and invalid external data; they need a loaded model."""
     for graph in model.graphs():
         try:
             _ = graph.nodes
@@ -88,7 +88,7 @@ def check_input(model: Model) -> None:
 
 
 class Level(enum.Enum):
-    """The strictness of onnx's checker: some models run although they fail the full check."""
+    """The strictness of onnx's checker: some models run but fail the full check."""
 
     FULL = "structure, types and shapes"
     STRUCTURE = "structure"
@@ -117,7 +117,7 @@ def check_output(model: Model, level: Level = Level.FULL) -> None:
         return
     replace_large_tensors(proto)
     serialized = proto.SerializeToString()
-    del proto  # the checker parses a copy of its own: keep only one in memory
+    del proto  # the checker parses its own copy: keep only one in memory
     try:
         onnx.checker.check_model(serialized, full_check=level is Level.FULL)
     except Exception as error:  # ValidationError, InferenceError, RuntimeError
@@ -155,7 +155,7 @@ def _check_graph(
         _check_node(node, scopes, opsets, functions)
     for value in graph.output:
         if not _is_defined(value.name, scopes):
-            raise ModelError(f"graph output '{value.name}' is defined nowhere")
+            raise ModelError(f"graph output '{value.name}' is not defined")
 
 
 def _check_function(
@@ -169,7 +169,7 @@ def _check_function(
         _check_node(node, (defined,), opsets, functions)
     missing = set(function.output) - defined
     if missing:
-        raise ModelError(f"{what}: its output '{min(missing)}' is defined nowhere")
+        raise ModelError(f"{what}: its output '{min(missing)}' is not defined")
 
 
 def _require_no_cycle(functions: Iterable[FunctionProto]) -> None:
@@ -202,7 +202,7 @@ def _check_node(
     here = scopes[0]
     for name in node.input:
         if name and name not in here and not _is_defined(name, scopes):
-            raise ModelError(f"{nd.label(node)} reads '{name}', which is defined nowhere")
+            raise ModelError(f"{nd.label(node)} uses '{name}', which is not defined")
     domain = nd.domain_of(node)
     if domain not in opsets and (domain, node.op_type) not in functions:
         raise ModelError(
@@ -229,7 +229,7 @@ def _opsets(entries: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, 
         if opsets.setdefault(domain, entry.version) != entry.version:
             raise ModelError(f"{what} imports two versions of '{name}'")
         if entry.version < 1:
-            raise ModelError(f"{what} imports opset {entry.version} of '{name}': no such opset")
+            raise ModelError(f"{what} imports opset {entry.version} of '{name}', which is unknown")
         if not domain and entry.version > newest:
             raise ModelError(
                 f"{what} imports opset {entry.version}, but the installed onnx supports at most "
@@ -283,9 +283,9 @@ def _check_tensor(tensor: TensorProto, what: str) -> None:
             raise ModelError(f"{what} has type {kind}, but its data is stored as {filled[0]}")
         unit, expected, stored = "numbers", _typed_length(tensor), len(getattr(tensor, field))
     if stored != expected:
-        found = f"{stored} are" if stored else "no data is"
+        found = f"{stored} are stored" if stored else "it has no data"
         size = f"{kind}{list(tensor.dims)}, {expected} {unit}"
-        raise ModelError(f"{what} is {size}, but {found} stored")
+        raise ModelError(f"{what} is {size}, but {found}")
 
 
 def _typed_length(tensor: TensorProto) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _EPSILON: dict[int, float] = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
 _STORAGE_ONLY = ("Cast", "CastLike", "DequantizeLinear", "Constant", "Identity")
-"""Operators that take a half-precision weight without computing in half precision."""
+"""Operators that take half-precision weights without computing in half precision."""
 
 EXPORT_TOLERANCE = 1e-4
 """Default relative error allowed between a framework and the exported graph."""
@@ -49,17 +49,17 @@ integers may be rounded the other way."""
 
 MIN_SCALE = 5e-3
 """Smallest scale that errors are measured against. A probability of 1e-6 computed as 1 - p or by a
-sigmoid has an error of one unit in the last place of 1.0, which no tolerance may forbid."""
+sigmoid has an error of one unit in the last place of 1.0, which every tolerance must allow."""
 
 CHANNEL_SLACK, CHANNEL_FLOOR, CHANNEL_ELEMENTS = 100.0, 1e-5, 16
 """A channel of at least CHANNEL_ELEMENTS elements may be off by CHANNEL_SLACK times the tolerance
 relative to its own scale, or to CHANNEL_FLOOR of the whole output's scale. One output often holds
-several quantities, such as boxes of 600 pixels beside scores of 0.01; measured by the common scale
-alone the scores could be anything."""
+several quantities, such as boxes of 600 pixels beside scores of 0.01; the common scale
+alone would not constrain the scores."""
 
 
 class Tolerance(enum.Enum):
-    """The numeric promise of a pass. Integers, booleans and strings must always be equal."""
+    """The accuracy that a pass guarantees. Integers, booleans and strings must be equal."""
 
     EXACT = "exact"
     """The same operations on the same numbers: equal except for the last bits."""
@@ -69,7 +69,7 @@ class Tolerance(enum.Enum):
     """Deliberately different mathematics, as close as the number format allows."""
 
     def __lt__(self, other: Tolerance) -> bool:
-        """Return whether this tolerance is stricter, so that `max` is the loosest."""
+        """Return whether this tolerance is stricter; `max` returns the loosest."""
         return self.relative < other.relative
 
     @property

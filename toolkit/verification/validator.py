@@ -45,11 +45,11 @@ Differences = dict[str, Difference]
 """The difference of each output, by name."""
 
 _INVALID = ("This is an invalid model", "Type Error")
-"""Texts in onnxruntime's errors for a model that is invalid rather than unsupported."""
+"""Marks of onnxruntime's errors for models that are invalid rather than unsupported."""
 
 _CLEARLY = 0.5
-"""The fraction of the error budget up to which a few samples suffice for a model as written; all
-of them run as deployed, which takes a part of the time."""
+"""Up to this fraction of the error budget, a few samples suffice for a model as written; all of
+them run as deployed, which is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Validator:
         except RuntimeRefused as refusal:
             if deployed and self._original_error(expected, deployed=True) is None:
                 return Verdict(True, None, "onnxruntime's optimizations break the original too")
-            return Verdict(False, None, f"onnxruntime refuses it: {refusal}")
+            return Verdict(False, None, f"onnxruntime fails: {refusal}")
         if tolerance is QUANT and self.evaluator is not None:
             return self._evaluate(model, found, self.evaluator, deployed)
         if self._noise is not None and self.evaluator is not None:
@@ -219,7 +219,7 @@ class Validator:
         return self._check_errors(found, expected, allowed, deployed)
 
     def accept(self, verdict: Verdict) -> None:
-        """Record the error of a model that is kept: the next check allows for it."""
+        """Record the error of an accepted model: the next check allows for it."""
         self._drift = verdict.error or 0.0
         if verdict.quality is not None:
             self._noise = verdict.quality.noise
@@ -243,7 +243,7 @@ class Validator:
             if quality is None or quality.used <= _CLEARLY:
                 quality = evaluator.evaluate(model, deployed=True)
         except RuntimeRefused as refusal:
-            return Verdict(False, error, f"onnxruntime refuses it: {refusal}")
+            return Verdict(False, error, f"onnxruntime fails: {refusal}")
         return Verdict(quality.ok, error, "" if quality.ok else quality.reason, quality)
 
     def _check_requantized(
@@ -263,13 +263,13 @@ class Validator:
         if evaluated.quality is None or not evaluated.ok:
             return evaluated
         kept = evaluated.quality.noise <= REQUANTIZED * self._noise
-        reason = verdict.reason or "it is further from the float model than before"
+        reason = verdict.reason or "its error against the float model grew"
         return evaluated if kept else Verdict(False, evaluated.error, reason)
 
     def _check_errors(
         self, found: Differences, expected: Reference, tolerance: Tolerance, deployed: bool
     ) -> Verdict:
-        # A pass answers for the error it adds, not for the error of earlier passes.
+        # A pass is held to the error it adds, not to that of earlier passes.
         margin = self._drift + EXACT.allowed(self._epsilon)
         allowed = max(tolerance.allowed(self._epsilon), margin if self._drift else 0.0)
         error = worst(list(found.values())).relative
@@ -279,14 +279,14 @@ class Validator:
             limits = {name: AS_DEPLOYED * d.relative for name, d in own.items()}
             over = {name: d for name, d in over.items() if d.relative > limits.get(name, 0)}
             if not over:
-                return Verdict(True, error, "no further off than the original, as deployed")
+                return Verdict(True, error, "error as deployed within that of the original")
         if over and tolerance is FLOAT:
             own = self._original_error(expected, deployed=False) or {}
             most = MAX_SENSITIVITY * allowed
             limits = {name: min(most, SENSITIVITY * d.relative) for name, d in own.items()}
             over = {name: d for name, d in over.items() if not d.relative <= limits.get(name, 0)}
             if not over:
-                return Verdict(True, error, "no further off than its inputs' rounding")
+                return Verdict(True, error, "error within that of rounding the inputs")
         reason = worst_violation(over, dict.fromkeys(over, allowed))
         return Verdict(not reason, error if math.isfinite(error) else None, reason)
 
@@ -311,7 +311,7 @@ class Validator:
 def _require_valid(model: Model, level: Level, refusal: RuntimeRefused) -> None:
     """Raise ModelError if both the runtime and onnx's checker reject the model as invalid.
 
-    A model that only the runtime refuses (unknown operators, missing kernels) may run elsewhere.
+    A model that only the runtime rejects (unknown operators, missing kernels) may run elsewhere.
     """
     if level is Level.FULL or not any(text in str(refusal) for text in _INVALID):
         return
@@ -327,4 +327,4 @@ def _why_refused(model: Model, custom_ops: Sequence[str]) -> str:
 
     causes = why_refused(model, custom_ops)
     more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
-    return f"{causes[0]}{more}" if causes else "onnxruntime refuses it"
+    return f"{causes[0]}{more}" if causes else "onnxruntime rejects it"

@@ -289,7 +289,7 @@ def test_numbers_of_another_type_are_not_taken_for_these() -> None:
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        ("(q, k, v)", "nothing is masked"),
+        ("(q, k, v)", "no scores are masked"),
         ("(q, k, v, m)", "masked-attention is not faster here as 'finite'"),
     ],
 )

@@ -44,7 +44,7 @@ def test_calibration_ranges_replace_the_estimate() -> None:
     [
         ([1.0, -65504.0, np.inf], ""),
         ([1.0, 70000.0], "beyond 65504"),
-        ([1e-12], "that would be zero in 16 bits"),
+        ([1e-12], "that underflows in 16 bits"),
         ([1e-12, *[1.0] * 199], ""),
         ([1e-12] * 100, "with too much underflow"),
     ],

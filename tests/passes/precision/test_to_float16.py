@@ -146,7 +146,7 @@ def test_a_transpose_that_the_runtime_crashes_with_stays(
 
 
 def test_constants_that_16_bits_do_not_hold() -> None:
-    for number, said in (("1e-12", "would be zero"), ("1e5", "beyond 65504")):
+    for number, said in (("1e-12", "underflows"), ("1e5", "beyond 65504")):
         notes = notes_of(X_Y, f"float c = {{{number}}}", "r = Relu (x) a = Add (r, c) y = Tanh (a)")
         assert any(said in note and "Add 'a'" in note for note in notes)
     nodes = "r = Relu (x) a = Add (r, c) d = Div (r, a) y = Tanh (d)"
@@ -254,7 +254,7 @@ def test_inputs_and_outputs_in_16_bits() -> None:
     np.testing.assert_allclose(found, wanted, atol=CLOSE)
     ctx = Context()
     Float16(io="fp16", keep=("y",)).run(Model.from_proto(parse(text)), ctx)
-    assert "output 'y' stays in 32 bits, as its node does" in ctx.notes
+    assert "output 'y' stays in 32 bits, like its node" in ctx.notes
 
 
 def test_storage_only() -> None:

@@ -333,7 +333,7 @@ def test_decibels():
         ("much", None, "a number"),
         (-1, None, "0 or more"),
         ("nan", None, "0 or more"),
-        (5, None, "no fraction"),
+        (5, None, "not a fraction"),
         ("20dB", "top1", "decibels"),
         (0.1, "top2", "did you mean 'top1'"),
         (0.1, "accuracy", "module:function"),

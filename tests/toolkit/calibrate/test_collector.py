@@ -79,11 +79,11 @@ def test_unobservable_values_are_refused():
         observe([{"x": np.ones(2, np.float32)}], {"a": MinMax()})
 
 
-def test_a_feed_that_the_model_refuses():
+def test_a_feed_on_which_the_model_fails():
     text = "g (float[N,T] x) => (float[N,4] y) <float[3,4] w = {1,2,3,4,5,6,7,8,9,1,2,3}>"
     text += " { y = MatMul(x, w) }"
     samples = [*feeds(1, 3), *feeds(1, 5)]
-    with pytest.raises(UsageError, match="the model refuses calibration feed 1"):
+    with pytest.raises(UsageError, match="the model fails on calibration feed 1"):
         observe(samples, {"y": MinMax()}, text)
 
 

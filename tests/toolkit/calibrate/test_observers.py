@@ -328,7 +328,7 @@ def test_observers_by_name():
     assert observer_named("percentile") == Percentile()
     with pytest.raises(UsageError, match="did you mean 'minmax'"):
         observer_named("min-max")
-    with pytest.raises(UsageError, match="there are minmax, average, percentile, entropy, mse"):
+    with pytest.raises(UsageError, match="choose one of minmax, average, percentile, entropy, mse"):
         observer_named("xyz")
 
 

@@ -198,12 +198,12 @@ def test_half_precision_and_unknown_types() -> None:
     assert observe(text, samples, "a", "p").range("a") == Range(-2.0, 0.0)
 
 
-def test_a_feed_that_the_model_refuses() -> None:
+def test_a_feed_on_which_the_model_fails() -> None:
     text = BRANCHES.replace("a = Abs (x)", "a = Add (x, three)").replace(
         "float[N] y) {", "float[N] y) <float[3] three = {1, 2, 3}> {"
     )
     samples = [{"c": np.array(False), "x": floats(1, 2)}]
-    with pytest.raises(UsageError, match="the model refuses calibration feed 0"):
+    with pytest.raises(UsageError, match="the model fails on calibration feed 0"):
         observe(text, samples, "a")
 
 

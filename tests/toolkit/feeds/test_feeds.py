@@ -369,9 +369,9 @@ def test_samples_that_are_not_archives(tmp_path):
             make_feeds(model(TAKES_TWO), samples=[tmp_path / name])
 
 
-def test_a_sample_that_the_model_refuses():
+def test_a_sample_on_which_the_model_fails():
     text = f"g (int64[B] x) => (float[B,2] y) {TABLE} {{ y = Gather(table, x) }}"
-    with pytest.raises(UsageError, match="the model refuses the sample"):
+    with pytest.raises(UsageError, match="the model fails on the sample"):
         make_feeds(model(text), samples=[{"x": np.array([99])}])
 
 

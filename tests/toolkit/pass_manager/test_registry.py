@@ -204,7 +204,7 @@ class TestGrammar:
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
-            ("", "no pass is named"),
+            ("", "name a pass"),
             ("squash,,polish", "empty item"),
             ("squash:limit", "write squash:limit=value"),
             ("squash:limit=1:hard", "'hard' is not an option"),
@@ -359,7 +359,7 @@ class TestUserFile:
     def test_no_object_named(self, user_file):
         user_file(self.PASS)
         assert "write ./mine.py:MyRule" in error("./mine.py")
-        assert "names no object" in error("./mine.py:")
+        assert "does not name an object" in error("./mine.py:")
 
     def test_a_missing_object_suggests(self, user_file):
         user_file(self.PASS)

@@ -101,7 +101,7 @@ def test_a_dimension_of_one_size_is_not_dynamic(draft):
         return {"y": feed["x"] * 2}
 
     made = draft(reference)
-    assert "dimension 'length': the model itself supports no size but 6" in found(made)
+    assert "dimension 'length': the model itself supports only size 6" in found(made)
     assert prove(made, Request()).failing == {"length"}
 
 

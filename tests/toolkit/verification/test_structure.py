@@ -85,8 +85,8 @@ def test_functions_that_call_themselves(a: str, b: str, reason: str):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("g (float x) => (float y) { y = Neg(z) }", "Neg 'y' reads 'z', which is defined nowhere"),
-        ("g (float x) => (float y) { a = Neg(x) }", "graph output 'y' is defined nowhere"),
+        ("g (float x) => (float y) { y = Neg(z) }", "Neg 'y' uses 'z', which is not defined"),
+        ("g (float x) => (float y) { a = Neg(x) }", "graph output 'y' is not defined"),
         ("g (float x) => (float y) { y = Neg(x) y = Abs(x) }", "'y' is defined twice"),
         ("g (float x) => (float x) { x = Neg(x) }", "'x' is defined twice"),
         ("g (float x) => (float y) <float a = {1}> { a = Neg(x) y = Neg(a) }", "'a' is defined"),
@@ -101,13 +101,13 @@ def test_functions_that_call_themselves(a: str, b: str, reason: str):
             "domain 'ai.onnx', which the model does not import",
         ),
         (BRANCHES.format("a = Neg(x) p = Neg(a)"), "'a' is defined twice"),
-        (BRANCHES.format("p = Neg(b)"), "reads 'b'"),
-        (BRANCHES.format("r = Neg(a)"), "output 'p' is defined nowhere"),
+        (BRANCHES.format("p = Neg(b)"), "uses 'b'"),
+        (BRANCHES.format("r = Neg(a)"), "output 'p' is not defined"),
         (
             """<ir_version: 10, opset_import: ["" : 21, "own" : 1]>
             g (float x) => (float y) { y = own.F(x) }
             <domain: "own", opset_import: ["" : 21]> F (i) => (o) { o = Neg(j) }""",
-            "reads 'j'",
+            "uses 'j'",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_name_in_both_branches():
         (tensor(TensorProto.FLOAT, [3], raw_data=bytes(8)), "12 bytes, but 8 are stored"),
         (tensor(TensorProto.INT4, [3], raw_data=bytes(3)), "2 bytes, but 3 are stored"),
         (tensor(TensorProto.FLOAT, [-1], raw_data=bytes(4)), "negative size"),
-        (tensor(TensorProto.FLOAT, [2]), "no data is stored"),
+        (tensor(TensorProto.FLOAT, [2]), "it has no data"),
         (tensor(TensorProto.FLOAT, [2], int32_data=[1, 2]), "stored as int32_data"),
         (tensor(TensorProto.FLOAT, [2], float_data=[1]), "2 numbers, but 1 are stored"),
         (tensor(TensorProto.COMPLEX64, [2], float_data=[1, 2]), "4 numbers, but 2 are stored"),

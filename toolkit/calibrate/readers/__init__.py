@@ -6,7 +6,7 @@
     folder of images                see `Preprocess`
     folder of .wav                  one clip per file
     .txt, .csv, .jsonl              one text per line or row, through a tokenizer
-    module:function, ./file.py:f    a function that returns an iterable of feeds, or such an object
+    module:function, ./file.py:f    a function that returns an iterable of feeds, or an iterable
     random                          synthetic inputs, as validation generates them
     an object                       an iterable of feeds, or one with onnxruntime's `get_next`
 
@@ -46,21 +46,21 @@ class ReaderOptions:
     """The seed of random feeds."""
     random_feeds: int = 16
     most: int | None = None
-    """The largest number of feeds to read."""
+    """The most feeds to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file, by its endings, and the source that reads such files."""
+    """A file format: its extensions, and the source that reads it."""
 
     name: str
     endings: tuple[str, ...]
     folder: bool
-    """Whether the samples are a folder of files, rather than one file."""
+    """Whether a folder of such files is read, rather than one file."""
     open: Callable[[Sequence[Path], Model, Any], SampleSource]
     """Called with the files, the model and the options of this format."""
     options: str = ""
-    """The field of ReaderOptions for this format."""
+    """The field of ReaderOptions that applies to this format."""
 
 
 FORMATS = (
@@ -73,7 +73,7 @@ FORMATS = (
 
 
 def reader_for(source: object, model: Model, options: ReaderOptions | None = None) -> Reader:
-    """Return the reader for `source`; raises UsageError, in one line, if there is none."""
+    """Return the reader for `source`; raises UsageError, in one line, for unknown sources."""
     options = options or ReaderOptions()
     if options.most is not None and options.most < 1:
         raise UsageError(f"the number of samples is {options.most}; it must be 1 or more")
@@ -93,7 +93,7 @@ def reader_for(source: object, model: Model, options: ReaderOptions | None = Non
 def _named(text: str, model: Model, options: ReaderOptions) -> SampleSource:
     path = Path(text).expanduser()
     if not text.strip():
-        raise UsageError("calibration data: no source is named")
+        raise UsageError("calibration data: name a source")
     if path.is_dir():
         chosen, files = _folder_format(path)
     elif path.is_file():

@@ -25,8 +25,8 @@ class ArrayFile(FileSource):
 
     A feed holds as many samples as the model's batch if that is fixed, and one if it is dynamic. An
     array with one more axis than the input holds a whole input per sample; a scalar is part of
-    every feed. The arrays are extracted to a temporary folder and mapped, so that memory does not
-    grow with the number of samples.
+    every feed. The arrays are extracted to a temporary folder and mapped: memory does not grow with
+    the number of samples.
     """
 
     def __init__(self, files: Sequence[Path], model: Model, options: None = None) -> None:
@@ -65,7 +65,7 @@ class ArrayFile(FileSource):
         return rows[0] if rank is not None and array.ndim > rank else rows
 
     def _extract(self) -> dict[str, Array]:
-        """Map the arrays of the archive that are inputs of the model, or were before a freeze."""
+        """Map the archive's arrays for inputs of the model, including frozen ones."""
         known = (*self._graph.inputs, *self._graph.model.frozen)
         arrays: dict[str, Array] = {}
         try:
@@ -83,11 +83,11 @@ class ArrayFile(FileSource):
         except _DAMAGED as error:
             raise UsageError(f"'{self._path}' is not an .npz file of plain arrays") from error
         if not members:
-            raise UsageError(f"'{self._path}' is empty: it holds no array")
+            raise UsageError(f"'{self._path}' is empty: it holds no arrays")
         return arrays
 
     def _batch(self, name: str, shape: tuple[int, ...]) -> int:
-        """Return the number of rows of an array per feed; 0: all of it."""
+        """Return the rows of an array per feed; 0: the whole array."""
         if not shape:
             return 0
         declared = self._graph.type(name)
@@ -100,7 +100,7 @@ class ArrayFile(FileSource):
         first = sizes[0] if sizes and len(shape) == len(sizes) else 1
         batch = first if isinstance(first, int) and first > 0 else 1
         if shape[0] < batch:
-            had = f"{shape[0]} samples" if shape[0] else "no sample"
+            had = f"{shape[0]} samples" if shape[0] else "no samples"
             raise UsageError(f"'{self._path}': '{name}' has {had}; the model's batch is {batch}")
         left = shape[0] % batch
         if left:

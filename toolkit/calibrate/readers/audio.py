@@ -25,7 +25,7 @@ class AudioOptions:
     rate: int | None = None
     """The sample rate in Hz that every file must have; nothing is resampled."""
     seconds: float = 30.0
-    """The longest clip, in seconds, for a model with a dynamic length."""
+    """The longest clip in seconds, for a model with a dynamic length."""
 
     def __post_init__(self) -> None:
         if not self.seconds > 0 or (self.rate is not None and self.rate < 1):

@@ -24,7 +24,7 @@ _LARGEST_INTEGER = 2.0**53
 
 
 class Inputs:
-    """The inputs of a model, and remarks on the feeds that were converted to them."""
+    """The inputs of a model, and remarks on the feeds converted to their types."""
 
     def __init__(self, model: Model) -> None:
         self.required = model.graph.feeds
@@ -49,7 +49,7 @@ class Inputs:
             if dtype is not None and dtype.kind in "iub" and is_float(feed[name]):
                 self._note(f"'{name}' holds {dtype}: its numbers are not scaled")
         if feed and not any(np.size(value) for value in feed.values()):
-            raise UsageError(f"{what} is empty: no input has an element")
+            raise UsageError(f"{what} is empty: all inputs have zero elements")
         return feed
 
     def _note(self, note: str) -> None:
@@ -77,7 +77,7 @@ def _fit_array(value: Any, declared: TensorType | None, where: str) -> Any:
 
 
 def convert(array: Array, declared: TensorType, where: str) -> Array:
-    """Convert an array to an element type; raises UsageError unless that keeps its values."""
+    """Convert an array to an element type; raises UsageError if values change."""
     if declared.dtype == TensorProto.STRING and array.dtype.kind in "OSU":
         return array.astype(object)
     wanted: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(declared.dtype))

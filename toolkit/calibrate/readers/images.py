@@ -51,7 +51,7 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if any(not value > 0 for value in self.std):
-            raise UsageError(f"std is {self.std}; every number of it must be above 0")
+            raise UsageError(f"std is {self.std}; all its numbers must be above 0")
         sizes = (*(self.size or ()), *([self.resize] if self.resize is not None else []))
         if any(size < 1 for size in sizes):
             raise UsageError("the size of images must be 1 or more")
@@ -103,7 +103,7 @@ class ImageFolder(FileSource):
         self._pillow = require("PIL.Image", "calibrate", "images need Pillow")
 
     def _note_assumptions(self, any_size: bool) -> None:
-        """Note the preprocessing that was assumed: the model does not specify it."""
+        """Note the assumed preprocessing, which the model does not specify."""
         options, usual = self._options, Preprocess()
         is_default = all(getattr(options, n) == getattr(usual, n) for n in ("scale", "mean", "std"))
         if is_default and not self._is_raw:

@@ -21,7 +21,7 @@ class PythonFeeds(SampleSource):
         name: str = "",
         length: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`name` is the address of the code, for error messages."""
+        """`name` is the address of the code in error messages."""
         super().__init__()
         self._start, self._name, self._length = start, name, length
 
@@ -45,7 +45,7 @@ class PythonFeeds(SampleSource):
 def feeds_in(source: Any) -> PythonFeeds | None:
     """Return the feeds in an iterable, or in an object that follows onnxruntime's convention.
 
-    There, `get_next` returns a feed, or None at the end, and an optional `rewind` starts over. An
+    `get_next` returns a feed, or None at the end; an optional `rewind` starts over. An
     iterator, and an object without `rewind`, can be read only once: its feeds are kept on disk.
     """
     if callable(getattr(source, "get_next", None)):

@@ -35,12 +35,12 @@ class SampleSource:
         return None
 
     def fingerprint(self) -> Iterable[bytes] | None:
-        """Return bytes that identify the data and options; None: the feeds identify them."""
+        """Return bytes that identify data and options; None: the digest is that of the feeds."""
         return None
 
 
 class FileSource(SampleSource):
-    """Raw feeds from files, which identify the data together with `settings`."""
+    """Raw feeds from files; the digest covers the files and the `settings`."""
 
     def __init__(self, files: Sequence[Path], *settings: object) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ class Reader:
         return list(dict.fromkeys((*self._source.notes, *self._inputs.notes)))
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield the feeds; raises UsageError if one does not fit the model, or if there is none."""
+        """Yield the feeds; raises UsageError if one does not fit the model, or without any."""
         empty = self.was_used = True
         for what, raw in islice(iter(self._source), self._most):
             empty = False
             yield self._inputs.fit(raw, what)
         if empty:
-            raise UsageError("the calibration data are empty: there is no sample to observe")
+            raise UsageError("the calibration data are empty: at least one sample is needed")
 
     def count(self) -> int | None:
         """Return the number of feeds, or None if it is unknown before reading them."""
@@ -107,7 +107,7 @@ def sole_input(model: Model, what: str) -> str:
     if len(inputs) != 1:
         listed = ", ".join(inputs) or "nothing"
         raise UsageError(
-            f"{what} fit a model with one input, this takes {listed}; use .npz or module:function"
+            f"{what} need a model with one input; it takes {listed}: use .npz or module:function"
         )
     return inputs[0]
 

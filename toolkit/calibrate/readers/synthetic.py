@@ -1,4 +1,4 @@
-"""Synthetic calibration inputs, drawn from each input's domain: for a first try only."""
+"""Synthetic calibration inputs, drawn from each input's domain, for a first try only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolkit.ir.model import Model
 from toolkit.storage.spool import Spool
 
 _BATCH = 8
-"""Feeds generated at once, which are all in memory."""
+"""Feeds generated, and held in memory, at once."""
 
 
 class RandomFeeds(SampleSource):
@@ -41,11 +41,11 @@ class RandomFeeds(SampleSource):
 
         def run(feed: Feed) -> list[Any]:
             session.run(feed)
-            return []  # the generator keeps outputs, which are not needed here
+            return []  # the generator would keep the outputs
 
         for start in range(0, self._count, _BATCH):
             generator = FeedGenerator(self._model, self._seed + start)
             runs = generator.find(run, min(_BATCH, self._count - start))
             if not runs:
-                raise UsageError(f"no random feed runs: {generator.refusal}; give real samples")
+                raise UsageError(f"random feeds fail: {generator.refusal}; give real samples")
             yield from (run.feed for run in runs)

@@ -24,8 +24,8 @@ from toolkit.ir.model import Model
 TEXT_ENDINGS = (".txt", ".csv", ".jsonl")
 
 _CHECKED_SAMPLES, _MIN_TOKENS, _MAX_UNKNOWN = 8, 32, 0.9
-"""A tokenizer is rejected if more than the share _MAX_UNKNOWN of the tokens of the first samples is
-unknown, once there are _MIN_TOKENS of them."""
+"""A tokenizer is rejected if more than _MAX_UNKNOWN of the first samples' tokens are unknown, given
+_MIN_TOKENS tokens or more."""
 
 _USUAL_COLUMNS = ("text", "sentence", "content", "question", "review")
 
@@ -157,7 +157,7 @@ class TextFile(FileSource):
         if not columns:
             raise UsageError(
                 f"'{self._path}' has the columns {one_line(listed, 80)}: name the column of the "
-                "text, or its number if there is no header (--calib-option columns=0)"
+                "text, or its number without a header (--calib-option columns=0)"
             )
         absent = next((name for name in columns if not isinstance(record.get(name), str)), None)
         if absent is not None:
@@ -180,7 +180,7 @@ def _load_tokenizer(folder: Path) -> Any:
         found: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         words = set(found.get_vocab()) - set(found.all_special_tokens)
     except Exception as error:  # a folder of anything else may raise anything
-        raise UsageError(f"'{folder}' holds no tokenizer: {summarize(error)}") from error
+        raise UsageError(f"'{folder}' is not a tokenizer: {summarize(error)}") from error
     if not words:  # transformers builds an empty tokenizer from a config.json alone
-        raise UsageError(f"'{folder}' holds no vocabulary of a tokenizer, or an empty one")
+        raise UsageError(f"'{folder}' has an empty tokenizer vocabulary, or none")
     return found

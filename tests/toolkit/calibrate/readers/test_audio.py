@@ -46,7 +46,7 @@ def test_sound_in_windows_and_channels(tmp_path):
 def test_sound_that_does_not_fit(tmp_path):
     write_wav(tmp_path / "a.wav", np.arange(10, dtype="<i2").tobytes(), rate=8000)
     assert "has 8000 Hz, not 16000" in refused(tmp_path, LENGTHS, audio=AudioOptions(rate=16000))
-    assert "one input, this takes x, k; use .npz or module:function" in refused(tmp_path, TWO)
+    assert "one input; it takes x, k: use .npz or module:function" in refused(tmp_path, TWO)
     write_wav(tmp_path / "a.wav", b"")
     assert "is empty" in refused(tmp_path, LENGTHS)
     (tmp_path / "a.wav").write_bytes(b"RIFF")

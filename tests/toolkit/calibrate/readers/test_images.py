@@ -113,7 +113,7 @@ def test_assumed_preprocessing_is_noted(photos):
 
 def test_images_that_do_not_fit(photos):
     assert "does not take images: it is float32[N, 3]" in refused(photos)
-    assert "one input, this takes x, k" in refused(photos, TWO)
+    assert "one input; it takes x, k" in refused(photos, TWO)
     assert "mean has 2 numbers" in refused(photos, NCHW, images=Preprocess(mean=(0.1, 0.2)))
     (photos / "bad.jpg").write_bytes(b"nothing")
     assert "bad.jpg' cannot be read: UnidentifiedImageError" in refused(photos, NCHW)
@@ -129,8 +129,8 @@ def test_images_of_another_size_than_the_model_takes(photos):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"std": (0.2, 0.0)}, "every number of it must be above 0"),
-        ({"std": (float("nan"),)}, "every number of it must be above 0"),
+        ({"std": (0.2, 0.0)}, "all its numbers must be above 0"),
+        ({"std": (float("nan"),)}, "all its numbers must be above 0"),
         ({"size": (0, 4)}, "the size of images must be 1 or more"),
         ({"resize": 0}, "the size of images must be 1 or more"),
     ],

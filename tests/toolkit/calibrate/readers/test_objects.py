@@ -79,7 +79,7 @@ def test_a_function(tmp_path):
     assert "has no object 'feed': did you mean 'feeds'" in refused(f"{path}:feed")
     assert "cannot import nowhere_at_all" in refused("nowhere_at_all:f")
     assert f"{path}:function" in refused(path)
-    assert "no source is named" in refused("")
+    assert "name a source" in refused("")
 
 
 def test_an_object_of_a_module(tmp_path):

@@ -125,7 +125,7 @@ def test_a_folder_without_a_vocabulary(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "vocab_size": 100}')
     (tmp_path / "a.txt").write_text("a cat sat")
     said = refused(tmp_path / "a.txt", TOKENS, text=TextOptions(str(tmp_path)))
-    assert "holds no vocabulary of a tokenizer" in said
+    assert "has an empty tokenizer vocabulary" in said
 
 
 def test_a_tokenizer_of_another_language(tmp_path, tokenizer):
@@ -143,7 +143,7 @@ def test_text_that_does_not_fit(tmp_path, tokenizer):
     assert "is not a local folder" in refused(
         path, TOKENS, text=TextOptions(str(tmp_path / "nothing"))
     )
-    assert "holds no tokenizer" in refused(path, TOKENS, text=TextOptions(str(tmp_path)))
+    assert "is not a tokenizer" in refused(path, TOKENS, text=TextOptions(str(tmp_path)))
     assert "has the columns one, other: name" in refused(path, TOKENS, text=tokenizer)
     absent = TextOptions(tokenizer.tokenizer, ("two",))
     assert "no text in 'two'; its columns are one, other" in refused(path, TOKENS, text=absent)

@@ -239,7 +239,7 @@ def test_a_node_without_a_kernel() -> None:
         ('{"tensor": "x", "low": 2, "high": 1}', "low 2 is above high 1"),
         ('{"tensor": "x", "low": "a", "high": 1}', "low 'a' is not a number"),
         ('{"tensor": "x", "low": NaN, "high": 1}', "low nan is not a number"),
-        ('{"tensor": "x", "scale": 0, "zero": 0}', "scale 0 is no positive"),
+        ('{"tensor": "x", "scale": 0, "zero": 0}', "scale 0 is not a positive"),
         ('{"tensor": "x", "scale": 1, "zero": 256}', "zero 256 is not in 0..255"),
         ('{"tensor": "x", "scale": 1, "zero": 1.5}', "zero 1.5 is not an integer"),
         ('{"tensor": "x", "dtype": "int16", "low": 0, "high": 1}', "'int16' is none of uint8"),
