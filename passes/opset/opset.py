@@ -87,6 +87,8 @@ def _lower(conversion: Conversion, to: int, ctx: Context) -> None:
         ctx.note(f"stays at opset {max(conversion.versions)}, not {to}: {obstacle}")
     else:
         note_adapted(conversion, to, ctx)
+        if newest >= 14 > to and conversion.adapted["Reshape"]:
+            ctx.note("Reshape below opset 14 has no allowzero: tensors must not be empty")
     if max(conversion.versions) < newest:
         lower_ir(conversion.model, floor=3)
 

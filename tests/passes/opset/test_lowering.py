@@ -612,3 +612,10 @@ def test_group_norm_with_a_scale_per_group() -> None:
     feeds = random_feeds(model)
     expected = Session(Model.from_proto(proto)).run(feeds)
     assert_same(expected, Session(model).run(feeds), 3e-6)
+
+
+def test_a_reshape_that_loses_allowzero_is_noted() -> None:
+    text = """(float[B,6] x, float[B,2,3] t) => (float[b,c,d] y)
+        { s = Shape (t) y = Reshape <allowzero = 1> (x, s) }"""
+    _, notes = lower(model_of(14, text), 13)
+    assert "Reshape below opset 14 has no allowzero: tensors must not be empty" in notes
