@@ -5,8 +5,8 @@
 A few large weights widen the steps of all others. Each channel gets the t with the least e: found
 on a histogram of its weights (elements inside cost a twelfth of a squared step, those outside their
 squared distance), then verified on the weights themselves. If e does not fall, the channel stays.
-The results are float weights with max |w| = t, so any quantizer that divides by max |w| benefits.
-The pass is not idempotent: clipped weights look as if they could be clipped further.
+The results are float weights with max |w| = t, which suits any quantizer that divides by max |w|.
+The pass is not idempotent: clipped weights may be clipped further.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ClipWeights:
 
 
 def clip(weights: Array, axis: int | None, limit: int) -> Array | None:
-    """Return weights clipped per channel of `axis`, or all alike; None if that is no better."""
+    """Return weights clipped per channel of `axis`, or all alike; None unless that is better."""
     view = _Channels(weights, axis)
     largest = view.gather(lambda block, _: np.abs(block), np.maximum)
     if not np.isfinite(largest).all():

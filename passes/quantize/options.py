@@ -13,19 +13,19 @@ Words = Mapping[str, str]
 
 PER_CHANNEL: Words = {"help": "One scale per output channel, or one per tensor."}
 REDUCE_RANGE: Words = {"help": "Weights in -64..64, for x86 processors without VNNI."}
-EMBEDDINGS: Words = {"help": "Quantize the tables of Gather too, with one scale per row."}
+EMBEDDINGS: Words = {"help": "Quantize the tables of Gather too, with a scale per row."}
 INCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to quantize."}
 EXCLUDE: Words = {"help": "Patterns of operators, nodes or outputs to leave float."}
 MIN_ELEMENTS: Words = {"help": "Layers with fewer weights stay float."}
-PLAN: Words = {"help": "A plan (JSON) to apply instead of the options above."}
+PLAN: Words = {"help": "A plan (JSON), which replaces the options above."}
 
 
 def note_beside_plan(item: Any, ctx: Context, *followed: str) -> None:
-    """Note the given options that a plan overrides, except `followed`."""
+    """Note the options given besides a plan that have no effect: all except `followed`."""
     idle = [
         option.name
         for option in fields(item)
         if option.name not in ("plan", *followed) and getattr(item, option.name) != option.default
     ]
     if idle:
-        ctx.note(f"not followed beside a plan, which says it all: {', '.join(idle)}")
+        ctx.note(f"ignored, since a plan is given: {', '.join(idle)}")

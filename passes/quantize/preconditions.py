@@ -28,17 +28,17 @@ def too_old(model: Model, what: str, min_opset: int) -> str:
 
 
 def may_not_lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
-    """Return why the user's settings forbid the opset that `what` needs."""
+    """Return why the settings forbid the opset that `what` needs."""
     opset = model.opsets.get("", 1)
     if opset >= min_opset or ctx.settings.opset is None:
         return ""
     if ctx.settings.opset != "keep" and ctx.settings.opset >= min_opset:
         return ""
-    return f"{what} needs opset {min_opset}, and the model is to stay at {opset}"
+    return f"{what} needs opset {min_opset}, but the model must stay at {opset}"
 
 
 def lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
-    """Upgrade the model to the opset that `what` needs; return why that failed, if so."""
+    """Lift the model to the opset that `what` needs; return why it cannot be, or blank."""
     reason = may_not_lift(model, ctx, what, min_opset)
     if reason or model.opsets.get("", 1) >= min_opset:
         return reason
@@ -51,7 +51,7 @@ def lift(model: Model, ctx: Context, what: str, min_opset: int) -> str:
 
 
 def lower_for_qdq(model: Model, ctx: Context) -> None:
-    """Lower the model to the newest opset at which the runtime has kernels for Q/DQ.
+    """Lower the model to the newest opset whose Q/DQ the runtime has kernels for.
 
     onnxruntime 1.23 loads opset 23, whose QuantizeLinear it cannot run.
     """
@@ -69,6 +69,6 @@ def lower_for_qdq(model: Model, ctx: Context) -> None:
 
 
 def quantized_already(model: Model, operators: Container[str] = INTEGER_COMPUTE) -> str:
-    """Return the reason if the model has one of these operators."""
+    """Return the reason against quantizing a model that has one of these operators."""
     made = next((node for node in model.nodes() if node.op_type in operators), None)
     return f"the model is quantized already: it has {nd.label(made)}" if made is not None else ""

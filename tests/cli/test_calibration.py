@@ -323,7 +323,7 @@ def test_options_that_a_plan_stands_in_place_of(run, net, tmp_path, passes, idle
     plan.write_text('{"version": 1, "nodes": []}')
     done = run("optimize", net, "--passes", f"{passes}:plan={plan}")
     assert done.code == 0, done.err
-    assert f"beside a plan, which says it all: {idle} " in " ".join(done.out.split())
+    assert f"ignored, since a plan is given: {idle} " in " ".join(done.out.split())
 
 
 @pytest.mark.parametrize(

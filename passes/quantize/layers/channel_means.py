@@ -2,9 +2,9 @@
 
     E[W^ x] - E[W x] = (W^ - W) E[x]
 
-Each rounding error is small, but if the means are not zero, as after a Relu or SiLU, the errors add
-up to a constant. This shift is most of the error of rounded weights and is known without a run, so
-the layer's bias compensates it. Zero padding of images is ignored.
+Each rounding error is small, but with nonzero means, as after a Relu or SiLU, the errors add up to
+a constant. This shift, most of the error of rounded weights, follows from the means: the layer's
+bias compensates it. Zero padding of images is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ChannelMeans = Mapping[str, Array]
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
 _SAMPLES = 16
-"""Samples to average over, few because means converge quickly."""
+"""Samples to average over; means converge quickly."""
 
 
 def input_means(model: Model, plan: Plan, ctx: Context) -> ChannelMeans:

@@ -5,8 +5,8 @@
     Conv            [O, I / groups, *taps]     [groups, O / groups, I / groups, *taps]
     ConvTranspose   [I, O / groups, *taps]     [groups, I / groups, O / groups, *taps]
 
-Weights are read in blocks, and large results are mapped to files, so memory does not grow with
-their size.
+Weights are read in blocks, and large results are mapped to files: memory does not grow with their
+size.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Kernel:
 
     @property
     def reads_channels(self) -> bool:
-        """Whether its inputs lie along the last axis of a matrix, or axis 1 of an image."""
+        """Whether its inputs are the last axis of a matrix, or axis 1 of an image."""
         return not any(nd.attr(self.node, name, 0) for name in TURNED_INPUT)
 
     @property
@@ -77,7 +77,7 @@ class Kernel:
         return int(np.prod(self.shape)) // self.outputs
 
     def spread(self, numbers: Array, axes: tuple[int, ...]) -> Array:
-        """Reshape numbers per input or output so that they broadcast against the viewed weights."""
+        """Reshape numbers per input or output to broadcast against the viewed weights."""
         return numbers.reshape([n if a in axes else 1 for a, n in enumerate(self.shape)])
 
     def floats(self, g: Graph) -> Array:
@@ -162,7 +162,7 @@ def put_scaled(g: Graph, node: NodeProto, slot: int, seen: tuple[int, ...], fact
         raise MatchFailure(f"'{name}' is large and has other users")
     shape = known.shape
     if seen != shape and known.size != int(np.prod(seen)):
-        known, shape = np.broadcast_to(known, seen), seen  # the constant gets more elements
+        known, shape = np.broadcast_to(known, seen), seen  # the constant grows
     result = allocate(shape, known.dtype)
     viewed, source = result.reshape(seen), known.reshape(seen)
     for rows, block in blocks(source):

@@ -33,7 +33,7 @@ from toolkit.rewriting.match_failure import MatchFailure
 LayerT_co = TypeVar("LayerT_co", bound=Layer, covariant=True)
 
 _MIN_ROW = 8
-"""Tables with shorter rows stay float, since each row has a scale."""
+"""Tables with shorter rows stay float: each row has a scale."""
 _GATES = 4
 _ATTENTION = "com.microsoft::Attention"
 _ADDED, _PAST_LENGTH = 5, 6
@@ -91,7 +91,7 @@ def users_of(weight: WeightMatrix) -> list[NodeProto] | None:
     return found
 
 
-# Each returns None if the weights are computed, and raises MatchFailure if the layer stays float.
+# Each returns None for computed weights, and raises MatchFailure if the layer must stay float.
 
 
 def _linear(g: Graph, node: NodeProto) -> Linear | None:
@@ -136,12 +136,12 @@ def _matrix(g: Graph, name: str, turned: bool = False) -> WeightMatrix | None:
         if permutation(scope, producer) != (1, 0) or not scope.is_const(producer.input[0]):
             return None
         return _matrix(scope, producer.input[0], not turned)
-    shape = float_weights(scope, name, 2, "matrix")
+    shape = float_weights(scope, name, 2)
     return None if shape is None else WeightMatrix(scope, name, (shape[0], shape[1]), turned)
 
 
 def _convolution(g: Graph, node: NodeProto) -> Convolution | None:
-    shape = float_weights(g, node.input[1], 0, "kernel")
+    shape = float_weights(g, node.input[1], 0)
     if shape is None:
         return None
     if given(node, 2) and not g.is_const(node.input[2]):
@@ -150,29 +150,29 @@ def _convolution(g: Graph, node: NodeProto) -> Convolution | None:
 
 
 def _recurrent(g: Graph, node: NodeProto) -> Recurrent | None:
-    """Return an LSTM; no int8 operator exists for GRU and RNN."""
+    """Return an LSTM; GRU and RNN lack an int8 operator."""
     if not g.is_const(given(node, 1)):
         return None
     if not nd.is_op(node, "LSTM"):
         raise MatchFailure("a recurrent layer without an int8 kernel")
     if nd.attr(node, "layout", 0):
         raise MatchFailure("a recurrent layer with the batch first, which the int8 kernel lacks")
-    shapes = [float_weights(g, name, 3, "LSTM's") for name in node.input[1:3]]
+    shapes = [float_weights(g, name, 3) for name in node.input[1:3]]
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes):
         return None
     if any(shape[1] % _GATES for shape in known):
-        raise MatchFailure("weights that are no LSTM's")
+        raise MatchFailure("weights without four equal gates")
     return Recurrent(node, tuple(known))
 
 
 def _packed_attention(g: Graph, node: NodeProto) -> PackedAttention | None:
     """Return an Attention without inputs and attributes that QAttention lacks."""
-    shape = float_weights(g, given(node, 1), 2, "matrix")
+    shape = float_weights(g, given(node, 1), 2)
     if shape is None:
         return None
     if given(node, _ADDED) or given(node, _PAST_LENGTH):
-        raise MatchFailure("packed attention with an attention bias or a buffer for the past")
+        raise MatchFailure("packed attention with an attention bias or a past buffer")
     others = [name for name, value in nd.attrs(node).items() if value and name not in _ATTRIBUTES]
     if others:
         raise MatchFailure(f"packed attention with {others[0]}, which the int8 kernel lacks")

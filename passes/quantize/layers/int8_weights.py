@@ -7,11 +7,11 @@ All in float32. Symmetric weights are int8 in -limit..limit without a zero point
 shifted to the middle of uint8. Affine weights are uint8, and their range contains zero. A channel
 of zeros or of denormals has the scale 1 and zero codes.
 
-`limit` is that of int8, or 64 with a reduced range: the sum of two products of a uint8 and an int8
-then fits into 16 bits, which x86 processors without VNNI need.
+`limit` is that of int8, or 64 with a reduced range: the sum of two uint8 * int8 products then fits
+into 16 bits, which x86 processors without VNNI need.
 
-Weights are read twice, in blocks of rows, and a large result is mapped to a file. No float copy of
-a weight is made, so memory does not grow with its size.
+Weights are read twice, in blocks of rows, and a large result is mapped to a file: memory does not
+grow with the size of a weight.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def quantize(
     """Quantize to symmetric int8, with a scale for each index of `axis`, or one for all.
 
     `transpose` returns the transposed matrix; `axis` is one of the given matrix. Raises Unfit for
-    weights with NaN or infinity, and if most weights would become zero.
+    weights with NaN or infinity, and if most weights would vanish.
     """
     scale = scale_of(largest(weights, axis), limit)
     return quantize_by(weights, axis, scale, limit, transpose)
@@ -129,7 +129,7 @@ def largest(weights: RowSource, axis: int | None) -> Array:
 
 
 def require_kept(nonzero: int, left: int, most_vanished: float) -> None:
-    """Raise Unfit if too large a share of the nonzero weights would become zero."""
+    """Raise Unfit if too large a share of the nonzero weights vanishes."""
     if nonzero - left > most_vanished * nonzero:
         raise Unfit(f"weights of which {1 - left / nonzero:.0%} would round to zero")
 

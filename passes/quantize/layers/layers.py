@@ -54,7 +54,7 @@ class WeightMatrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A layer. Properties look at the node, since other rewrites may change it."""
+    """A layer. Properties read the node, which other rewrites may change."""
 
     kind: ClassVar[str]
     rule: ClassVar[str]

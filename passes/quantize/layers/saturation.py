@@ -26,7 +26,7 @@ from toolkit.quantization.number_format import UINT8
 
 _SUMS = np.iinfo(np.int16)
 _MOST, _LEAST = _SUMS.max // UINT8.high, -(-_SUMS.min // UINT8.high)
-"""The largest and the least sum of two weights that cannot saturate."""
+"""The largest and least sum of two weights without saturation."""
 _VNNI = ("avx512_vnni", "avx_vnni", "avx512vnni", "avxvnni")
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _BLOCK = 1 << 22

@@ -1,8 +1,8 @@
 """Make value names unique across subgraphs.
 
-Several subgraphs may define values of one name. A plan identifies a node by its output, so the name
-would match a node in each of them. A plan with ranges refers to all inputs and outputs of layers;
-these must be unique as well.
+Several subgraphs may define values of one name. A plan identifies a node by its output, and such a
+name would match a node in each of them. A plan with ranges refers to all inputs and outputs of
+layers, which must be unique as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make_distinct(model: Model) -> None:
 def make_all_distinct(model: Model) -> None:
     """Rename values until no name occurs in two graphs.
 
-    Outputs of layers come first, so that plans with and without ranges use the same names.
+    Outputs of layers come first: plans with and without ranges then use the same names.
     """
     make_distinct(model)
     seen: set[str] = set()

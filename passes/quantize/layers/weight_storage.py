@@ -10,8 +10,8 @@ from toolkit.ir.tensor_type import FLOATS
 from toolkit.rewriting.match_failure import MatchFailure
 
 
-def float_weights(g: Graph, name: str, rank: int, what: str) -> tuple[int, ...] | None:
-    """Return the shape of constant float32 weights, None if they are computed or quantized.
+def float_weights(g: Graph, name: str, rank: int) -> tuple[int, ...] | None:
+    """Return the shape of constant float32 weights; None for computed or quantized ones.
 
     Raise MatchFailure for other floats, for other ranks unless `rank` is 0, and for empty weights.
     """
@@ -20,9 +20,9 @@ def float_weights(g: Graph, name: str, rank: int, what: str) -> tuple[int, ...] 
         return None
     require_float32(tensor)
     if rank and len(tensor.dims) != rank:
-        raise MatchFailure(f"weights that are no {what}")
+        raise MatchFailure(f"weights of rank {len(tensor.dims)}, not {rank}")
     if not all(tensor.dims):
-        raise MatchFailure("no weights at all")
+        raise MatchFailure("empty weights")
     return tuple(tensor.dims)
 
 

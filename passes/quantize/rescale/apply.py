@@ -1,4 +1,4 @@
-"""Move channel factors from one layer to the next, so that the model computes the same.
+"""Move channel factors from one layer to the next without changing the model's results.
 
     (x W / s + b / s) through operators that pass a positive factor, then times (s V)
 
@@ -50,7 +50,7 @@ class ScaledConstant:
 
 
 Source: TypeAlias = tuple[Index, tuple[ScaledConstant, ...]]
-"""The channels of a node's output, and the constants by which it can divide them by a factor."""
+"""The channels of a node's output, and the constants that divide them by a factor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class RescaleGroup:
         return nd.label(self.node)
 
     def limited(self, factors: Array) -> Array:
-        """Return the factors with 1 for channels that are not free."""
+        """Return the factors, with 1 for frozen channels."""
         return np.where(self.spread.free, factors, 1.0)
 
     def apply(self, g: Graph, rule: str, factors: Array) -> bool:
@@ -103,7 +103,7 @@ class RescaleGroup:
 
 
 def group_of(g: Graph, node: NodeProto) -> RescaleGroup | None:
-    """Return the group of `node`; None if it is no source, or no channel is free.
+    """Return the group of `node`; None if it is not a source, or all channels are frozen.
 
     Sources are layers with weights, norms, and products with a constant vector.
     """

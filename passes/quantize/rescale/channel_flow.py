@@ -28,11 +28,11 @@ Flow = tuple[str, Index]
 Passer = Callable[[Graph, NodeProto, int, Index], "list[Flow] | None"]
 
 _UNBOUNDED = 3e38
-"""Exporters write bounds beyond this, the largest float32 numbers, for none."""
+"""Exporters write larger bounds, up to the largest float32, to mean none."""
 
 
 def along(index: Index, axis: int) -> Index | None:
-    """Return the channels along one axis, counted from the end; None if they vary along others."""
+    """Return the channels along one axis, counted from the end; None if others vary too."""
     if index.ndim < -axis or index.size != index.shape[axis]:
         return None
     return index.reshape(-1)
@@ -81,7 +81,7 @@ def _term(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | No
 
 
 def _can_scale(constant: Array, index: Index) -> bool:
-    """Whether scaling by channel makes a constant no larger than itself or one vector."""
+    """Whether a constant scaled by channel is at most as large as before, or a vector."""
     try:
         shape = np.broadcast_shapes(constant.shape, index.shape)
     except ValueError:
@@ -95,7 +95,7 @@ def _factor(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | 
 
 
 def _reshape(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow] | None:
-    """Pass a view if some trailing axes of its operand and of its result hold equal elements."""
+    """Pass a view if trailing axes of its operand and its result have equal element counts."""
     before, after = g.shape(node.input[0]), g.shape(node.output[0])
     index = _trimmed(index)
     if slot or after is None or (before is None and 1 in index.shape):
@@ -117,7 +117,7 @@ def _trimmed(index: Index) -> Index:
 def _equal_ends(before: Shape, after: Shape, least: int) -> tuple[list[int], list[int]] | None:
     """Return the trailing sizes of both, at least `least` of the first, with equal element counts.
 
-    A reshape keeps the order of elements, so the leading axes do not matter.
+    A reshape keeps the order of elements: the leading axes do not matter.
     """
     old, new = list(before[len(before) - least :]), list[Dim]()
     while True:
@@ -212,7 +212,7 @@ def _attention(g: Graph, node: NodeProto, slot: int, index: Index) -> list[Flow]
     kept = node.output[2] if len(node.output) > 2 else ""
     if slot != 2 or cached or (kept and not g.is_unused(kept)):
         return None
-    if not queries or not values:  # four axes: heads are one of them
+    if not queries or not values:  # four axes, one of them heads
         ranks = {g.rank(node.input[0]), g.rank(node.input[2]), 4}
         shapes = [g.shape(node.input[place]) for place in (0, 2)]
         alike = [shape[1] for shape in shapes if shape is not None and len(shape) == 4]

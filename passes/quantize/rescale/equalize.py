@@ -4,12 +4,12 @@
     s_c = sqrt(r1_c r2_c) / r2_c = sqrt(r1_c / r2_c)
 
 The first layer divides its outputs by s and the next ones multiply their inputs by it; both then
-have weights up to sqrt(r1_c r2_c). Each layer is the second of one pair and the first of another,
-so this is repeated until it converges. A channel without weights on one side keeps s = 1, and no
-bias grows beyond the largest one: otherwise a dead channel with a bias would widen the range.
+have weights up to sqrt(r1_c r2_c). Each layer is the second of one pair and the first of another:
+this is repeated until it converges. A channel without weights on one side keeps s = 1, and a bias
+stays within the largest one: otherwise a dead channel with a bias would widen the range.
 
 Weights alone do not determine the range of activations: if channels differ little, equal weights
-make activations unequal (a trained keyword spotter lost 3 dB). Therefore factors are relative to
+make activations unequal (a trained keyword spotter lost 3 dB). Factors are therefore relative to
 the median of the pair, and only the part beyond `slack` is applied.
 
     M. Nagel et al., Data-free quantization through weight equalization and bias correction, 2019
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context
 
 _SETTLED = 0.02
-"""Factors within this relative distance of 1 are not worth another round or a rewrite."""
+"""Factors within this relative distance of 1 justify neither another round nor a rewrite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class _Pair:
         self.group, self.kernel, self.state = group, kernel, state
         self.factors = np.ones(group.spread.count)
         self._least = _least_factors(state.g, group)
-        state.by_output(kernel)  # raises MatchFailure now for weights that are not finite
+        state.by_output(kernel)  # raises MatchFailure early for infinite weights
         for sink in group.spread.sinks:
             state.by_input(sink.kernel)
 

@@ -78,7 +78,7 @@ def spread(g: Graph, value: str, index: Index) -> FactorSpread:
         found = _Propagation(g, frozen)
         found.follow(value, index)
         if not (found.result.frozen != frozen).any():
-            # Only now: a frozen gate is not a second path to its product.
+            # Last: a frozen gate is not a second path to its product.
             found.freeze_joined_paths()
         if not (found.result.frozen != frozen).any():
             return found.result

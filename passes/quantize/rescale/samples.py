@@ -3,10 +3,10 @@
     e = |Q(x / s) Q(s W) - x W|^2 / |x W|^2
 
 Q(x) is affine uint8 over the calibration range; Q(W) is symmetric int8 with a scale per output.
-Outputs are independent of each other, so a subset suffices.
+Outputs are independent of each other: a subset suffices.
 
-The rows x with the least hash values are kept. The choice does not depend on order or sharding of
-the data, and equal rows (padding) count once.
+The rows x with the least hashes are kept, independently of the order and sharding of the data;
+equal rows (padding) count once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sample(ChannelExtremes):
         first = first[:ROWS]
         kept = first < len(self._order)
         own = self.rows.reshape(-1, rows.shape[1])
-        # Sorted by hash: the same array in any order of arrival.
+        # Sorted by hash, independent of the order of arrival.
         chosen = np.empty((first.size, rows.shape[1]), np.float32)
         chosen[kept] = own[first[kept]]
         chosen[~kept] = rows[first[~kept] - len(self._order)]
@@ -79,7 +79,7 @@ def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Return a hash of each row."""
     if not rows.size:
         return np.zeros(len(rows), np.uint64)
-    bits = np.ascontiguousarray(rows + np.float32(0)).view(np.uint32)  # + 0: one zero, not two
+    bits = np.ascontiguousarray(rows + np.float32(0)).view(np.uint32)  # + 0 maps -0 to 0
     found = np.full(len(rows), 14695981039346656037, np.uint64)
     odd = np.random.default_rng(0).integers(0, 1 << 63, rows.shape[1], np.uint64) * np.uint64(2)
     weights = odd + np.uint64(1)

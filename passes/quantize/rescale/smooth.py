@@ -2,7 +2,7 @@
 
     s_j = max |x_j|^a / max |w_j|^(1 - a),   x W = (x / s) (s W)
 
-A few large channels dominate a scale for all of x, while weights have one scale per output. The
+A few large channels dominate the one scale of x, while weights have a scale per output. The
 producer of x divides by s (see `apply`: scale and bias of a norm, weights of a layer, through all
 operators that pass a factor), and every layer that uses x multiplies its weights by s. A channel
 without activations or without weights keeps s = 1.
@@ -62,8 +62,8 @@ class Smooth:
     insert: float | None = field(
         default=None,
         metadata={
-            "help": "Insert a Mul before layers whose producer cannot be scaled if it gains "
-            "so many dB in their outputs; none: never."
+            "help": "Insert a Mul before layers whose producer cannot be scaled if that "
+            "gains this many dB in their outputs; none: never."
         },
     )
     include: tuple[str, ...] = field(
@@ -144,7 +144,7 @@ def _samples(group: RescaleGroup, found: Calibration) -> list[Sample]:
         raise MatchFailure(failed)
     samples = [cast(Sample, found.statistics[name]) for name in names]
     if not all(sample.seen for sample in samples):
-        raise MatchFailure("its output never occurs in the calibration data")
+        raise MatchFailure("it never ran on the calibration data")
     return samples
 
 

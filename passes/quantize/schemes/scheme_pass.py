@@ -1,4 +1,4 @@
-"""Common parts of the passes of the schemes.
+"""The common steps of the scheme passes.
 
 All run the same steps. Dynamic and weight-only layers have float inputs and outputs, so each is
 quantized independently of the others.
@@ -55,8 +55,8 @@ def run(
 ) -> None:
     """Run a pass: apply its plan, or that of its options, within the error budget.
 
-    `prepare` makes the model ready for a plan, or returns the reason against it. The options
-    `followed` apply to a given plan, too.
+    `prepare` readies the model for a plan, or returns the reason against it. The options `followed`
+    apply to a given plan too.
     """
     start = model.journal.position
     reason = prepare()
@@ -87,7 +87,7 @@ def prepare_layers(item: Any, model: Model, what: str, min_opset: int) -> str:
 def why_float(item: Any, layer: Layer, tables: bool, other: str = "") -> str:
     """Return why the options of a pass leave a layer float, or an empty string.
 
-    `other` is a reason that precedes that of the size.
+    `other` is a reason that takes precedence over the size.
     """
     if not NodeFilter(item.include, item.exclude).takes(layer.node):
         return "excluded"

@@ -29,7 +29,7 @@ def test_the_opset_of_the_user_limits_the_lift(
     opset: int, limit: OpsetLimit, allowed: bool
 ) -> None:
     subject, ctx = at(opset), Context(Settings(opset=limit))
-    reason = "" if allowed else f"int8 needs opset 13, and the model is to stay at {opset}"
+    reason = "" if allowed else f"int8 needs opset 13, but the model must stay at {opset}"
     assert may_not_lift(subject, ctx, "int8", 13) == reason
     assert lift(subject, ctx, "int8", 13) == reason
     assert subject.opsets[""] == (13 if allowed else opset)

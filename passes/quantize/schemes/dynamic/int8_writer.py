@@ -9,8 +9,8 @@ factor, a vector b, and an Add. All operators are standard.
 
     y = Cast(ConvInteger(xq, W, xz)) * (xs * s) + b        W [O, I / groups, *taps]
 
-Padding of a convolution has the code xz, which is zero. onnxruntime's kernel is several times
-slower than float; the model gets smaller.
+A convolution is padded with the code xz, which is zero. The model gets smaller, but onnxruntime's
+kernel is several times slower than float.
 
     y = Cast(T[i]) * s[i]
 
@@ -54,7 +54,7 @@ from toolkit.quantization.qparams import QParams, QTensor
 from toolkit.storage.spill import allocate
 
 Quantizer = Callable[[Array, int | None, int, bool], QTensor]
-"""Quantizes weights, given the axis of the scales, the largest code, and whether to transpose."""
+"""Quantizes weights; takes the axis of the scales, the largest code, and whether to transpose."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,10 +68,10 @@ class StoredWeight:
 
 @dataclass(slots=True, eq=False)
 class DynamicWriter:
-    """Writes layers; a weight with several users is stored once."""
+    """Writes layers; weights with several users are stored once."""
 
     tables: frozenset[tuple[int, str]] = frozenset()
-    """Keys of the weights that are stored by rows because a Table uses them."""
+    """Keys of the weights stored by rows, since a Table uses them."""
     _weights: dict[tuple[object, ...], StoredWeight] = field(
         default_factory=dict[tuple[object, ...], StoredWeight]
     )
@@ -186,7 +186,7 @@ class DynamicWriter:
         return self._weights[key]
 
     def scale(self, weight: StoredWeight, scale: Array | None = None) -> str:
-        """Return the name of a weight's scales, or of `scale` in their place."""
+        """Return the name of a weight's scales, or of `scale` instead."""
         return self._constant(weight, weight.params.scale if scale is None else scale, "scale")
 
     def _zero_point(self, weight: StoredWeight) -> str:
@@ -249,7 +249,7 @@ def _move_bias_to_add(g: Graph, result: str, count: int) -> None:
 def bias_behind(g: Graph, result: str, count: int) -> tuple[NodeProto | None, str, str]:
     """Return the sole user of `result` if it adds a constant per output, the constant, its vector.
 
-    The vector lacks leading axes of size 1; it is blank if they add axes to the sum.
+    The vector omits leading axes of size 1; it is blank if they raise the rank of the sum.
     """
     user, rank = g.sole_user(result), g.rank(result)
     if user is None or not nd.is_op(user, "Add", "Sum") or len(user.input) != 2:

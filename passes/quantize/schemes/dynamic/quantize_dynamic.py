@@ -35,7 +35,7 @@ DYNAMIC_OPSET = 11
 
 @dataclass(frozen=True, slots=True)
 class QuantizeDynamic:
-    """Quantize linear layers, LSTMs and tables to int8; activations are quantized at run time."""
+    """Quantize linear layers, LSTMs and tables to int8, and activations at run time."""
 
     name: ClassVar[str] = "quantize-dynamic"
     tolerance: ClassVar[Tolerance] = QUANT
@@ -70,7 +70,7 @@ class QuantizeDynamic:
         layer, reason = item.layer, item.reason
         if layer is not None:
             no_kernel = isinstance(layer, Recurrent | PackedAttention) and not target.runs(CONTRIB)
-            other = f"{layer.kind}, and only onnxruntime has an int8 kernel" if no_kernel else ""
+            other = f"{layer.kind}, with an int8 kernel in onnxruntime only" if no_kernel else ""
             reason = scheme_pass.why_float(self, layer, self.embeddings, other)
         if layer is None or reason:
             return Entry.of(item.node, reason=reason)

@@ -1,8 +1,8 @@
 """Apply the static entries of a plan.
 
-Only the plan and the graph are used, so a plan with some nodes set back to float needs no new
-calibration. Operators that combine or carry values (Add, Concat, MaxPool) stay float where their
-neighbours do. Each node is one rewrite.
+Only the plan and the graph are used: setting nodes back to float needs no new calibration.
+Operators that combine or carry values (Add, Concat, MaxPool) stay float where their neighbours do.
+Each node is one rewrite.
 """
 
 from __future__ import annotations

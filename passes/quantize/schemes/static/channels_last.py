@@ -1,9 +1,9 @@
 """Channels-last regions of a graph: selection and rewriting.
 
 A matrix product reads and writes images as [N, H, W, C], a convolution as [N, C, H, W]. Elementwise
-operators and Concat between them work in either layout. A minimum cut selects the layout of all of
-them at once so that the fewest elements are transposed: matrix products are on one side, operators
-with a fixed layout on the other (see `search.min_cut`).
+operators and Concat between them work in either layout. A minimum cut selects all their layouts at
+once and transposes the fewest elements: matrix products are on one side, operators with a fixed
+layout on the other (see `search.min_cut`).
 
 A value produced in one layout and used in the other gets one Transpose. Right after a convolution,
 onnxruntime merges it into a layout change of its own.
@@ -30,12 +30,12 @@ _UNARY = (
 _VARIADIC = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min")
 _LEAST_RANK = 3
 _FORCED = 1e9
-"""The gain of a matrix product, beyond any cost."""
+"""The gain of a matrix product, above all costs."""
 _PER_ELEMENT = 1e-3
 """The cost of transposing one element."""
 _TIE_BREAK = 1e-3
-"""The cost of an operator in channels-first layout: of equal cuts, the earliest one is taken, which
-has its Transpose right after the convolution."""
+"""The cost of an operator in channels-first layout. It breaks ties in favor of the earliest cut,
+whose Transpose is right after the convolution."""
 
 
 def channels_last_nodes(g: Graph, products: Container[int]) -> set[int]:

@@ -1,8 +1,8 @@
 """The region of a graph that computes in int8.
 
-A product is worthwhile alone. Any other site is isolated unless int8 sites produce all of its
-activation operands and an int8 site uses its result. Removing one site may isolate its neighbours,
-so they are checked again, until no site is isolated.
+A product pays off without int8 neighbors. Any other site is isolated unless int8 sites produce all
+its activation operands and use its result. Removing a site may isolate its neighbors, which are
+checked again until a fixpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolkit.ir import node as nd
 from toolkit.ir.graph import Graph
 
 Results = Callable[[Int8Site], list[str]]
-"""Returns the result tensors of a site, or those of the Relu or Clip after it."""
+"""Returns the results of a site, or of the Relu or Clip after it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class Int8Region:
         """Return the results that are stored in 8 bits.
 
         Every int8 convolution kernel has an 8-bit result. MatMul and Gemm also have kernels with
-        float results, which are better if any user needs floats.
+        float results, which are better if a user needs floats.
         """
         results = self.results(site)
         if site.kind != "product" or nd.is_op(site.node, "Conv", "ConvTranspose"):
@@ -65,7 +65,7 @@ def limited_results(site: Int8Site) -> list[str]:
 def connected_region(sites: Iterable[Int8Site], results: Results) -> Int8Region:
     """Return the region of the sites that are not isolated."""
     listed = list(sites)
-    # Without each Relu or Clip that its producer absorbs.
+    # A Relu or Clip that its producer absorbs is not a site.
     absorbed = {s.node.output[0] for s in listed if s.node.output[0] not in results(s)}
     alive = {id(s.node): s for s in listed if s.node.input[0] not in absorbed}
     producers = {name: site for site in alive.values() for name in results(site)}

@@ -1,7 +1,7 @@
 """Guards against onnxruntime's own rewrites around Q/DQ pairs. All follow from one fact:
 
-onnxruntime fuses and moves Q and DQ by local pattern, whether or not the result is faster or even
-valid. Each guard changes the graph so that such a pattern does not match, and computes the same.
+onnxruntime fuses and moves Q and DQ by local patterns, even if the result is slower or invalid.
+Each guard is an equivalent graph that such a pattern does not match.
 
     pattern                                   effect without the guard              guard
     Conv, Gemm, AveragePool, Softmax of       float weights in int8 with one        `Sum` of one
@@ -40,11 +40,11 @@ from toolkit.quantization.qparams import QParams
 _FUSED_BETWEEN_QDQ = ("Conv", "ConvTranspose", "Gemm", "AveragePool", "Softmax")
 """Float operators that onnxruntime fuses between a DQ and a Q."""
 _OVERTAKEN_BY_Q = ("MaxPool",)
-"""Float operators that onnxruntime moves a Q past, to their operands."""
+"""Float operators past which onnxruntime moves a Q, to their operands."""
 _MOVEMENT_BEFORE_Q = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice")
-"""Data movement that onnxruntime moves a Q past at no cost; fewer than MOVEMENT."""
+"""Data movement past which onnxruntime moves a Q at no cost; a subset of MOVEMENT."""
 _MOVEMENT_BEHIND_DQ = ("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
-"""Data movement that onnxruntime moves a DQ past, to their results."""
+"""Data movement past which onnxruntime moves a DQ, to the results."""
 _OUTPUT_TYPE_OPSET = 21
 """The first opset whose QuantizeLinear has an output type."""
 
@@ -52,7 +52,7 @@ _OUTPUT_TYPE_OPSET = 21
 def join_silu(model: Model, plan: Plan) -> None:
     """Replace each x Sigmoid(x) that the plan leaves in float by one QuickGelu.
 
-    The result keeps its name, by which the plan knows its range.
+    The result keeps its name, which the plan maps to its range.
     """
     for g, node in list(model.places()):
         if not nd.is_op(node, "Mul") or _is_quantized(plan, node):
@@ -160,7 +160,7 @@ def _is_dequantized(g: Graph, value: str) -> bool:
 
 def _keep_float(g: Graph, node: NodeProto) -> None:
     result = _last(g, node)
-    users = g.users(result)  # a graph output may be quantized, too
+    users = g.users(result)  # a graph output may be quantized too
     if users and all(_leads_to_q(g, user) for user in users) and g.begin("keep-float", node):
         _insert(g, result, users)
 

@@ -2,10 +2,10 @@
 
     y[n, h, w, :] = s_x s_w (q[n, h, w, :] - z_x) Q + b        Q [inputs, outputs] in int8
 
-The int8 convolution kernel has an 8-bit result. In front of an activation without an int8 kernel
-(SiLU), that result is dequantized, and quantized again after the activation. A matrix product with
-a float result saves one rounding, and its user may be a float convolution, such as a depthwise one,
-which is slow and inaccurate in int8. In return it needs channels last (see `channels_last`).
+The int8 convolution kernel has an 8-bit result. Before an activation without an int8 kernel (SiLU),
+that result is dequantized, then quantized again. A matrix product with a float result saves one
+rounding, and its user may be a float convolution, such as a depthwise one, which is slow and
+inaccurate in int8. In return it needs channels last (see `channels_last`).
 """
 
 from __future__ import annotations

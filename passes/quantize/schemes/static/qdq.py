@@ -7,13 +7,13 @@ A runtime fuses the Q/DQ pairs and the operator between them into an integer ker
 same in float. A tensor has one Q and one DQ per graph. Equal scales, equal zero points and a weight
 with several users are stored once.
 
-All users of an int8 layer's result follow its DQ: one user of the raw float result would
-prevent fusion. A tensor from a float layer stays float for its float users.
+All users of an int8 layer's result follow its DQ: a user of the float result itself would prevent
+fusion. A tensor from a float layer stays float for its float users.
 
 A subgraph dequantizes captured weights itself, because onnxruntime fuses within one graph. It
 captures activations as floats and quantizes them with the same parameters, which gives the same
-codes. A captured Q would not work: onnxruntime aborts on one after a DQ, and it converts int8 to
-uint8, which some processors need, only where Q and DQ are in one graph.
+codes. A captured Q would fail: onnxruntime aborts on one after a DQ, and converts int8 to uint8,
+which some processors need, only if Q and DQ are in one graph.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from toolkit.quantization.plan import Entry
 from toolkit.quantization.qparams import QParams, QTensor
 
 _MOST_NAME = 40
-"""Value names longer than this are not repeated in derived names."""
+"""Longer value names are not repeated in derived names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class QdqWriter:
         return self._constant_view(g, value, known, params)
 
     def _view(self, g: Graph, value: str, params: QParams) -> str:
-        """Return a tensor that has passed a Q/DQ pair of this graph."""
+        """Return a tensor after its Q/DQ pair in this graph."""
         key = ("view", id(g), value)
         if key not in self._constants:
             codes = self._quantizer(g, value, params).output[0]
@@ -186,7 +186,7 @@ class QdqWriter:
         return self._constants[key]
 
     def drop_unused_constants(self, g: Graph) -> None:
-        """Remove constants that a later rewrite has left unused."""
+        """Remove constants that later rewrites left unused."""
         for name in dict.fromkeys(self._constants.values()):
             if name in g.initializers and g.is_unused(name):
                 g.drop_initializer(name)

@@ -2,8 +2,8 @@
 
     DQ, DQ -> Conv -> [Relu] -> Q     becomes     QLinearConv
 
-A Relu or Clip is dropped if the range of the result's codes makes it a no-op. Otherwise, and if no
-integer operator exists, the Q/DQ pairs stay and compute the same.
+A Relu or Clip is dropped if the range of the result's codes makes it a no-op. Otherwise, or without
+an integer operator, the equivalent Q/DQ pairs stay.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from toolkit.quantization.qparams import QParams
 
 _MICROSOFT = "com.microsoft"
 _OWN_RANGE = ("Add", "Mul", "Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax")
-"""Operators whose integer form, QLinear and the name, has the operands and the result in order."""
+"""Operators with a QLinear form that has the operands and the result in this order."""
 _SLACK = 1e-6
-"""Tolerance, relative to the range, for a code's value outside a bound: rounding of the scale."""
+"""Tolerance relative to the range for codes outside a bound, from rounding of the scale."""
 
 
 _Codes: TypeAlias = tuple[str, str, str]
@@ -64,7 +64,7 @@ class _QdqOperator:
 
 
 def write_operators(sites: Sequence[Int8Site], standard: bool) -> None:
-    """Replace sites in Q/DQ form by integer operators, with `standard` only by those of ONNX."""
+    """Replace sites in Q/DQ form by integer operators; `standard`: only by those of ONNX."""
     for site in sites:
         found = _qdq_operator(site)
         if found is not None and site.graph.begin("quantized-operator", site.node):
@@ -112,7 +112,7 @@ def _carry(found: _QdqOperator, attributes: dict[str, Any]) -> None:
 
 
 def _float_product(found: _QdqOperator, standard: bool) -> None:
-    """Write a MatMul with a float result, with `standard` in standard operators."""
+    """Write a MatMul with a float result; `standard`: in standard operators."""
     g, node = found.g, found.node
     ((a, a_scale, a_zero), (b, b_scale, b_zero)) = found.operands
     if not standard:

@@ -40,7 +40,7 @@ CARRIERS = (
     *("MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split"),
     *("Gather", "Expand", "Tile", "Identity", "DepthToSpace", "SpaceToDepth", "Pad", "Resize"),
 )
-"""Data movement with an int8 kernel, in the order of the option `ops`; less than MOVEMENT."""
+"""Data movement with an int8 kernel, in the order of the option `ops`; a subset of MOVEMENT."""
 
 _TWO_OPERANDS = ("Add", "Mul", "MatMul")
 
@@ -69,7 +69,7 @@ class Int8Site:
 
 
 def site_of(g: Graph, node: NodeProto) -> Int8Site | None:
-    """Return the site of `node`, or None; raise MatchFailure if it has a reason to stay float."""
+    """Return the site of `node`, or None; raise MatchFailure if it must stay float."""
     if nd.qualified(node) in ALL_PRODUCTS:
         return _product(g, node)
     if node.domain not in nd.STANDARD_DOMAINS:
@@ -132,7 +132,7 @@ def _product(g: Graph, node: NodeProto) -> Int8Site | None:
     if not _is_float32(g, node.input[0]):
         raise MatchFailure("activations that are not 32-bit floats")
     if g.is_const(node.input[1]):
-        raise MatchFailure("weights that are no matrix of floats")
+        raise MatchFailure("weights that are not a float matrix")
     producer = g.producer(node.input[1])
     if producer is not None and nd.is_op(producer, "Transpose") and g.is_const(producer.input[0]):
         raise MatchFailure("weights that are transposed at run time")
@@ -165,7 +165,7 @@ def _carry(g: Graph, node: NodeProto) -> Int8Site | None:
 
 
 def pads_zeros_or_copies(g: Graph, node: NodeProto) -> bool:
-    """Whether a Pad adds only zeros, or copies of elements."""
+    """Whether a Pad adds only zeros or copies of elements."""
     if nd.attr(node, "mode", "constant") != "constant":
         return True
     if given(node, 2):
@@ -175,5 +175,5 @@ def pads_zeros_or_copies(g: Graph, node: NodeProto) -> bool:
 
 
 def _is_float32(g: Graph, value: str) -> bool:
-    """Whether a value has this type, as far as it is known."""
+    """Whether a value is of type float32 or unknown type."""
     return g.dtype(value) in (TensorProto.FLOAT, TensorProto.UNDEFINED)

@@ -1,8 +1,8 @@
 """Narrow a calibration range to the part that the tensor's users distinguish.
 
 Sigmoid is nearly flat far from zero, SiLU and GELU far below it; HardSwish and HardSigmoid are flat
-there exactly. Codes for the flat parts are wasted: the range is clipped where the results of all
-users change by at most half a step of 8 bits.
+there exactly. Codes for the flat parts are wasted: the range is clipped where this changes the
+results of all users by at most half an 8-bit step.
 
     Sigmoid(x)     |x| <= t,   sigmoid(-t) = 1 / 510
     x Sigmoid(x)   x >= -t,    t exp(-t) ~ step / 2,    step = (high + t) / 255

@@ -2,9 +2,9 @@
 
 Carriers share one range, and so do the operands and the result of some Concats: with one scale a
 Concat copies codes; with several it is slower than in float. The result has the widest range
-anyway, so an operand without other users loses nothing. An operand with other users may lose one
-bit at most. The range of an operand after a Relu or Clip must stay within the bounds, because only
-then is the Relu or Clip fused.
+anyway: an operand without other users loses nothing, one with other users may lose one bit at most.
+The range of an operand after a Relu or Clip must stay within the bounds; otherwise the Relu or Clip
+is not fused.
 """
 
 from __future__ import annotations

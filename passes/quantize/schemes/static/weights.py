@@ -37,7 +37,7 @@ from toolkit.quantization.qparams import QParams, QTensor
 from toolkit.rewriting.match_failure import MatchFailure
 
 _RESOLUTION = 2**23
-"""Quantization steps of the largest bias of a channel whose weights are all zero."""
+"""Quantization steps of the largest bias of a channel with zero weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ class LayerWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QLayer:
-    """A layer's quantized weight and bias; `is_stored`: the weight is in the model already."""
+    """A layer's quantized weight and bias; `is_stored`: the model has the weight already."""
 
     weight: QTensor
     bias: QTensor | None
@@ -79,10 +79,10 @@ def weight_of(g: Graph, node: NodeProto) -> LayerWeight | None:
     if source is None:
         return None
     if not math.prod(source.shape):
-        raise MatchFailure("no weights at all")
+        raise MatchFailure("empty weights")
     kernel = kernel_with(node, source.shape)
     if kernel is None or (kernel.is_matrix and len(source.shape) != 2):
-        raise MatchFailure("weights that are no matrix")
+        raise MatchFailure("weights that are not a matrix")
     bias = given(node, 2)
     if bias and floats_of(g, bias) is None:
         raise MatchFailure("a bias that is computed")
@@ -97,7 +97,7 @@ def weight_of(g: Graph, node: NodeProto) -> LayerWeight | None:
 
 
 def encode(weight: LayerWeight, entry: Entry, x_scale: float, mean: Array | None = None) -> QLayer:
-    """Quantize the weight and bias of a layer as its entry says. Raises Unfit.
+    """Quantize the weight and bias of a layer by its entry. Raises Unfit.
 
     `mean` holds the channel means of the layer's input.
     """

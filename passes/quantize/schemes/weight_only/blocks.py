@@ -1,8 +1,8 @@
 """Quantize blocks of weights: w ~ s (q - z), with a scale s and a zero point z per block.
 
 Codes q and zero points z are unsigned integers of 4 or 8 bits, so zero is exact. A symmetric block
-has z in the middle of the format. Its scale may be negative, which gives the largest weight the
-code 0, one step farther from z than the highest code.
+has z in the middle of the format. Its scale may be negative: then the largest weight gets code 0,
+one step farther from z than the highest code.
 
 Rounding to nearest tries a few fractions of the range [min w, max w] for each block, takes the one
 with the least squared error, and fits s to the resulting codes by least squares.

@@ -9,10 +9,10 @@ The damping d is a hundredth of the mean diagonal, more if H is still singular. 
 point of a block are fitted when its first input is reached. After Frantar et al., "GPTQ: Accurate
 Post-Training Quantization for Generative Pre-trained Transformers" (2022).
 
-With `by_importance`, inputs come by descending diagonal of H. Blocks still consist of adjacent
-inputs, so their scales are fitted in advance.
+`by_importance` orders inputs by descending diagonal of H. Blocks still consist of adjacent inputs:
+their scales are fitted in advance.
 
-H is summed over the calibration data. For a wide layer it is larger than the weights, so it is
+H is summed over the calibration data. For a wide layer it is larger than the weights, and therefore
 mapped to a file and updated by blocks of rows. With the inputs reversed, H + d I = L L^T, and U is
 L^-1 reversed. Both are computed in place (see `triangular`).
 """
@@ -30,10 +30,10 @@ from toolkit.calibrate.statistics import Array, Mismatch, Statistic, finite_boun
 from toolkit.storage.spill import allocate
 
 DAMPING = 0.01
-"""Relative to the mean diagonal of H."""
+"""The damping d relative to the mean diagonal of H."""
 _MOST_DAMPING = 1.0
 _CHUNK = 128
-"""Inputs per chunk; errors propagate beyond a chunk at its end, in one product."""
+"""Inputs per chunk; at its end, one product propagates the errors to later chunks."""
 _ROWS = 4096
 """Rows of x converted to float32 at a time; bounds the memory that a large batch takes."""
 

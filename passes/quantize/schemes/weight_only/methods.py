@@ -1,7 +1,7 @@
 """Choose how each layer's weights are quantized: round to nearest, hqq, or gptq.
 
-gptq needs the Gram matrix X^T X of a layer's input. Together these may be larger than the weights,
-so they are collected, used and released in groups that fit into memory.
+gptq needs the Gram matrix X^T X of a layer's input. Together these may be larger than the weights:
+they are collected, used and released in groups that fit into memory.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _grams(floats: Model, firsts: list[Job], ctx: Context) -> dict[str, Gram]:
 
 def _gptq(gram: Gram | None, job: Job, act_order: bool, ctx: Context) -> CodeMethod:
     if gram is None or not gram.rows:
-        what = "in a subgraph" if job.graph.parent is not None else "not seen in the data"
+        what = "in a subgraph" if job.graph.parent is not None else "missing from the data"
         ctx.note(f"{nd.label(job.layer.node)} is rounded to nearest: its input is {what}")
         return Rounding()
     return Solver.of(gram.total, act_order)

@@ -8,8 +8,8 @@ Other targets have a standard operator before the layer:
 
     W = DequantizeLinear(q, s, z)              int4 or int8, block_size along the inputs (opset 21)
 
-Tables dequantize only the gathered rows. A table shares the codes of a tied MatMulNBits projection;
-in the standard form both use int8 with a scale per row, since no standard operator gathers int4.
+Tables dequantize only the gathered rows. A table shares the codes of a tied MatMulNBits projection.
+In the standard form both use int8 with a scale per row: no standard operator gathers int4.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ Known: TypeAlias = dict[tuple[object, ...], BlockCodes]
 """Codes by weight and parameters, shared by all candidates of one model."""
 
 _CODES = {"int4": UINT4, "int8": UINT8}
-"""The format of the codes of weights in a signed format; they differ by its lowest code."""
+"""The unsigned format of codes, by signed format; codes differ by the lowest signed one."""
 
 
 def form_on(target: Target, bits: int) -> Form:
-    """Return the form of weights of so many bits for which the target has kernels."""
+    """Return the form for which the target has kernels with weights of `bits` bits."""
     blocks = Use("MatMulNBits", CONTRIB, 1, ("float32",), attributes=frozenset({("bits", bits)}))
     return "qdq" if target.obstacle(blocks) else "nbits"
 
@@ -65,7 +65,7 @@ def obstacle_to_blocks(target: Target, opset: int) -> str:
 class BlockWriter:
     """Writes layers; a weight with several users is quantized and stored once.
 
-    Codes that are not `known` come from the layer's method.
+    Unknown codes come from the layer's method.
     """
 
     form: Form
@@ -150,7 +150,7 @@ class BlockWriter:
         assert method is not None, entry.label
         fit = quantize_blocks(floats, turned, entry.block_size, grid, method, sink)
         made = BlockCodes(sink.done(), fit)
-        # Each candidate notes a gptq that was replaced, and two subgraphs may use one name.
+        # Not cached: every candidate notes a replaced gptq, and subgraphs may share a name.
         replaced = entry.method == "gptq" and not isinstance(method, Solver)
         if not replaced and weight.graph.parent is None:
             self.known[key] = made
@@ -215,7 +215,7 @@ class BlockWriter:
     def _dequantize(self, g: Graph, layer: MatrixLayer, value: str) -> None:
         """Replace the weight operand of a layer."""
         node, weight = layer.node, layer.weight
-        if weight.turned != bool(nd.attr(node, "transB", 0)):  # there is a Transpose between
+        if weight.turned != bool(nd.attr(node, "transB", 0)):  # a Transpose is in between
             value = g.op("Transpose", value, at=node, perm=[1, 0])
         before = g.producer(node.input[1])
         g.set_input(node, 1, value)

@@ -51,14 +51,14 @@ _LEVELS = 4
 
 @dataclass(frozen=True, slots=True)
 class QuantizeWeights:
-    """Store the weights of linear layers in 4 or 8 bits by blocks; tables by rows."""
+    """Store weights of linear layers in 4 or 8 bits by blocks, tables by rows."""
 
     name: ClassVar[str] = "quantize-weights"
     tolerance: ClassVar[Tolerance] = QUANT
     weights: Literal["int4", "int8"] = field(default="int4", metadata={"help": "Bits of a weight."})
     block_size: int | None = field(
         default=None,
-        metadata={"help": "Weights that share a scale: 16 to 256; none: 32 for int4, 128 for int8"},
+        metadata={"help": "Weights per scale: 16 to 256; none: 32 for int4, 128 for int8"},
     )
     symmetric: bool | None = field(
         default=None, metadata={"help": "Blocks without a zero point; none: for int8, not for int4"}
@@ -71,7 +71,7 @@ class QuantizeWeights:
         metadata={"help": "nbits: MatMulNBits; qdq: DequantizeLinear; auto: by the target"},
     )
     accuracy_level: int = field(
-        default=4, metadata={"help": "Of MatMulNBits: 0 or 1 computes in floats, 4 in int8"}
+        default=4, metadata={"help": "MatMulNBits: 0 or 1 computes in float, 4 in int8"}
     )
     act_order: bool = field(
         default=True, metadata={"help": "gptq: quantize the most important inputs first"}
@@ -112,7 +112,7 @@ class QuantizeWeights:
         """Return an entry for every node with weights."""
         found = list(matrices_in(model))
         entries = {id(item.node): self._entry(item) for item in found}
-        if self.embeddings == "float":  # an int8 copy of a tied weight would add to the size
+        if self.embeddings == "float":  # an int8 copy of a tied weight would only add to the size
             tables = {item.layer.weight.key for item in found if isinstance(item.layer, Table)}
             for item in found:
                 if isinstance(item.layer, Linear) and item.layer.weight.key in tables:

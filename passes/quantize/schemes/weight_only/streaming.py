@@ -22,9 +22,9 @@ from toolkit.storage.spill import allocate
 _PIECE_BYTES = 1 << 20
 """The size of a piece in float32."""
 _WHOLE_BYTES = 1 << 24
-"""The size of a piece that has all inputs of its outputs."""
+"""The size of a piece with all inputs of its outputs."""
 _MOST_VANISHED = {4: 0.75, 8: 0.5}
-"""A weight stays float if a larger share of its nonzero elements would become zero, by bits."""
+"""A weight stays float if a larger share of its nonzero elements vanishes, by bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,8 +55,8 @@ def test_kinds(node: str, kind: str) -> None:
         ("y = com.microsoft.FusedMatMul <transBatchA = 1> (x, w)", "a transposed input"),
         ("y = Gemm <beta = 2.0> (x, w, b)", "a bias that is computed and scaled"),
         ("y = Conv (image, k, b)", "a bias that is computed"),
-        ("y = MatMul (x, deep)", "weights that are no matrix"),
-        ("y = MatMul (x, empty)", "no weights at all"),
+        ("y = MatMul (x, deep)", "weights of rank 3, not 2"),
+        ("y = MatMul (x, empty)", "empty weights"),
         (
             "y = MatMul (x, half)",
             "weights of float16, and only 32-bit floats are quantized; run the pass fp32 first",
@@ -69,11 +69,11 @@ def test_kinds(node: str, kind: str) -> None:
             "y = LSTM <hidden_size = 2, layout = 1> (steps, gates, again)",
             "a recurrent layer with the batch first, which the int8 kernel lacks",
         ),
-        ("y = LSTM <hidden_size = 2> (steps, few, again)", "weights that are no LSTM's"),
-        ("y = LSTM <hidden_size = 2> (steps, gates, w)", "weights that are no LSTM's"),
+        ("y = LSTM <hidden_size = 2> (steps, few, again)", "weights without four equal gates"),
+        ("y = LSTM <hidden_size = 2> (steps, gates, w)", "weights of rank 2, not 3"),
         (
             "y = com.microsoft.Attention <num_heads = 2> (x, packed, packed_bias, , , b)",
-            "packed attention with an attention bias or a buffer for the past",
+            "packed attention with an attention bias or a past buffer",
         ),
         (
             "y = com.microsoft.Attention <num_heads = 2, do_rotary = 1> (x, packed, packed_bias)",

@@ -49,7 +49,7 @@ def test_unsupported_tables_stay_float() -> None:
     notes = stays(by_column, floats("t", 20, 8), "y = Gather <axis = 1> (t, i)")
     assert "not gathered by rows" in notes[0]
     deep = "g (int64[S] i) => (float[S, 2, 3] y)"
-    assert "no matrix" in stays(deep, floats("t", 20, 2, 3), "y = Gather (t, i)")[0]
+    assert "weights of rank 3, not 2" in stays(deep, floats("t", 20, 2, 3), "y = Gather (t, i)")[0]
     short = "g (int64[S] i) => (float[S, 7] y)"
     assert "fewer than 8" in stays(short, floats("t", 20, 7), "y = Gather (t, i)")[0]
     whole = "g (int64[S] i) => (int64[S] y)"

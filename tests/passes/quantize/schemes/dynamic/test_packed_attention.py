@@ -156,7 +156,7 @@ def test_the_standard_operator_is_another_one() -> None:
 
 def test_other_passes_and_targets_note_the_reason() -> None:
     for item, target, said in (
-        (ITEM, "onnx", "packed attention, and only onnxruntime has an int8 kernel"),
+        (ITEM, "onnx", "packed attention, with an int8 kernel in onnxruntime only"),
         (QuantizeWeights(min_elements=1), "ort-cpu", "packed attention"),
     ):
         result = Pipeline([item], target=target).run(Model.from_proto(parse(attention())))

@@ -231,7 +231,7 @@ def test_weight_that_is_a_graph_input_stays_float() -> None:
 def test_weights_of_rank_3_stay_float() -> None:
     signature = "g (float[2, 4, 16] x) => (float[2, 4, 8] y)"
     notes = stays(signature, floats("w", 2, 16, 8), "y = MatMul (x, w)")
-    assert "weights that are no matrix" in notes[0]
+    assert "weights of rank 3, not 2" in notes[0]
 
 
 def test_matmul_without_elements_stays_float() -> None:
@@ -239,7 +239,7 @@ def test_matmul_without_elements_stays_float() -> None:
     signature = "g (float[N, 0] x) => (float[N, 8] y)"
     fed = {"x": np.zeros((3, 0), np.float32)}
     notes = stays(signature, "float[0, 8] w = {}", "y = MatMul (x, w)", inputs=fed)
-    assert "no weights at all" in notes[0]
+    assert "empty weights" in notes[0]
 
 
 @pytest.mark.parametrize("kind", ["float16", "double"])

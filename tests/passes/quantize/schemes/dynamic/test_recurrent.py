@@ -143,4 +143,4 @@ def test_other_targets_keep_the_float_layer() -> None:
     subject, ctx = Model.from_proto(parse(lstm())), Context(Settings(target="onnx"))
     ALL.run(subject, ctx)
     assert not len(subject.journal)
-    assert "only onnxruntime has an int8 kernel" in ctx.notes[0]
+    assert "with an int8 kernel in onnxruntime only" in ctx.notes[0]

@@ -131,7 +131,7 @@ def test_in_a_body() -> None:
         (fused("alpha = -1.0"), "", "a factor that is not positive"),
         (fused("alpha = 0.0"), "", "a factor that is not positive"),
         (fused("transBatchA = 1"), "g (float[16, N, 16] x) => (y)", "a transposed input"),
-        (fused("alpha = 1.0", weight="k"), "g (float[3, N, 16] x) => (y)", "are no matrix"),
+        (fused("alpha = 1.0", weight="k"), "g (float[3, N, 16] x) => (y)", "are not a matrix"),
         (
             "y = com.microsoft.FusedMatMul <alpha = 0.5> (x, z)",
             "g (float[N, 16] x, float[16, 8] z) => (float[N, 8] y)",
