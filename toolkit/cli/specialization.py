@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from toolkit.errors import UsageError
@@ -68,6 +67,8 @@ def _items(option: str, example: str, items: Iterable[str]) -> dict[str, str]:
 def _value(name: str, text: str) -> Any:
     if not text.startswith("@"):
         return text
+    import numpy as np
+
     path = _path(text)
     try:
         loaded: Any = np.load(path, allow_pickle=False)

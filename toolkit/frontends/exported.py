@@ -13,7 +13,7 @@ from toolkit.frontends.protocol import Case, Failure
 from toolkit.frontends.request import Axes, Request
 from toolkit.frontends.scratch import Scratch
 from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import dtype_name
+from toolkit.ir.signature import describe_value
 from toolkit.storage import serialize
 from toolkit.storage.atomic_write import require_writable, same_file, write_files
 from toolkit.targets import DEFAULT_TARGET
@@ -76,17 +76,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise SaveError(f"cannot create the folder '{folder}': {error.strerror}") from error
-
-
-def describe_value(model: Model, name: str) -> dict[str, Any]:
-    """Return the name, type and shape of a value; type None if it is not a tensor."""
-    declared = model.graph.type(name)
-    if declared is None:
-        return {"name": name, "type": None, "shape": None}
-    shape = None
-    if declared.shape is not None:
-        shape = [size if isinstance(size, int) else str(size) for size in declared.shape]
-    return {"name": name, "type": dtype_name(declared.dtype), "shape": shape}
 
 
 @dataclass(frozen=True, slots=True)

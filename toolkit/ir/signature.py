@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onnx import TypeProto, ValueInfoProto
 
 from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import from_proto
+from toolkit.ir.tensor_type import dtype_name, from_proto
 from toolkit.symbolic import Expr
 
 
@@ -62,6 +63,17 @@ def type_change(old: TypeProto, new: TypeProto, may_narrow: bool) -> str:
         if isinstance(a, Expr) and isinstance(b, int) and not may_narrow:
             return f"has a dimension fixed at {b}, which was dynamic"
     return ""
+
+
+def describe_value(model: Model, name: str) -> dict[str, Any]:
+    """Return the name, type and shape of a value; type None if it is not a tensor."""
+    declared = model.graph.type(name)
+    if declared is None:
+        return {"name": name, "type": None, "shape": None}
+    shape = None
+    if declared.shape is not None:
+        shape = [size if isinstance(size, int) else str(size) for size in declared.shape]
+    return {"name": name, "type": dtype_name(declared.dtype), "shape": shape}
 
 
 def _copy(value: ValueInfoProto) -> ValueInfoProto:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from toolkit.ir.signature import describe_value
 from toolkit.report import text
 from toolkit.report.console import line, print_result, table
 
@@ -36,8 +37,6 @@ def print_exported(out: Console, exported: Exported) -> None:
 
 
 def _print_graph(out: Console, graph: ExportedGraph) -> None:
-    from toolkit.frontends.exported import describe_value
-
     values = table("", "name", "type", "shape")
     for kind, names in (("input", graph.model.graph.feeds), ("output", graph.model.graph.outputs)):
         for name in names:

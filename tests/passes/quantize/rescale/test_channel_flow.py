@@ -19,7 +19,8 @@ from toolkit.pass_manager.protocol import Context
 
 HEAD = """<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> agraph (
     float[2, 6, 4, 4] image, float[2, 5, 6] rows, float[2, 1, 5, 6] thin,
-    float[2, 5, 5] weights, float[2, 5, 4] others, float[5] vector, float[7] seven, float[2, 6, 4, 4] second,
+    float[2, 5, 5] weights, float[2, 5, 4] others, float[5] vector, float[7] seven,
+    float[2, 6, 4, 4] second,
     float[2, 5, 12] queries, float[2, 7, 6] keys, float[2, 7, 6] values,
     float[2, 2, 5, 3] q, float[2, 2, 7, 3] k, float[2, 2, 7, 3] v, float[2, 4, 5, 3] q4,
     float[2, 2, 4, 7] scores, float[2, 5, 32] gq, float[2, 5, 16] gk, float[2, 5, 16] gv
