@@ -109,7 +109,7 @@ def _metric(given: str | Function | None) -> Named | Score | None:
         return cast("Named", given)
     if ":" not in given.strip(":"):
         listed = ", ".join(known)
-        hint = suggestion(given, list(known)) or f": there are {listed}, or module:function"
+        hint = suggestion(given, list(known)) or f": choose one of {listed}, or module:function"
         raise UsageError(f"no metric is called '{given}'{hint}")
     function = object_at(given)
     if not callable(function):

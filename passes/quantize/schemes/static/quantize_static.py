@@ -1,9 +1,9 @@
 """Static int8 quantization: activations have fixed scales from calibration data.
 
 The pass makes a plan (nodes, number formats, ranges of tensors), then applies it. Subgraphs of If,
-Loop and Scan are included; nodes that never run on the data have no range and stay float.
+Loop and Scan are included; nodes that never run on the data stay float.
 
-    quantizable_ops, int8_region   operators with int8 kernels, and those in int8 together
+    quantizable_ops, int8_region   operators with int8 kernels, and connected regions of them
     shared_scales,                 scales of activations: from ranges, shared, and narrowed to the
     range_narrowing                part that users distinguish
     weights                        scales and codes of weights and biases
@@ -71,7 +71,7 @@ DEFAULT_OPS = (
     *("MaxPool", "Resize", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice"),
     *("Split", "Gather", "Expand", "Identity", "DepthToSpace"),
 )
-"""Operators whose int8 kernels are worthwhile between int8 neighbours."""
+"""Operators whose int8 kernels pay off between int8 neighbors."""
 
 
 _NO_KERNEL = ("ConvTranspose",)
@@ -120,15 +120,15 @@ class QuantizeStatic:
     plan: Path | Plan | None = field(default=None, metadata=options.PLAN)
 
     def __post_init__(self) -> None:
-        Percentile(self.percent)  # raises for an invalid percentile
+        Percentile(self.percent)  # raises UsageError for an invalid one
         if self.percent != _PERCENT and self.observer != "percentile":
             raise UsageError(f"{self.name}: percent is for observer=percentile")
         if self.activations == "int8" and self.weights == "uint8":
-            raise UsageError(f"{self.name}: no kernel takes activations=int8 with weights=uint8")
+            raise UsageError(f"{self.name}: no kernel supports activations=int8 with weights=uint8")
         known = [*PRODUCTS, *COMBINERS, *CARRIERS]
         strange = next((op for op in self.ops if op not in known), None)
         if strange is not None:
-            hint = suggestion(strange, known) or f": there are {', '.join(known)}"
+            hint = suggestion(strange, known) or f": choose from {', '.join(known)}"
             raise UsageError(f"{self.name}: '{strange}' is not an operator to quantize{hint}")
 
     def run(self, model: Model, ctx: Context) -> None:
@@ -158,7 +158,7 @@ class QuantizeStatic:
 
         region = connected_region(sites, results)
         tensors = region.scopes()
-        # The result of a site shows that it has run; its operands may all be captured.
+        # The result of a site shows that it ran; all its operands may be captured.
         results_inside = (site.node.output[0] for site in region.sites if site.is_inner)
         names = (*tensors, *results_inside)
         by_percent = self.observer == "percentile"

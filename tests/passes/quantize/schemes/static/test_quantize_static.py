@@ -294,7 +294,7 @@ def test_an_older_opset_is_lifted(opset: int) -> None:
     changed = quantized(IMAGE, CONV, nodes, "QLinearConv", opset=opset)
     assert changed.opsets[""] == 13
     notes = stays(IMAGE, CONV, nodes, _Kept(), opset=opset)
-    assert "needs opset 13, and the model is to stay" in notes[0]
+    assert "needs opset 13, but the model must stay" in notes[0]
 
 
 def test_operators_that_the_opset_lift_splits_are_planned_afterwards() -> None:
@@ -351,12 +351,12 @@ def test_options(options: dict[str, Any], form: Any) -> None:
     ("options", "said"),
     [
         ({"percent": 0}, "percent is 0; it must be above 0"),
-        ({"activations": "int8", "weights": "uint8"}, "no kernel takes activations=int8 with"),
+        ({"activations": "int8", "weights": "uint8"}, "no kernel supports activations=int8 with"),
         (
             {"ops": ("Conv", "Maxpool")},
             "'Maxpool' is not an operator to quantize: did you mean 'M",
         ),
-        ({"ops": ("LSTM",)}, "'LSTM' is not an operator to quantize: there are Conv, "),
+        ({"ops": ("LSTM",)}, "'LSTM' is not an operator to quantize: choose from Conv, "),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
