@@ -29,7 +29,7 @@ def explain(
     opset: args.Opset = None,
     json_file: args.JsonFile = None,
 ) -> None:
-    """Show what fused, and for what did not, the nearest rule and why it does not match.
+    """Show what fused and, for the rest, the nearest rule and why it does not match.
 
     The passes run without verification on a copy in memory: no model is written.
     """
