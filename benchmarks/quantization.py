@@ -35,8 +35,7 @@ from measure import MEGABYTE, anonymous_bytes, child_environment
 from publishing import RESULTS, progress, publish, setting
 from quantization_claims import claims
 from quantization_results import FLOAT, Row, Run, markdown
-from quantization_scores import SCORES, noise, open_session, pooled
-from quantization_scores import run as run_model
+from quantization_scores import SCORES, noise, open_session, pooled, run as run_model
 from quantization_subjects import SUBJECTS, Missing, Subject, load_feeds, transformer
 from quantization_tools import TOOLS
 

@@ -20,10 +20,8 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.axes import positive_axes
 from passes.analysis.axis_flow import carried_from
 from passes.analysis.operands import int_operand, operand
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, Shape, node as nd
 from toolkit.ir.op_traits import MOVEMENT
-from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import Dim, Expr, is_nonneg
 
 T = TypeVar("T")

@@ -22,10 +22,8 @@ from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import given, int_operand, normalized_from, operand, permutation
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, Shape, node as nd
 from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE, REDUCTIONS
-from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import Dim
 
 BROADCAST = -1

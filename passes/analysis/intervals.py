@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from toolkit.ir import node as nd
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, node as nd
 
 
 class Interval(NamedTuple):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from onnx import NodeProto
 
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 
 if TYPE_CHECKING:
     from toolkit.pass_manager.protocol import Context

@@ -16,9 +16,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.shapes.dims import slice_indices
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Array, Graph, Shape, TensorType, node as nd
 from toolkit.symbolic import Dim, Expr, floordiv, is_positive
 
 # -- reading

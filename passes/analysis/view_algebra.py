@@ -17,8 +17,7 @@ from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import given, int_operand, permutation, scalar_value
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.ir.op_traits import VIEWS
 from toolkit.symbolic import Dim, floordiv
 

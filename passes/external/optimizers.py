@@ -10,8 +10,7 @@ from onnx import GraphProto, ModelProto
 
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.extras import require
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.pass_manager.adapters import Editor, apply, keep_description, observed
 from toolkit.verification.tolerance import FLOAT, Tolerance
 

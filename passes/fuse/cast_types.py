@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.rewriting.rule import Match, MatchFailure
 
 

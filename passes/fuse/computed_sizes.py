@@ -9,8 +9,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import int_vector, reshape, reshape_target
 from passes.fuse.typed_op import typed_op
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType
 from toolkit.rewriting.match_failure import MatchFailure
 
 SizeSource = int | tuple[str, int]

@@ -15,8 +15,7 @@ from onnx import NodeProto
 from passes.analysis.operands import extra_outputs_used, given, scalar
 from passes.fuse.norm.norm_writer import LAYER, RMS
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Graph, TensorType
 
 
 def typed_op(

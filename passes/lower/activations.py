@@ -11,8 +11,7 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.operands import scalar
 from passes.fuse.activation.quick_gelu import scaled_silu
 from passes.lower.cost_query import CostQuery, require_float
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import const, op, product, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Graph, Shape
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.runtime.cost_table import Costs, cores, costs_in_use
 

@@ -7,8 +7,7 @@ from onnx import NodeProto
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_vector, ints
 from passes.lower.cost_query import CostQuery
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite

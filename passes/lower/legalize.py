@@ -21,9 +21,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import extra_outputs_used, given
 from passes.opset.conversion import lower_ir
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, apply_rules, rewrite

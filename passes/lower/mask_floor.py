@@ -26,10 +26,8 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given, ints
 from passes.lower.cost_query import CostQuery, require_float
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, Shape, node as nd
 from toolkit.ir.op_traits import MOVEMENT, VIEWS, has_trait
-from toolkit.ir.tensor_type import Shape
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite

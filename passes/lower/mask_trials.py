@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from passes.lower.cost_query import CostQuery
 from passes.lower.mask_floor import TRIAL_DEPTH, AttentionMask, require_gain, rules
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import apply_rules
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.lower.cost_query import CostQuery, require_float
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import number, op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite

@@ -9,8 +9,7 @@ from __future__ import annotations
 from onnx import NodeProto, TensorProto
 
 from passes.lower.cost_query import CostQuery
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import Rule, rewrite

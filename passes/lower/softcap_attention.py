@@ -18,8 +18,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import reshape, scalar, transpose, unsqueeze
 from passes.lower.cost_query import CostQuery
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.ir.op_traits import MOVEMENT
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure

@@ -16,10 +16,8 @@ from onnx import NodeProto
 from passes.analysis.axis_flow import MIXED, axis_flow
 from passes.analysis.operands import int_vector
 from passes.simplify.canonicalize.slice_concat_pad import redundant_expand
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, Shape, TensorType, node as nd
 from toolkit.ir.op_traits import ELEMENTWISE, REDUCTIONS
-from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, helper, shape_inference
 
 from passes.analysis.operands import given
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import TensorType, from_proto
+from toolkit.ir import Graph, Model, TensorType, from_proto, node as nd
 
 Array = NDArray[Any]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from passes.opset import experimental, legacy, normalization, resize
-from passes.opset import moved_attributes as attributes
+from passes.opset import experimental, legacy, moved_attributes as attributes, normalization, resize
 from passes.opset.adapter_context import Adapter
 from passes.opset.scan import scan_without_batch
 

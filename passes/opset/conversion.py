@@ -18,9 +18,7 @@ from passes.opset.function_bodies import FunctionModel, expand, import_version
 from passes.opset.ir_version import ir_of_opset, least_ir
 from passes.opset.lowering_table import DECOMPOSITIONS, LOWERING, LOWEST
 from passes.opset.relabel import changes_at, may_need_types, occurring_types, relabel
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.runtime import MAX_IR, MAX_OPSET
 from toolkit.targets import Target
 from toolkit.targets.releases import operand_types

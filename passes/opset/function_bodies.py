@@ -9,10 +9,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto
 from passes.opset.adapter_context import AdapterContext
 from passes.opset.relabel import schema_at
 from passes.simplify.inline import inline_call
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import to_proto
+from toolkit.ir import Graph, Model, node as nd, to_proto
 
 
 class FunctionModel:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from passes.opset import decompositions as parts
-from passes.opset import inputs_to_attributes as older
+from passes.opset import decompositions as parts, inputs_to_attributes as older
 from passes.opset.adapter_context import Adapter
 from passes.opset.attention import attention
 

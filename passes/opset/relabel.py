@@ -13,8 +13,7 @@ from functools import lru_cache
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from passes.opset.adapter_context import AdapterContext, CannotConvert
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.ir.op_schema import schema_of
 
 NEW_VALUES: Mapping[tuple[int, str, str], tuple[str, ...]] = {

@@ -22,9 +22,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.node_filter import matches
 from toolkit.calibrate.statistics import Range
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.ir.op_schema import schema_of
 from toolkit.ir.op_traits import MOVEMENT, ONE_FLOAT_TYPE, has_trait
 

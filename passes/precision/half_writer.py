@@ -16,10 +16,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.analysis.node_filter import matches
 from passes.precision.half_selection import Slots, unfit
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Array, Graph, Model, TensorType, node as nd
 from toolkit.storage.spill import allocate
 
 _Key: TypeAlias = tuple[int, str]

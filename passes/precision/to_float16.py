@@ -18,8 +18,7 @@ from passes.precision.half_selection import select_nodes
 from passes.precision.half_writer import Halves, store_weights
 from toolkit.calibrate.observers import MinMax
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.messages import by_reason
 from toolkit.verification.tolerance import QUANT, Tolerance
 

@@ -16,10 +16,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto
 
 from passes.precision.half_writer import converted, retyped
 from passes.simplify.inline import InlineFunctions
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Graph, Model, TensorType, node as nd
 from toolkit.verification.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from passes.quantize.layers.channel_weights import Kernel, kernel_of
 from passes.quantize.layers.row_blocks import blocks
 from passes.quantize.layers.weight_storage import drop_unused
 from toolkit.errors import UsageError
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Array, Graph, Model
 from toolkit.storage.spill import allocate
 from toolkit.verification.tolerance import QUANT, Tolerance
 

@@ -22,8 +22,7 @@ from toolkit.calibrate import range_selection
 from toolkit.calibrate.histogram import Histogram
 from toolkit.calibrate.observers import Collect
 from toolkit.calibrate.statistics import ChannelExtremes, Extremes, Statistic
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model
 from toolkit.quantization.number_format import UINT8
 from toolkit.rewriting.match_failure import MatchFailure
 

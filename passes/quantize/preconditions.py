@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from passes.lower.legalize import Legalize
 from passes.opset.opset import Opset
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.ir.op_traits import INTEGER_COMPUTE
 
 if TYPE_CHECKING:

@@ -40,8 +40,7 @@ from passes.quantize.search.search import likely, search
 from passes.quantize.search.value_shapes import sizes_on
 from toolkit.calibrate.observers import ObserverName
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.quantization.plan import Entry, Plan, as_applied
 from toolkit.quantization.plan_json import read_plan
 from toolkit.runtime.cost_table import Costs, Progress, costs_in_use

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onnx import AttributeProto, NodeProto
 
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.ir.op_schema import facts_of
 from toolkit.ir.op_traits import COMMUTATIVE, COMMUTATIVE_VARIADIC, PURE_CONTRIB, is_random
 from toolkit.verification.tolerance import EXACT, Tolerance

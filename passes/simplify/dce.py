@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onnx import FunctionProto, NodeProto
 
-from toolkit.ir import node as nd
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.ir.call_graph import called_by, calls_among, key_of, reached
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
 from toolkit.ir.op_schema import facts_of
 from toolkit.ir.op_traits import CONTROL_FLOW
 from toolkit.verification.tolerance import EXACT, Tolerance

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from onnx import TensorProto, numpy_helper
 
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model
 from toolkit.storage.weights import Weights, is_external, nbytes, reference
 from toolkit.verification.tolerance import EXACT, Tolerance
 

@@ -27,11 +27,9 @@ from onnx import (
 
 from passes.analysis.const_eval import evaluate
 from toolkit.errors import RuntimeRefused
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, TensorType, from_proto, to_proto
 from toolkit.ir.node import STANDARD_DOMAINS, inputs_of, is_op, outputs_of
 from toolkit.ir.op_traits import is_random
-from toolkit.ir.tensor_type import TensorType, from_proto, to_proto
 from toolkit.pass_manager.protocol import Context
 from toolkit.storage.weights import nbytes
 from toolkit.verification.tolerance import EXACT, Tolerance

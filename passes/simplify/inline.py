@@ -8,11 +8,9 @@ from typing import ClassVar
 from onnx import FunctionProto, NodeProto
 
 from passes.simplify.dce import drop_uncalled
-from toolkit.ir import node as nd
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.ir.call_graph import all_nodes, called_by, key_of
 from toolkit.ir.clone import clone
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
 from toolkit.ir.op_schema import schema_of
 from toolkit.pass_manager.protocol import Context
 from toolkit.verification.tolerance import EXACT, Tolerance

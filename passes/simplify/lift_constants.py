@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from onnx import NodeProto
 
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model
 from toolkit.ir.node import is_op
 from toolkit.pass_manager.protocol import Context
 from toolkit.verification.tolerance import EXACT, Tolerance

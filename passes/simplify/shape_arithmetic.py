@@ -19,11 +19,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.operands import reshape_target
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, Shape, TensorType, node as nd
 from toolkit.ir.op_traits import VIEWS
-from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.symbolic import Dim, Expr
 from toolkit.verification.tolerance import EXACT, Tolerance
 

@@ -297,6 +297,7 @@ def test_outputs_that_are_no_files(refused, tmp_path, tiny, monkeypatch):
     refused("optimize", tiny, "-o", "new/", says="is a folder")
     refused("optimize", tiny, "--json", "new/", says="is a folder")
     refused("optimize", tiny, "-o", "-", says="-o -")
+    refused("optimize", tiny, "-o", "model.ort", says="convert_onnx_models_to_ort")
     refused("optimize", tiny, "-o", "", says="is a folder")
     refused("optimize", "", says="is a folder")
 

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from toolkit.cli import app as app_module
-from toolkit.cli import main as cli
+from toolkit.cli import app as app_module, main as cli
 from toolkit.errors import NotProven, UsageError
 
 HEAVY = ("numpy", "onnx", "onnxruntime", "torch", "transformers", "onnxsim", "onnxscript")

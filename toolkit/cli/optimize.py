@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolkit.cli import arguments as args
-from toolkit.cli import calibration, specialization
+from toolkit.cli import arguments as args, calibration, specialization
 from toolkit.cli.inputs import read_model, require_apart
 from toolkit.cli.interrupts import Interrupted
 from toolkit.cli.outputs import Destinations, JsonReport, SideFile, model_path

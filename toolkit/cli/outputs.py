@@ -47,6 +47,11 @@ def model_path(given: str | None, model: Path) -> Path:
         return model.parent / f"{model.name.removesuffix('.onnx')}.opt.onnx"
     if given == "-":
         raise UsageError("-o - is not possible: a model is written to a file")
+    if given.endswith(".ort"):
+        raise UsageError(
+            f"'{given}' cannot be written: write an .onnx file, and convert it by "
+            "`python -m onnxruntime.tools.convert_onnx_models_to_ort`"
+        )
     return _file_path(given)
 
 

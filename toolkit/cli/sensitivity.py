@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolkit.cli import arguments as args
-from toolkit.cli import calibration
+from toolkit.cli import arguments as args, calibration
 from toolkit.cli.inputs import read_model, require_apart
 from toolkit.cli.outputs import JsonReport
 from toolkit.errors import UsageError

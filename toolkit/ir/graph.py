@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from toolkit.ir import edits as ed
-from toolkit.ir import node as nd
+from toolkit.ir import edits as ed, node as nd
 from toolkit.ir.def_use import CycleError
 from toolkit.ir.tensor_type import TensorType
 from toolkit.ir.values import Array, Values

@@ -173,8 +173,7 @@ def steps_bar(wanted: bool, first: str) -> Generator[Callable[[float, int | None
     if not wanted or not out.is_terminal:
         yield lambda done, total, description: None
         return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
     label = TextColumn("{task.description}", markup=False)
     with Bar(BarColumn(24), label, TimeElapsedColumn(), console=out, transient=True) as bar:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from onnx import NodeProto
 
 from toolkit.errors import ToolkitError, summarize
-from toolkit.ir import edits as ed
-from toolkit.ir import node as nd
+from toolkit.ir import edits as ed, node as nd
 from toolkit.ir.graph import Graph
 from toolkit.ir.model import Model
 from toolkit.pattern.associative import heads_above

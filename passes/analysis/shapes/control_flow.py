@@ -29,9 +29,7 @@ from passes.analysis.shapes.facts import (
     scalar,
 )
 from passes.analysis.shapes.scope import Scope
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType, from_proto
+from toolkit.ir import Graph, TensorType, from_proto, node as nd
 from toolkit.symbolic import Expr, is_positive, maximum, unknown
 
 if TYPE_CHECKING:

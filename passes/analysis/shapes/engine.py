@@ -36,9 +36,7 @@ from passes.analysis.shapes.facts import (
 )
 from passes.analysis.shapes.onnx_fallback import OnnxInference
 from passes.analysis.shapes.scope import Scope
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import Shape, TensorType, from_proto
+from toolkit.ir import Graph, Model, Shape, TensorType, from_proto
 from toolkit.symbolic import Dim, Expr, unknown
 
 STANDARD: dict[str, Rule] = {

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto
 
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType
 from toolkit.symbolic import Dim, Expr
 
 Array = NDArray[Any]

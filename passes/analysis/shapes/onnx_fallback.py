@@ -14,9 +14,8 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from passes.analysis.shapes.facts import Fact, Knowledge, numeric
-from toolkit.ir import node as nd
+from toolkit.ir import node as nd, to_proto
 from toolkit.ir.op_schema import schema_of
-from toolkit.ir.tensor_type import to_proto
 from toolkit.storage.weights import is_external, nbytes
 from toolkit.symbolic import Expr
 

@@ -13,8 +13,7 @@ from passes.analysis.shapes.facts import (
     Array,
     vector,
 )
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Graph, TensorType
 from toolkit.symbolic import Dim, Expr, unknown
 
 _MOST_NAMED = 8

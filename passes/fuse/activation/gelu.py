@@ -15,8 +15,7 @@ import math
 from onnx import NodeProto, TensorProto
 
 from passes.fuse.cast_types import require_type_kept
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import Pattern, maybe_cast, op, product, total, var
 from toolkit.rewriting.rule import Match, rewrite
 

@@ -15,8 +15,7 @@ from passes.fuse.linear.affine import may_copy
 from passes.fuse.linear.consecutive import layer_of
 from passes.fuse.linear.weights import LinearWeights, why_unchanged
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import number, op, product, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite

@@ -14,8 +14,7 @@ from __future__ import annotations
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import scalar
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Graph
 from toolkit.pattern import number, op, product, total, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -21,8 +21,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import scalar
 from passes.fuse.activation.relu_clip import SINGLE_AND_HALF, negative, positive, require_type
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Graph
 from toolkit.pattern import number, op, product, total, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -21,8 +21,7 @@ from onnx import NodeProto
 from passes.analysis.operands import broadcast, reshape, transpose
 from passes.fuse.linear.affine import may_copy
 from passes.fuse.typed_op import typed_op
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS, TensorType
+from toolkit.ir import FLOATS, Array, Graph, TensorType
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

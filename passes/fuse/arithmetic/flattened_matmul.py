@@ -19,9 +19,7 @@ from onnx import NodeProto
 from passes.analysis.operands import given, reshape, reshape_target
 from passes.fuse.linear.affine import Channels, by_channel, use_count
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -21,10 +21,8 @@ from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_operand, permutation, same_shape, transpose, whole
 from passes.fuse.arithmetic import einsum, flattened_matmul, one_hot_indices
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import FLOATS, Graph, node as nd
 from toolkit.ir.op_traits import REDUCTIONS
-from toolkit.ir.tensor_type import FLOATS
 from toolkit.pattern import const, number, op, product, var
 from toolkit.rewriting.rule import MatchFailure, RulePass, rewrite
 

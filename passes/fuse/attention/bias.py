@@ -17,9 +17,7 @@ from passes.analysis.affine_index import size_in_inputs, truth
 from passes.analysis.operands import int_vector, reshape
 from passes.fuse.attention.scores import Bias
 from passes.fuse.computed_sizes import SizeSource, reshape_to, size_vector
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType, node as nd
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim
 

@@ -42,9 +42,7 @@ from passes.fuse.attention.reshaped_bias import bias_in_another_shape
 from passes.fuse.attention.scores import Scores, keeps_matrices, read_scores
 from passes.fuse.computed_sizes import size_vector
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType, node as nd
 from toolkit.pattern import maybe_cast, op, optional, var
 from toolkit.rewriting.anchors import Anchors
 from toolkit.rewriting.rule import MatchFailure, RulePass, rewrite

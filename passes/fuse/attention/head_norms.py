@@ -12,9 +12,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import normalized_from, permutation, transpose
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Graph, TensorType, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

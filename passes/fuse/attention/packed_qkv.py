@@ -29,9 +29,7 @@ from passes.analysis.operands import (
     transpose,
     unsqueeze,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite

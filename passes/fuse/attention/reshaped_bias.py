@@ -12,8 +12,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import broadcast, reshape, reshape_target
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import op, total, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -15,10 +15,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.operands import scalar_value
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import FLOATS, Graph, Shape, node as nd
 from toolkit.ir.op_traits import VIEWS
-from toolkit.ir.tensor_type import FLOATS, Shape
 from toolkit.rewriting.match_failure import MatchFailure
 
 _MAX_CHAIN = 16

@@ -28,9 +28,7 @@ from passes.fuse.compact.constant_tokens import added_tokens
 from passes.fuse.compact.split_before_transpose import factor_before_moves, split_after_transpose
 from passes.fuse.linear import dense
 from passes.simplify.fold import Fold
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import apply_rules, rewrite

@@ -15,8 +15,7 @@ from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_vector
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite

@@ -26,10 +26,8 @@ from passes.analysis.intervals import (
 )
 from passes.analysis.operands import unsqueeze
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, Shape, TensorType, node as nd
 from toolkit.ir.op_traits import VIEWS
-from toolkit.ir.tensor_type import Shape, TensorType
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _MIN_NODES = 4

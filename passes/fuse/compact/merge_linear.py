@@ -19,9 +19,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import given, int_vector
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS, TensorType
+from toolkit.ir import FLOATS, Array, Graph, TensorType, node as nd
 
 _MAX_DISTANCE = 8
 """Largest number of nodes between a layer and the operator where it meets the others."""

@@ -17,9 +17,7 @@ from onnx import NodeProto
 
 from passes.analysis.const_eval import evaluate
 from passes.analysis.operands import int_vector, reshape
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Array, Graph, Shape, node as nd
 from toolkit.symbolic import floordiv
 
 _MOVES = ("Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Gather")

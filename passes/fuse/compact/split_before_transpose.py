@@ -13,10 +13,8 @@ from onnx import NodeProto
 
 from passes.analysis.operands import permutation, reshape, reshape_target, transpose
 from passes.fuse.linear.affine import rounded, use_count
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, Shape, node as nd
 from toolkit.ir.op_traits import MOVEMENT
-from toolkit.ir.tensor_type import Shape
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite

@@ -23,10 +23,8 @@ from passes.analysis.axes import positive_axes
 from passes.analysis.operands import permutation, transpose
 from passes.fuse.computed_sizes import size_vector
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, Shape, TensorType, node as nd
 from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE
-from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim
 

@@ -22,8 +22,7 @@ from passes.fuse.linear.affine import (
     rounded,
     variable_operand,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -16,9 +16,7 @@ from onnx import NodeProto
 from passes.fuse.conv import batch_norm, padding, space_to_depth
 from passes.fuse.linear.affine import Affine, chain_before, rewire_input, rounded, variable_operand
 from passes.fuse.linear.weights import LinearWeights, absorb_after, absorb_before, why_unchanged
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, RulePass, rewrite
 

@@ -26,8 +26,7 @@ from passes.analysis.operands import (
 )
 from passes.simplify.canonicalize.elementwise import limits
 from passes.simplify.canonicalize.slice_concat_pad import is_to_end
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 from toolkit.symbolic import Dim, is_nonneg

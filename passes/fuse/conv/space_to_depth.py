@@ -24,9 +24,7 @@ from passes.analysis.view_algebra import Trace, int_product, leaves
 from passes.fuse.conv.padding import explicit_pads
 from passes.fuse.linear.affine import may_copy
 from passes.simplify.canonicalize.slice_concat_pad import is_to_end
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Array, Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -14,9 +14,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.analysis.operands import extra_outputs_used, given
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Array, Graph, node as nd
 from toolkit.storage.weights import nbytes
 
 

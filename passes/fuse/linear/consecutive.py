@@ -14,8 +14,7 @@ from onnx import NodeProto
 from passes.fuse.linear.affine import by_channel, rewire_input, rounded, use_count, variable_operand
 from passes.fuse.linear.dense import gemm, matmul
 from passes.fuse.linear.weights import LinearWeights
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.rewriting.rule import MatchFailure, rewrite
 
 

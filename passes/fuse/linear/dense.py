@@ -9,9 +9,7 @@ from onnx import NodeProto
 
 from passes.fuse.linear.affine import Affine, chain_after
 from passes.fuse.linear.weights import LinearWeights, absorb_after, absorb_before
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -14,9 +14,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import given, permutation
 from passes.fuse.linear.affine import Channels, by_channel, rounded, use_count
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

@@ -33,8 +33,7 @@ from passes.fuse.linear.affine import (
     rounded,
     variable_operand,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.rewriting.rule import MatchFailure
 
 Change = tuple[Array | None, Array]

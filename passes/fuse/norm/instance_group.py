@@ -15,9 +15,7 @@ from onnx import NodeProto
 from passes.analysis.operands import given
 from passes.fuse.norm.norm_writer import INSTANCE, LAYER
 from passes.fuse.norm.scale_bias import GROUP
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Array, Graph, Shape, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 

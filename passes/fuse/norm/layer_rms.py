@@ -29,9 +29,7 @@ from passes.fuse.norm.norm_writer import (
     write_norm,
 )
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType, node as nd
 from toolkit.pattern import Pattern, const, maybe_cast, number, op, product, total, var
 from toolkit.rewriting.rule import Match, MatchFailure, rewrite
 

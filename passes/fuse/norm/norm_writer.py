@@ -20,9 +20,7 @@ from onnx import NodeProto, TensorProto, helper
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_operand, transpose, whole
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Array, Graph, node as nd
 from toolkit.rewriting.rule import MatchFailure
 
 LAYER, RMS, INSTANCE = "LayerNormalization", "RMSNormalization", "InstanceNormalization"

@@ -20,9 +20,7 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.operands import extra_outputs_used, given, permutation
 from passes.fuse.norm.norm_writer import INSTANCE, LAYER, RMS, inverse
 from passes.fuse.typed_op import typed_op
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Array, Graph, Shape, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import MatchFailure, rewrite
 from toolkit.symbolic import Dim

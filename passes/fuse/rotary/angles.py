@@ -12,8 +12,7 @@ from onnx import NodeProto
 from passes.analysis.axis_flow import BROADCAST, axis_flow
 from passes.analysis.view_algebra import Trace, leaves, size_of
 from passes.fuse.rotary.last_axis_elements import last_size
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Array, Graph, Shape
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.symbolic import Dim, Expr, minimum, substitute
 

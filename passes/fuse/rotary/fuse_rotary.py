@@ -21,8 +21,7 @@ from passes.fuse.attention.head_norms import norm_before_move
 from passes.fuse.attention.packed_qkv import packed_heads
 from passes.fuse.rotary.last_axis_elements import elements_of, last_size, source_of
 from passes.fuse.rotary.rotation import TYPES, Rotation
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import MatchFailure, RulePass, rewrite
 

@@ -15,8 +15,7 @@ from onnx import NodeProto
 from passes.analysis.axis_flow import carried_from
 from passes.analysis.const_eval import evaluate
 from passes.analysis.operands import whole
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.ir.op_traits import VIEWS
 
 _MAX_CHAIN = 8

@@ -18,8 +18,7 @@ from passes.fuse.computed_sizes import size_vector
 from passes.fuse.rotary.angles import heads_axis, is_doubled
 from passes.fuse.rotary.last_axis_elements import last_size
 from passes.fuse.typed_op import typed_op
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Graph, TensorType
 from toolkit.rewriting.rule import MatchFailure
 from toolkit.symbolic import Dim
 

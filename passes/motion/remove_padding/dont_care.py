@@ -23,8 +23,7 @@ from passes.analysis.operands import extra_outputs_used, given, ints, slice_rang
 from passes.motion.remove_padding.masked_values import MaskedValues
 from passes.motion.sink_slices.operators import row_plan
 from passes.motion.sink_slices.row_selection import Entries
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 
 MASKED = -1e4
 """A key whose score is lower than the others by at least this much has weight 0 in float32."""

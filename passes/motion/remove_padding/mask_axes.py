@@ -8,8 +8,7 @@ from typing import NamedTuple
 from onnx import NodeProto
 
 from passes.analysis.axis_flow import BROADCAST, MIXED, carried_from
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Graph, Shape
 
 
 class MaskAxes(NamedTuple):

@@ -24,8 +24,7 @@ from passes.analysis.operands import unsqueeze
 from passes.analysis.shapes import Shapes
 from passes.motion.remove_padding.masked_values import MaskedValues
 from toolkit.errors import UsageError
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Array, Graph, Model
 from toolkit.messages import suggestion
 from toolkit.verification.tolerance import EXACT, Tolerance
 

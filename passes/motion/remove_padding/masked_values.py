@@ -29,10 +29,8 @@ from passes.analysis.intervals import (
     transfer_function,
 )
 from passes.motion.remove_padding.mask_axes import MaskAxes
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import FLOATS, Graph, Shape, node as nd
 from toolkit.ir.op_traits import MOVEMENT
-from toolkit.ir.tensor_type import FLOATS, Shape
 
 _DEPTH = 48
 """The analysis stops this many nodes above a value; exporters build masks in far fewer."""

@@ -19,8 +19,7 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.operands import int_vector, unsqueeze
 from passes.motion.remove_padding.masked_values import REAL
 from passes.motion.sink_slices.row_selection import UniformRows
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Graph, Shape, TensorType
 from toolkit.symbolic import Dim, unknown
 
 

@@ -18,8 +18,7 @@ from passes.motion.remove_padding.dont_care import DontCareRows
 from passes.motion.remove_padding.masked_values import MaskedValues, ancestors
 from passes.motion.remove_padding.packing import Packing, RealRows
 from passes.motion.sink_slices.operators import RowMember, is_product, row_plan
-from toolkit.ir import node as nd
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import TensorType, node as nd
 
 WORK_OF_A_COPY = 600
 """Fewest multiplications per copied number for which packing pays.

@@ -12,10 +12,7 @@ from passes.motion.remove_padding.dont_care import MASK, ignores_padded_keys
 from passes.motion.remove_padding.mask_outputs import computed_at_padding
 from passes.motion.remove_padding.masked_values import MaskedValues, ancestors, is_bounded
 from passes.motion.remove_padding.region import PackedRegion
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Graph, Model, Shape, node as nd
 from toolkit.verification.tolerance import FLOAT, Tolerance
 
 if TYPE_CHECKING:

@@ -17,9 +17,7 @@ from passes.analysis.axes import TO_THE_END, positive_axes
 from passes.analysis.operands import given, slice_ranges
 from passes.analysis.shapes.dims import sliced
 from passes.motion.sink_slices.row_selection import Entries, RowPerEntry, SelectedRows, Window
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Graph, Shape, node as nd
 from toolkit.symbolic import Dim, bounds, minimum
 
 SELECTING = ("Gather", "GatherND", "Slice")

@@ -20,9 +20,7 @@ from onnx import NodeProto
 from passes.analysis.axis_flow import BROADCAST, MIXED, axis_flow
 from passes.analysis.operands import dims, extra_outputs_used, given, int_vector, reshape_target
 from passes.motion.sink_slices.row_selection import AnyRows
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import Shape
+from toolkit.ir import Graph, Shape, node as nd
 from toolkit.symbolic import Dim
 
 

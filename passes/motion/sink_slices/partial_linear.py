@@ -18,9 +18,7 @@ from onnx import NodeProto
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import int_vector
 from passes.motion.sink_slices.find_slices import MOST_USERS, find_slice_behind_view
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Array, Graph, Shape, TensorType, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.rewriting.rule import rewrite

@@ -22,9 +22,7 @@ from passes.motion.sink_slices.row_selection import (
     SelectedRows,
     SelectionWriter,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Graph, TensorType, node as nd
 
 _Rows = tuple[str, int, int]
 """A value, the axis of its rows, and the same axis of the selected result, which may have more axes

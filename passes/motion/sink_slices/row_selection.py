@@ -19,8 +19,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.operands import reshape
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import Shape, TensorType
+from toolkit.ir import Array, Graph, Shape, TensorType
 from toolkit.symbolic import Dim
 
 

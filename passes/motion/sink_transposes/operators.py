@@ -15,8 +15,7 @@ from onnx import NodeProto
 
 from passes.analysis.axis_flow import axis_flow
 from passes.analysis.operands import given, int_operand, set_int_operand
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE, REDUCTIONS
 from toolkit.storage.weights import nbytes
 

@@ -30,9 +30,7 @@ from passes.motion.sink_transposes.operators import (
     permuted_constant,
     permuted_node,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import TensorType
+from toolkit.ir import Graph, TensorType, node as nd
 
 _LOOK_AHEAD = 24
 """Growth stops after this many operators in a row without a gain."""

@@ -11,9 +11,7 @@ from onnx import NodeProto
 from passes.analysis.operands import permutation, reshape, reshape_target
 from passes.motion.sink_transposes.region import TransposeRegion, inverse_of, is_identity
 from passes.simplify.canonicalize import views
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import apply_rules, rewrite
 from toolkit.verification.tolerance import FLOAT, Tolerance

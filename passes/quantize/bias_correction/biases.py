@@ -19,8 +19,7 @@ from onnx import NodeProto
 from passes.analysis.operands import given
 from passes.quantize.layers.channel_weights import kernel_with
 from passes.quantize.layers.weight_storage import drop_unused
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.quantization.number_format import INT32
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")

@@ -28,9 +28,7 @@ from toolkit.calibrate.observers import Collect
 from toolkit.calibrate.statistics import Array
 from toolkit.errors import RuntimeRefused, UsageError
 from toolkit.feeds import Feed
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.messages import first_of
 from toolkit.quantization.plan import Plan
 from toolkit.runtime.session import Session

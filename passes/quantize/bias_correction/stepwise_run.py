@@ -14,9 +14,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from toolkit.errors import ToolkitError
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array
-from toolkit.ir.model import Model
+from toolkit.ir import Array, Model, node as nd
 from toolkit.runtime.session import Session
 
 _SUPPLIED = "supplied by the caller"

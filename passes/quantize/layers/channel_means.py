@@ -18,9 +18,7 @@ from onnx import NodeProto
 from passes.quantize.layers.channel_weights import kernel_of, rows_of
 from toolkit.calibrate.observers import Collect
 from toolkit.calibrate.statistics import Array, Statistic, finite_bounds
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.quantization.plan import Plan
 
 if TYPE_CHECKING:

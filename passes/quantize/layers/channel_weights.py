@@ -22,9 +22,7 @@ from passes.fuse.linear.affine import may_copy
 from passes.quantize.layers.layers import FUSED_MATMUL, TURNED_INPUT
 from passes.quantize.layers.row_blocks import blocks
 from passes.quantize.layers.weight_storage import drop_unused
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Array, Graph, node as nd
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.storage.spill import allocate
 

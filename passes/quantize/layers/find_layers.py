@@ -23,11 +23,8 @@ from passes.quantize.layers.layers import (
     WeightMatrix,
 )
 from passes.quantize.layers.weight_storage import float_weights
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import FLOATS, Graph, Model, node as nd
 from toolkit.ir.op_traits import RECURRENT
-from toolkit.ir.tensor_type import FLOATS
 from toolkit.rewriting.match_failure import MatchFailure
 
 LayerT_co = TypeVar("LayerT_co", bound=Layer, covariant=True)

@@ -19,8 +19,7 @@ from typing import ClassVar, TypeAlias
 from onnx import NodeProto
 
 from passes.analysis.operands import given
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 
 FUSED_MATMUL = "com.microsoft::FusedMatMul"
 TURNED_INPUT = ("transA", "transBatchA", "transBatchB")

@@ -19,9 +19,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Array, Graph, Model, node as nd
 from toolkit.quantization.number_format import UINT8
 
 _SUMS = np.iinfo(np.int16)

@@ -10,9 +10,7 @@ from __future__ import annotations
 from onnx import NodeProto, ValueInfoProto
 
 from passes.quantize.layers.find_layers import weighted_in
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.quantization.plan import RENAMED
 
 

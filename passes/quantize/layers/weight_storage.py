@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Graph, node as nd
 from toolkit.rewriting.match_failure import MatchFailure
 
 

@@ -20,9 +20,7 @@ from onnx import NodeProto
 from passes.analysis.operands import given
 from passes.quantize.layers.channel_weights import Kernel, kernel_of, put_scaled
 from passes.quantize.rescale.propagate import FactorSpread, Index, spread
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Array, Graph, node as nd
 from toolkit.rewriting.match_failure import MatchFailure
 
 _LAST_AXES = {

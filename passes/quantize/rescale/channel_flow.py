@@ -16,10 +16,8 @@ from onnx import NodeProto
 from passes.analysis.axis_flow import carried_from
 from passes.analysis.operands import extra_outputs_used, given, whole
 from passes.quantize.schemes.static.quantizable_ops import bounds_of, pads_zeros_or_copies
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, Shape, node as nd
 from toolkit.ir.op_traits import VIEWS
-from toolkit.ir.tensor_type import Shape
 from toolkit.symbolic import Dim
 
 Index = NDArray[np.int64]

@@ -29,8 +29,7 @@ from passes.analysis.shapes import Shapes
 from passes.quantize.layers.channel_weights import Kernel
 from passes.quantize.rescale.apply import RescaleGroup, group_of
 from toolkit.errors import UsageError
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Array, Graph, Model
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.verification.tolerance import FLOAT, Tolerance
 

@@ -20,8 +20,7 @@ from onnx import NodeProto
 
 from passes.quantize.layers.channel_weights import Kernel, kernel_of
 from passes.quantize.rescale.channel_flow import PASSERS, Flow, Index, along
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 
 
 @dataclass(frozen=True, slots=True, eq=False)

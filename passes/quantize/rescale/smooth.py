@@ -29,9 +29,7 @@ from passes.quantize.rescale.propagate import CompensatingLayer, FactorSpread
 from passes.quantize.rescale.samples import Sample, Trial
 from toolkit.calibrate.observers import Collect
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Array, Graph, Model, node as nd
 from toolkit.rewriting.match_failure import MatchFailure
 from toolkit.verification.tolerance import FLOAT, Tolerance
 

@@ -19,9 +19,7 @@ from passes.quantize.layers.unique_names import make_distinct
 from passes.quantize.preconditions import quantized_already, too_old
 from passes.quantize.search.enforce_budget import write_within_budget
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.ir.op_traits import QUANTIZED_WEIGHTS
 from toolkit.quantization.plan import Entry, Plan, Scheme, note_left
 from toolkit.quantization.plan_json import read_plan

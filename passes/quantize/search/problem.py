@@ -31,9 +31,7 @@ from passes.quantize.search.independent_layers import (
     independent_groups,
 )
 from passes.quantize.search.min_cut import FLOAT_END, Item, Value, best_regions, total
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.quantization.plan import Entry, Plan
 
 _LIMITS = ("Relu", "Clip")

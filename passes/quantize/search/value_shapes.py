@@ -8,8 +8,7 @@ from typing import Any
 from onnx import ValueInfoProto
 
 from passes.analysis.shapes import Shapes
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.pass_manager.protocol import Context
 
 

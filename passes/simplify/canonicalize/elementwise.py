@@ -6,9 +6,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from passes.analysis.operands import fits, given, same_shape
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Array, Graph, node as nd
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import rewrite
 

@@ -30,10 +30,8 @@ from passes.analysis.operands import (
 )
 from passes.analysis.shapes.dims import sliced
 from passes.simplify.canonicalize.views import viewed_as
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, Shape, TensorType, node as nd
 from toolkit.ir.op_traits import BROADCASTING
-from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import rewrite
 from toolkit.symbolic import Dim

@@ -6,8 +6,7 @@ from onnx import NodeProto
 
 from passes.analysis.axes import positive_axes
 from passes.analysis.operands import dims, extra_outputs_used, given, int_operand, squeeze
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import rewrite
 from toolkit.symbolic import Dim

@@ -22,8 +22,7 @@ from passes.analysis.operands import (
     slice_ranges,
     whole,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.ir.op_traits import BROADCASTING
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import rewrite

@@ -23,10 +23,8 @@ from passes.analysis.operands import (
     slice_range,
     transpose,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, TensorType, node as nd
 from toolkit.ir.op_traits import BROADCASTING, ELEMENTWISE
-from toolkit.ir.tensor_type import TensorType
 from toolkit.pattern import const, op, var
 from toolkit.rewriting.rule import rewrite
 

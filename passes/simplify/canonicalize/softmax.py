@@ -10,8 +10,7 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from passes.analysis.operands import same_shape
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import rewrite
 

@@ -29,10 +29,8 @@ from passes.analysis.operands import (
     unsqueeze,
 )
 from passes.analysis.view_algebra import Axis, Factor, leaves, size_of, viewed
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, Shape, TensorType, node as nd
 from toolkit.ir.op_traits import VIEWS
-from toolkit.ir.tensor_type import Shape, TensorType
 from toolkit.pattern import op, var
 from toolkit.rewriting.rule import rewrite
 from toolkit.symbolic import Dim, Expr, is_positive, symbol

@@ -16,8 +16,7 @@ from passes.simplify.control_flow.inline_subgraph import (
 from passes.simplify.control_flow.loops import capture_invariants
 from passes.simplify.control_flow.unroll import unroll
 from passes.simplify.lift_constants import lift_constant
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model
 from toolkit.ir.node import is_op
 from toolkit.pass_manager.protocol import Context
 from toolkit.verification.tolerance import EXACT, Tolerance

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from onnx import NodeProto
 
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model
 from toolkit.ir.node import is_op
 
 _T = TypeVar("_T")

@@ -16,8 +16,7 @@ from toolkit.ir.model import Model
 from toolkit.pass_manager.pipeline import Pipeline
 from toolkit.pass_manager.protocol import Context
 from toolkit.settings import Settings
-from toolkit.targets import Target
-from toolkit.targets import target as targets
+from toolkit.targets import Target, target as targets
 from toolkit.targets.releases import Use, find_release
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from toolkit.storage import serialize, wire

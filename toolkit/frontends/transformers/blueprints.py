@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import UsageError, summarize
-from toolkit.frontends.transformers import inputs as fed
-from toolkit.frontends.transformers import wrappers
+from toolkit.frontends.transformers import inputs as fed, wrappers
 from toolkit.frontends.transformers.checkpoint import Checkpoint
 from toolkit.frontends.transformers.inputs import GraphInterface, Input, Setting, Vocabulary
 from toolkit.frontends.transformers.pooling import head_of

@@ -46,8 +46,7 @@ from passes.quantize.layers.layers import (
     WeightMatrix,
 )
 from passes.quantize.layers.weight_storage import drop_unused
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.quantization.number_format import INT8
 from toolkit.quantization.plan import Entry
 from toolkit.quantization.qparams import QParams, QTensor

@@ -20,8 +20,7 @@ from passes.quantize.schemes.static.quantizable_ops import Int8Site, planned_sit
 from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
 from passes.quantize.schemes.static.weights import require_supported
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.targets import CONTRIB
 

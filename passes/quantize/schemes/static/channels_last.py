@@ -19,8 +19,7 @@ from onnx import NodeProto
 
 from passes.analysis.operands import given
 from passes.quantize.search.min_cut import FLOAT_END, Item, Value, best_regions
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 
 _UNARY = (
     *("Sigmoid", "Tanh", "Relu", "LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Softplus"),

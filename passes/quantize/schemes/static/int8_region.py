@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from passes.quantize.schemes.static.quantizable_ops import Int8Site, limits_after
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 
 Results = Callable[[Int8Site], list[str]]
 """Returns the results of a site, or of the Relu or Clip after it."""

@@ -30,9 +30,7 @@ from onnx import NodeProto, TensorProto
 from passes.analysis.operands import given
 from passes.quantize.schemes.static.qdq import QdqWriter
 from passes.quantize.schemes.static.quantizable_ops import bounds_of
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.quantization.number_format import INT8
 from toolkit.quantization.plan import Plan
 from toolkit.quantization.qparams import QParams

@@ -27,9 +27,7 @@ from passes.quantize.schemes.static.quantizable_ops import Int8Site, planned_sit
 from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
 from passes.quantize.schemes.static.weights import encode
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.pass_manager.protocol import Context, PassReport
 from toolkit.quantization.plan import Entry, Plan
 from toolkit.targets import CONTRIB

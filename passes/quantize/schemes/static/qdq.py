@@ -28,8 +28,7 @@ from passes.quantize.layers.layers import is_fused
 from passes.quantize.layers.weight_storage import drop_unused
 from passes.quantize.schemes.static.quantizable_ops import Int8Site
 from passes.quantize.schemes.static.weights import LayerWeight, QLayer, encode
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.quantization.plan import Entry
 from toolkit.quantization.qparams import QParams, QTensor
 

@@ -16,8 +16,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.analysis.operands import given
 from passes.quantize.schemes.static.quantizable_ops import Int8Site, bounds_of
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.quantization.number_format import FORMATS
 from toolkit.quantization.qparams import QParams
 

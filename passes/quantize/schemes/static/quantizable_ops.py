@@ -23,8 +23,7 @@ from passes.analysis.operands import given
 from passes.quantize.layers.layers import FUSED_MATMUL, is_fused
 from passes.quantize.schemes.static.weights import LayerWeight, weight_of
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.quantization.plan import Entry
 from toolkit.rewriting.match_failure import MatchFailure
 

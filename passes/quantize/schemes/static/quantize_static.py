@@ -49,9 +49,7 @@ from toolkit.calibrate.observers import ObserverName, Percentile, observer_named
 from toolkit.calibrate.statistics import Range
 from toolkit.calibrate.subgraph_values import inner_values, obstacle
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
-from toolkit.ir.model import Model
+from toolkit.ir import Graph, Model, node as nd
 from toolkit.messages import suggestion
 from toolkit.quantization.number_format import UINT8
 from toolkit.quantization.plan import ActivationType, Entry, Plan, TensorEntry

@@ -22,8 +22,7 @@ from onnx import NodeProto
 
 from passes.quantize.schemes.static.quantizable_ops import bounds_of
 from toolkit.calibrate.statistics import Range
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Graph
+from toolkit.ir import Graph, node as nd
 from toolkit.ir.op_traits import MOVEMENT
 from toolkit.quantization.number_format import UINT8
 

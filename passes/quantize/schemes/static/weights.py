@@ -28,9 +28,7 @@ from passes.quantize.layers.layers import is_fused
 from passes.quantize.layers.row_blocks import RowSource
 from passes.quantize.layers.weight_storage import require_float32
 from toolkit.errors import UsageError
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
-from toolkit.ir.tensor_type import FLOATS
+from toolkit.ir import FLOATS, Array, Graph, node as nd
 from toolkit.quantization.number_format import FORMATS, INT8, INT32, UINT8
 from toolkit.quantization.plan import Entry
 from toolkit.quantization.qparams import QParams, QTensor

@@ -16,8 +16,7 @@ from passes.quantize.schemes.weight_only.gptq import Gram, Solver
 from passes.quantize.schemes.weight_only.hqq import fit_half_quadratic
 from passes.quantize.schemes.weight_only.streaming import CodeMethod, Rounding
 from toolkit.calibrate.observers import Collect
-from toolkit.ir import node as nd
-from toolkit.ir.model import Model
+from toolkit.ir import Model, node as nd
 
 Job: TypeAlias = PlannedLayer[MatrixLayer]
 

@@ -33,8 +33,7 @@ from passes.quantize.schemes.weight_only.streaming import (
     CodeSink,
     quantize_blocks,
 )
-from toolkit.ir import node as nd
-from toolkit.ir.graph import Array, Graph
+from toolkit.ir import Array, Graph, node as nd
 from toolkit.quantization.number_format import FORMATS, INT4, UINT4, UINT8
 from toolkit.quantization.plan import Entry
 from toolkit.targets import CONTRIB, Target

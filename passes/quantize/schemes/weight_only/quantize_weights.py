@@ -33,8 +33,7 @@ from passes.quantize.schemes.weight_only.nbits import (
 )
 from toolkit.errors import UsageError
 from toolkit.ir.model import Model
-from toolkit.quantization.plan import BLOCK_SIZES, Entry, Plan, WeightType
-from toolkit.quantization.plan import Method as MethodName
+from toolkit.quantization.plan import BLOCK_SIZES, Entry, Method as MethodName, Plan, WeightType
 from toolkit.targets import CONTRIB
 from toolkit.verification.tolerance import QUANT, Tolerance
 

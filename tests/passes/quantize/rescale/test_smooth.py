@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from passes.quantize.rescale.apply import group_of
-from passes.quantize.rescale.samples import ROWS as KEPT
-from passes.quantize.rescale.samples import Sample
+from passes.quantize.rescale.samples import ROWS as KEPT, Sample
 from passes.quantize.rescale.smooth import Smooth, best_of
 from tests import ort
 from tests.checks import check, model

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain as joined
-from itertools import combinations
+from itertools import chain as joined, combinations
 
 import numpy as np
 import pytest

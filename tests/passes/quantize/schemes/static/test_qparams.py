@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from passes.quantize.schemes.static.range_narrowing import needed_range
 from passes.quantize.schemes.static.shared_scales import Ties, qparams_of
