@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from onnx import TensorProto, TypeProto, helper
@@ -57,6 +58,7 @@ def is_nameless(text: str) -> bool:
     return _NAMELESS.fullmatch(text) is not None
 
 
+@cache
 def dtype_name(dtype: int) -> str:
     """Return the name of an element type: `float32` for TensorProto.FLOAT."""
     if dtype == TensorProto.STRING:

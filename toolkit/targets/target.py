@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +78,7 @@ class Target:
 
     def loses_kernel(self, op_type: str, opset: int, inputs: Sequence[str] = ()) -> bool:
         """Return whether the installed runtime has a kernel up to this opset, and none from it."""
-        old, new = (Use(op_type, "", version, tuple(inputs)) for version in (opset - 1, opset))
-        return not installed_release().obstacle(old) and bool(installed_release().obstacle(new))
+        return _loses_kernel(op_type, opset, tuple(inputs))
 
     @property
     def max_opset(self) -> int:
@@ -132,3 +132,9 @@ class Target:
         from toolkit.runtime.latency import latency
 
         return latency(models, feeds, threads, effort, custom_ops)
+
+
+@cache
+def _loses_kernel(op_type: str, opset: int, inputs: tuple[str, ...]) -> bool:
+    old, new = (Use(op_type, "", version, inputs) for version in (opset - 1, opset))
+    return not installed_release().obstacle(old) and bool(installed_release().obstacle(new))
