@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from passes.analysis.shapes import Shapes
 from passes.opset.adapter_context import CannotConvert
 from passes.opset.conversion import Conversion, lower_ir
 from toolkit.errors import UsageError
@@ -64,6 +65,7 @@ class Opset:
         if lowest < to:
             _lift(conversion, to, ctx)
         if self.to is not None and highest > to:
+            Shapes(annotate=False).run(model, ctx)  # older operators need ranks and types
             _lower(conversion, to, ctx)
 
 

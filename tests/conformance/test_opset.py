@@ -33,6 +33,8 @@ def test_same_outputs_when_lifted(name: str) -> None:
         reference, rtol, atol = case.expected, case.rtol, max(case.atol, 1e-6)
     runs = reference is not case.expected
     for to in (13, 18, 23, 26):
+        if to < max((e.version for e in model.opset_import if not e.domain), default=0):
+            continue
         lifted, ctx = Model.from_proto(model), Context()
         Opset(to=to).run(lifted, ctx)
         lifted.graph.verify()

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from toolkit import __version__
 from toolkit.cli.arguments import NO_VALUE
 from toolkit.cli.demo import demo
 from toolkit.cli.explain import explain
@@ -61,9 +62,7 @@ for _command in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"toolkit {version('onnx-toolkit-passes')}")
+        typer.echo(f"toolkit {__version__}")
         raise typer.Exit
 
 

@@ -23,7 +23,7 @@ from toolkit.pass_manager.protocol import (
     Progress,
 )
 from toolkit.pass_manager.registry import parse_passes
-from toolkit.pass_manager.result import ModelStats, PassResult, Result
+from toolkit.pass_manager.result import UNCHANGED_SINCE, ModelStats, PassResult, Result
 from toolkit.settings import OpsetLimit, Settings
 from toolkit.targets import Target
 from toolkit.targets.releases import Release, needs_of, obstacles, opset_ceiling
@@ -338,7 +338,7 @@ def _notes_on(data: CalibrationData | None) -> list[str]:
 
 
 def _skipped(item: Pass) -> PassResult:
-    return PassResult(item.name, "skipped", reason="nothing has changed since it last ran")
+    return PassResult(item.name, "skipped", reason=UNCHANGED_SINCE)
 
 
 def _require(verdict: Verdict, how: str, results: list[PassResult]) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Status = Literal["applied", "unchanged", "reverted", "skipped"]
 
+UNCHANGED_SINCE = "nothing has changed since it last ran"
+"""Why an idempotent pass is skipped."""
+
 
 @dataclass(frozen=True, slots=True)
 class Undone:

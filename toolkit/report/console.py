@@ -109,7 +109,10 @@ def print_passes(out: Console, passes: Sequence[PassResult]) -> None:
 
 def _is_active(row: PassResult) -> bool:
     """Return whether a pass changed or reported something."""
-    return row.status in ("applied", "reverted") or bool(row.undone or row.notes)
+    from toolkit.pass_manager.result import UNCHANGED_SINCE
+
+    skipped = row.status == "skipped" and row.reason != UNCHANGED_SINCE
+    return row.status in ("applied", "reverted") or skipped or bool(row.undone or row.notes)
 
 
 def _pass_table(passes: Sequence[PassResult], counted: bool) -> Table:
@@ -132,8 +135,8 @@ def _pass_table(passes: Sequence[PassResult], counted: bool) -> Table:
 def _print_notes(out: Console, row: PassResult) -> None:
     """Print why a pass or a single rewrite was undone, and the notes of the pass."""
     lines = [(str(undone), "yellow") for undone in row.undone]
-    if row.status == "reverted":
-        lines.append((f"reverted: {row.reason}", "red"))
+    if row.status in ("reverted", "skipped"):
+        lines.append((f"{row.status}: {row.reason}", _STATUS_STYLE[row.status]))
     lines += [(note, "") for note in row.notes]
     if lines:
         out.print()
