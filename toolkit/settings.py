@@ -61,6 +61,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         require_choice("validate", self.validate, Validate)
+        for option, chosen in (("fix", self.fix), ("freeze", self.freeze)):
+            if not isinstance(chosen, Mapping) or not all(isinstance(n, str) for n in chosen):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(f"{option} is {chosen!r}: give a dict by name")
         require_choice("prefer", self.prefer, Prefer)
         _require_opset(self.opset, self.find_target())
         if self.max_drop is not None or self.metric is not None:

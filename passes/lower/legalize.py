@@ -36,8 +36,10 @@ _BIAS = 5
 """The position of the bias among the operands of MatMulNBits."""
 _ONE_FOR_ALL_HEADS = (1, 21)
 _ONE_FOR_THE_BATCH = (1, 20)
-"""The first releases whose MultiHeadAttention computes the same with a bias of 1 head, or of batch
-1, as with one for each: 1.20 and 1.18 take them, and compute something else."""
+"""The first releases whose MultiHeadAttention broadcasts a bias of 1 head, or of batch 1. Older
+ones accept it and compute something else."""
+_UNIDIRECTIONAL = (1, 17)
+"""The first release whose MultiHeadAttention has causal masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,15 @@ def rules_for(target: Target, opset: int) -> tuple[Rule, ...]:
         if causal and not _equally_long(g, q, k):
             raise MatchFailure("causal masks differ if queries and keys differ in length")
         oldest = min(release.number for release in target.releases)
+        if causal and oldest < _UNIDIRECTIONAL:
+            raise MatchFailure(f"MultiHeadAttention of {target.release} has no causal masks")
+        may_be_empty = bool(mask) and not _is_never_empty(g, mask)
+        if may_be_empty and (causal or _size_of_heads(g, mask) != 1):
+            raise MatchFailure("a fully masked row would be NaN")
         each = oldest < _ONE_FOR_ALL_HEADS, oldest < _ONE_FOR_THE_BATCH
         bias = _bias(g, q, mask, heads, each, node) if mask else ""
         g.require_opset(CONTRIB)
-        return g.op(
+        result = g.op(
             "MultiHeadAttention",
             *nd.without_blanks([q, k, v, "", "", bias]),
             at=node,
@@ -103,6 +110,7 @@ def rules_for(target: Target, opset: int) -> tuple[Rule, ...]:
             scale=nd.attr(node, "scale"),
             unidirectional=1 if causal else None,
         )
+        return _zero_for_empty_rows(g, mask, result, node) if may_be_empty else result
 
     @rewrite(op(CONTRIB).MatMulNBits(x, ...))
     def bias_apart(g: Graph, node: NodeProto) -> str:
@@ -150,6 +158,44 @@ def _bias(g: Graph, q: str, mask: str, heads: int, each: tuple[bool, bool], node
     second = _ints(g, "heads", heads if each[0] else 1)
     parts = first, second, sizes[1], _ints(g, "keys", 1)
     return g.op("Expand", mask, g.op("Concat", *parts, at=node, axis=0), at=node)
+
+
+def _is_never_empty(g: Graph, mask: str) -> bool:
+    """Return whether no row of a float mask can be -inf throughout."""
+    known = g.const(mask)
+    if known is not None:
+        return bool((known != -np.inf).any(-1).all())
+    producer = g.producer(mask)
+    if producer is None:
+        return False
+    if nd.is_op(producer, "Unsqueeze", "Expand", "Identity"):
+        return _is_never_empty(g, producer.input[0])
+    constants = [g.const(name) for name in producer.input]
+    if nd.is_op(producer, "Max"):  # with a finite lower bound
+        return any(c is not None and np.isfinite(c).all() for c in constants)
+    if nd.is_op(producer, "Where"):
+        return all(c is not None and np.isfinite(c).all() for c in constants[1:])
+    return False
+
+
+def _size_of_heads(g: Graph, mask: str) -> object:
+    """Return the size of a mask's axis of heads; None when it is unknown."""
+    shape = g.shape(mask)
+    if shape is None:
+        return None
+    return shape[-3] if len(shape) > 2 else 1
+
+
+def _zero_for_empty_rows(g: Graph, mask: str, result: str, node: NodeProto) -> str:
+    """Return the result with 0 in fully masked rows, as Attention defines it.
+
+    The mask has one head: [queries, keys], [1, queries, keys] or [batch, 1, queries, keys].
+    """
+    top = g.op("ReduceMax", mask, _ints(g, "axes", -1), at=node)
+    empty = g.op("Equal", top, g.constant(np.array(-np.inf, np.float32), "lowest"), at=node)
+    if g.rank(mask) == 4:
+        empty = g.op("Squeeze", empty, _ints(g, "axes", 1), at=node)
+    return g.op("Where", empty, g.constant(np.array(0, np.float32), "zero"), result, at=node)
 
 
 def _fits(g: Graph, q: str, mask: str, heads: int, each: tuple[bool, bool]) -> bool:

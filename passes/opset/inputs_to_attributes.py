@@ -74,10 +74,10 @@ def pad_attributes(ctx: AdapterContext) -> None:
     """Pad-2: the widths and the value are attributes."""
     pads = ctx.const(ctx.input(1), "its pads")
     value = ctx.const(ctx.input(2), "its value") if ctx.input(2) else None
+    if value is not None:
+        ctx.set(value=_float_attribute(value, "its value"))
     _keep_inputs(ctx, 1)
     ctx.set(pads=[int(v) for v in pads.reshape(-1)])
-    if value is not None:
-        ctx.set(value=float(value.reshape(-1)[0]))
 
 
 def pad_all_axes(ctx: AdapterContext) -> None:
@@ -99,8 +99,18 @@ def clip_attributes(ctx: AdapterContext) -> None:
     """Clip-6: the bounds are attributes."""
     bounds = {name: ctx.input(i) for i, name in enumerate(("min", "max"), 1)}
     known = {n: ctx.const(v, f"its bound {n}") for n, v in bounds.items() if v}
+    ctx.set(**{n: _float_attribute(array, f"its bound {n}") for n, array in known.items()})
     _keep_inputs(ctx, 1)
-    ctx.set(**{name: float(array.reshape(-1)[0]) for name, array in known.items()})
+
+
+def _float_attribute(value: Array, what: str) -> float:
+    """Return a scalar as an attribute, which is a 32-bit float."""
+    number = value.reshape(-1)[0]
+    with np.errstate(over="ignore"):
+        narrow = np.float32(number)
+    if narrow != number and not np.isnan(number):
+        raise CannotConvert(f"{what} is not a 32-bit float")
+    return float(narrow)
 
 
 def split_parts(ctx: AdapterContext) -> None:

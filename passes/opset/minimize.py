@@ -44,4 +44,5 @@ class MinimizeOpset:
         reached = max(conversion.versions)
         note_adapted(conversion, reached, ctx)
         if reached < newest:
-            lower_ir(model, 3 if self.floor is not None else ctx.origin.ir_version)
+            origin = min(ctx.origin.ir_version, ctx.target.max_ir)
+            lower_ir(model, 3 if self.floor is not None else origin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -159,8 +160,12 @@ class FeedGenerator:
         for given in self._inputs:
             shape = tuple(evaluate(dim, sizes) for dim in layout.shapes[given.name])
             dtype: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(given.dtype)
-            room -= int(np.prod(shape)) * dtype.itemsize
-            if room < 0 or any(size < 0 for size in shape):
+            if any(size < 0 for size in shape):
+                return None
+            room -= math.prod(shape) * dtype.itemsize
+            if room < 0:
+                limit = f"synthetic inputs would exceed {_MAX_BYTES >> 20} MB"
+                self.refusal = self.refusal or limit
                 return None
             times = _SEQUENCE_LENGTH if given.sequence else 1
             # numpy draws a scalar for the empty shape, which the runtime does not take

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+_LARGEST_SIZE = 2**63 - 1
+"""The largest size of a dimension in the protobuf."""
 _MOST_SHOWN = 4
 """Reports show frozen values of up to this many elements."""
 
@@ -139,7 +141,7 @@ class _Resolved:
         value, colon, text = name.rpartition(":")
         if not colon:
             raise UsageError(self._unknown("fix", "dimension", name, sorted(self._symbols())))
-        self.require_input(value, f"fix {name}: ")
+        self.require_input(value, f"fix {name}")
         if value in freeze:
             raise UsageError(f"fix {name}={size}: '{value}' is frozen, which fixes its shape")
         axis, dim = self._axis(name, value, text)
@@ -201,7 +203,10 @@ class _Resolved:
                 known = _symbol_name(dim)
                 if known is not None:
                     self.sizes[known] = size
-        self.frozen[name] = convert(array, declared, where)
+        converted = convert(array, declared, where)
+        if converted.dtype.kind == "f" and np.isinf(converted).sum() != np.isinf(array).sum():
+            raise UsageError(f"{where} exceeds the range of {converted.dtype}")
+        self.frozen[name] = converted
 
     def frozen_texts(self) -> Iterator[str]:
         """Yield the frozen inputs with their values, or with the types of large ones."""
@@ -283,7 +288,7 @@ def _size(name: str, size: Any) -> int:
         number = int(size) if isinstance(size, str) else operator.index(size)
     except (TypeError, ValueError):
         number = 0
-    if number < 1 or isinstance(size, bool):
+    if not 1 <= number <= _LARGEST_SIZE or isinstance(size, bool):
         raise UsageError(f"fix {name}={size}: a size is an integer, 1 or more")
     return number
 
@@ -296,14 +301,15 @@ def _array(value: Any, declared: TensorType, where: str) -> Array:
         bare_list = "," in text and not text.startswith("[")
         try:
             value = json.loads(f"[{text}]" if bare_list else text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"{where} is '{text}'; the model takes {describe(declared)}"
+                f"{where} is '{text[:60]}'; the model takes {describe(declared)}"
             ) from error
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise UsageError(f"{where} is not an array: {error}") from error
-    if array.dtype.kind not in ("OSU" if strings else "iubfV"):
+    texts = strings and all(isinstance(item, (str, bytes)) for item in array.reshape(-1).tolist())
+    if not texts and array.dtype.kind not in ("" if strings else "iubfV"):
         raise UsageError(f"{where} is {value!r}; the model takes {describe(declared)}")
     return array

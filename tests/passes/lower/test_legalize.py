@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from onnx import parser
 
 import toolkit
+from tests.ort import run
 from toolkit.errors import UsageError
 from toolkit.ir import node as nd
 from toolkit.ir.model import Model
@@ -62,10 +64,42 @@ def test_causal_self_attention_is_unidirectional() -> None:
 def test_a_mask_gets_the_sizes_that_the_release_needs(
     mask: str, expanded_for: str, runtime: str
 ) -> None:
-    subject = model(f"y = {ATTENTION.format('')} (x, x, x, m)", f"float[N,S,8] x, {mask}")
+    nodes = f"f = Max (m, lowest) y = {ATTENTION.format('')} (x, x, x, f)"
+    subject = model(nodes, f"float[N,S,8] x, {mask}", "float lowest = {-10000}")
     found = ops(written(subject, runtime))
     assert found["com.microsoft::MultiHeadAttention"] == 1
     assert (found["Expand"] == 1) == (runtime in expanded_for.split())
+
+
+@pytest.mark.parametrize("mask", ["float[S,S] m", "float[1,S,S] m", "float[N,1,S,S] m"])
+def test_a_fully_masked_row_stays_zero(mask: str) -> None:
+    subject = model(f"y = {ATTENTION.format('')} (x, x, x, m)", f"float[N,S,8] x, {mask}")
+    original, result = subject.to_proto(), written(subject, "1.18")
+    assert ops(result)["com.microsoft::MultiHeadAttention"] == 1
+    x = np.random.default_rng(0).normal(size=(1, 3, 8)).astype(np.float32)
+    m = np.zeros([{"N": 1, "S": 3}.get(d, 1) for d in mask[6:-3].split(",")], np.float32)
+    m[..., 1, :] = -np.inf
+    expected, actual = (
+        run(proto, {"x": x, "m": m})[0] for proto in (original, result.model.inlined_proto())
+    )
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert not actual[0, 1].any()
+
+
+def test_masks_per_head_that_may_hide_a_whole_row_are_written_out() -> None:
+    inputs = "float[N,S,8] x, float[N,2,S,S] m"
+    found = ops(written(model(f"y = {ATTENTION.format('')} (x, x, x, m)", inputs), "1.18"))
+    assert "com.microsoft::MultiHeadAttention" not in found
+
+
+def test_causal_attention_is_written_out_where_the_operator_has_no_causal_mask() -> None:
+    subject = model(f"y = {ATTENTION.format(', is_causal = 1')} (x, x, x)")
+    assert "com.microsoft::MultiHeadAttention" not in ops(written(subject, "1.16"))
+
+
+def test_a_lifted_model_gets_an_ir_version_that_the_release_loads() -> None:
+    subject = model("y = Relu (x)", opset=18, ir=10)
+    assert written(subject, "1.16", "fuse").model.ir_version <= 9
 
 
 @pytest.mark.parametrize(

@@ -619,3 +619,10 @@ def test_a_reshape_that_loses_allowzero_is_noted() -> None:
         { s = Shape (t) y = Reshape <allowzero = 1> (x, s) }"""
     _, notes = lower(model_of(14, text), 13)
     assert "Reshape below opset 14 has no allowzero: tensors must not be empty" in notes
+
+
+def test_a_double_that_no_float_attribute_holds_stays() -> None:
+    text = """(double[N] x) => (double[M] y) <int64[2] p = {1, 1}, double v = {0.1}>
+        { y = Pad (x, p, v) }"""
+    _, notes = lower(model_of(13, text), 10)
+    assert "its value is not a 32-bit float" in notes[0]

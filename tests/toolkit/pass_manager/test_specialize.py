@@ -392,3 +392,23 @@ def test_the_original_as_deployed_is_not_the_specialized_model() -> None:
     assert validator.check(model, EXACT, deployed=True).ok
     assert not validator.check(wrong, EXACT, deployed=True).ok
     assert not validator.check(wrong, FLOAT).ok
+
+
+@pytest.mark.parametrize("size", [10**20, 2**63 - 1, 2**62, 5 * 10**6])
+def test_a_size_that_no_input_can_have_is_refused(size: int) -> None:
+    subject = parse("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }")
+    with pytest.raises(UsageError, match=r"is an integer, 1 or more|would exceed 32 MB"):
+        toolkit.optimize(subject, "cse", fix={"N": size})
+
+
+@pytest.mark.parametrize("options", [{"fix": {5: 2}}, {"fix": [("N", 2)]}, {"freeze": {3: 1}}])
+def test_choices_are_dicts_by_name(options: dict[str, Any]) -> None:
+    subject = parse("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }")
+    with pytest.raises(UsageError, match="give a dict by name"):
+        toolkit.optimize(subject, "cse", **options)
+
+
+def test_a_frozen_value_beyond_its_type_is_refused() -> None:
+    subject = parse("g (float s) => (float y) { y = Relu (s) }")
+    with pytest.raises(UsageError, match="exceeds the range of float32"):
+        toolkit.optimize(subject, "cse", freeze={"s": 1e300})

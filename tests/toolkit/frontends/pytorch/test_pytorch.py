@@ -96,7 +96,9 @@ def test_no_folder_of_this_machine_is_in_the_file():
 def test_dynamo_is_first_and_torchscript_says_why_it_took_over():
     usual = toolkit.export(small(), torch.randn(1, 10)).only
     assert (usual.exporter, usual.failures) == ("dynamo", ())
-    old = toolkit.export(small(), torch.randn(1, 10), opset=13).only
+    lowered = toolkit.export(small(), torch.randn(1, 10), opset=13).only
+    assert (lowered.exporter, lowered.model.opsets[""]) == ("dynamo", 13)
+    old = toolkit.export(small(), torch.randn(1, 10), opset=8).only
     assert old.exporter == "torchscript"
     assert [f.exporter for f in old.failures] == ["dynamo"]
     assert "opset" in old.failures[0].reason
