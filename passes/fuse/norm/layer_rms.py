@@ -18,6 +18,7 @@ import math
 
 from onnx import NodeProto, TensorProto
 
+from passes.analysis.operands import broadcast
 from passes.fuse.cast_types import require_type_kept
 from passes.fuse.norm.norm_writer import (
     LAYER,
@@ -163,7 +164,8 @@ def scaled_difference(
     """x * r + (b - mean(x) * r) = (x - mean(x)) * r + b"""
     reduced_axes(g, x, mean)  # requires that the mean keeps its axes
     difference = typed_op(g, g.type(x), "Sub", x, mean.output[0], at=node)
-    scaled = typed_op(g, g.type(node.output[0]), "Mul", difference, rate, at=node)
+    known = TensorType(g.dtype(x), broadcast(g.shape(x), g.shape(rate)))  # `bias` may be larger
+    scaled = typed_op(g, known, "Mul", difference, rate, at=node)
     return g.op("Add", scaled, bias, at=node) if bias else scaled
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from passes.analysis.shapes import Shapes
+from passes.fuse.norm.layer_rms import scaled_difference
 from passes.fuse.norm.norm_writer import (
     LAYER,
     NormSpec,
@@ -14,7 +15,7 @@ from passes.fuse.norm.norm_writer import (
     write_instance_norm,
     write_norm,
 )
-from tests.checks import model
+from tests.checks import check, model
 from toolkit.ir.graph import Graph
 from toolkit.pass_manager.protocol import Context
 from toolkit.rewriting.rule import MatchFailure
@@ -68,3 +69,19 @@ def test_reductions_must_agree_and_keep_their_axes() -> None:
 
 def test_inverse_of_a_permutation() -> None:
     assert inverse([2, 0, 1]) == [1, 2, 0]
+
+
+def test_a_bias_that_repeats_rows_does_not_enlarge_the_scaled_difference() -> None:
+    subject = check(
+        scaled_difference,
+        """agraph (float[1, 4] x, float[1, 1] r, float[3, 4] b) => (float[3, 4] y)
+        <int64[1] last = {-1}> {
+            m = ReduceMean (x, last)
+            xr = Mul (x, r)
+            mr = Mul (m, r)
+            d = Sub (xr, mr)
+            y = Add (d, b)
+        }""",
+    )
+    [product] = [node for node in subject.graph.nodes if node.op_type == "Mul"]
+    assert subject.graph.shape(product.output[0]) == (1, 4)
