@@ -67,7 +67,7 @@ def _declared_types(declared: TypeProto) -> Iterator[str]:
 
 
 _SEQUENCES = "seq or optional"
-"""Stands for all types that are no tensors."""
+"""Stands for all types other than tensors."""
 
 
 def _fixed_types(op_type: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ PLAN: Words = {"help": "A plan (JSON), which replaces the options above."}
 
 
 def note_beside_plan(item: Any, ctx: Context, *followed: str) -> None:
-    """Note the options given besides a plan that have no effect: all except `followed`."""
+    """Note the options that a plan overrides: all except `followed`."""
     idle = [
         option.name
         for option in fields(item)
